@@ -1,0 +1,60 @@
+"""What every causal attention must be: two functions, from which all else derives.
+
+B batch, H heads, T time, K key width, V value width.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+State = TypeVar("State", bound=NamedTuple)
+
+
+class CausalAttention(nn.Module, ABC, Generic[State]):
+    """Attention to the past only, whose whole memory is a state that goes in and comes out.
+
+    q, k: (B, H, T, K); v: (B, H, T, V). `starts` (B, T) marks the first token of a document: there the state is
+    forgotten. `log_decay` (B, H, T), at most 0, is given exactly to those attentions that say they are `gated`.
+    """
+
+    gated = False
+    """Whether the block must supply a `log_decay` learned from each token."""
+
+    @abstractmethod
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
+        """The memory of having read nothing; `dtype` is that of the keys and values to come."""
+
+    @abstractmethod
+    def prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        starts: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Continue from `state` over any number of tokens: outputs (B, H, T, V) and the state after them."""
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        starts: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Continue over one token (T = 1)."""
+        return self.prefill(q, k, v, state, starts, log_decay)
+
+    @abstractmethod
+    def state_numbers(self, tokens: int) -> int:
+        """How many numbers one row of the state holds after so many tokens."""
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The type sums are kept in: float32, or float64 when the inputs are."""
+    return torch.promote_types(dtype, torch.float32)

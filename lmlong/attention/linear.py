@@ -1,0 +1,57 @@
+"""Kernel linear attention: a feature map, an optional forget gate, and the causal scan.
+
+B batch, H heads, T time.
+"""
+
+import torch
+from torch import Tensor
+
+from lmlong.attention import scan
+from lmlong.attention.contract import CausalAttention, at_least_float32
+from lmlong.attention.features import FeatureMap
+from lmlong.attention.scan import ScanState
+
+
+class LinearAttention(CausalAttention[ScanState]):
+    """sim(q, k) = phi(q) . phi(k), whose whole past fits in S and z."""
+
+    log_decay: Tensor | None
+
+    def __init__(self, heads: int, width: int, features: FeatureMap, decay: str = "none"):
+        super().__init__()
+        self.heads, self.width, self.feature_map = heads, width, features
+        self.gated = decay == "learned"
+        fixed = torch.log1p(-1 / memory_lengths(heads)) if decay == "fixed" else None
+        self.register_buffer("log_decay", fixed, persistent=False)
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> ScanState:
+        shape = (batch, self.heads, self.feature_map.features)
+        precise = at_least_float32(dtype)
+        return ScanState(
+            S=torch.zeros(*shape, self.width, device=device, dtype=precise),
+            z=torch.zeros(*shape, device=device, dtype=precise),
+        )
+
+    def prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: ScanState,
+        starts: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> tuple[Tensor, ScanState]:
+        fq, fk = self.feature_map.query(q), self.feature_map.key(k)
+        if self.log_decay is not None:
+            log_decay = self.log_decay[None, :, None].expand(q.shape[:3])
+        run = scan.step if q.shape[2] == 1 else scan.prefill
+        y, state = run(fq, fk, v.to(fq.dtype), state, starts, log_decay)
+        return y.to(v.dtype), state
+
+    def state_numbers(self, tokens: int) -> int:
+        return self.heads * self.feature_map.features * (self.width + 1)
+
+
+def memory_lengths(heads: int) -> Tensor:
+    """Tokens after which a head has forgotten all but 1/e: from 16 to 8,192, evenly on a log scale over the heads."""
+    return torch.logspace(4, 13, heads, base=2.0) if heads > 1 else torch.tensor([1024.0])

@@ -1,0 +1,119 @@
+"""The command `lmlong`: its subcommands, loaded only when called, and what happens when one fails."""
+
+import io
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from lmlong import __version__
+from lmlong.errors import LmlongError, RecipeError, nearest
+
+COMMANDS = {
+    "recipe": ("lmlong.cli.recipe:recipe", "List, show, check and copy recipes; explain their options."),
+    "data": ("lmlong.cli.data:data", "Turn text into token files ahead of training."),
+    "tokenizer": ("lmlong.cli.tokenizer:tokenizer", "Train and examine tokenizers."),
+    "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
+    "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
+    "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
+    "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity against length."),
+}
+
+INTERRUPTED = 130
+READER_LEFT = 141
+
+
+class Pipeline(click.Group):
+    """Commands in the order of the work; a command's file is imported when the command is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if words and words[0] not in COMMANDS:
+            context.fail(f"No such command '{words[0]}'.{nearest(words[0], COMMANDS)}")
+        return super().resolve_command(context, words)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=Pipeline, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="lmlong", message="%(prog)s %(version)s")
+@click.pass_context
+def lmlong(context: click.Context) -> None:
+    """Causal language models for texts too long for softmax attention.
+
+    \b
+    Example: train a small model of Python source, then let it write.
+      lmlong train quickstart
+      lmlong generate runs/quickstart --prompt "def "
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with the exit code of what happened; a traceback means a bug of ours."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+    try:
+        code = _run(sys.argv[1:])
+        if sys.stdout:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        code = READER_LEFT
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """The exit code of a command, after its error message if it failed for a reason the user can mend."""
+    color = False if os.environ.get("NO_COLOR") else None
+    try:
+        # click's own `main` would turn an interrupt or an end of file anywhere in our code into "Aborted!".
+        with lmlong.make_context("lmlong", words, color=color) as context:
+            lmlong.invoke(context)
+        return 0
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except LmlongError as error:
+        click.echo(f"error: {_message(error)}", err=True)
+        return error.exit_code
+
+
+def _message(error: LmlongError) -> str:
+    """The message of an error; of several mistakes each stands on a line of its own, led by its file and line."""
+    if isinstance(error, RecipeError) and len(error.mistakes) > 1:
+        return "\n".join([f"{len(error.mistakes)} mistakes", *error.mistakes])
+    return str(error)
+
+
+def _reader_left() -> bool:
+    """Whether it is stdout whose pipe broke; what is still to be written is then dropped without further noise."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more while it ends, and would complain on stderr.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

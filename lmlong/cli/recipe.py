@@ -1,0 +1,149 @@
+"""`lmlong recipe`: look at recipes, check them, copy them, and read what every option means."""
+
+import json
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lmlong.errors import UsageError
+
+if TYPE_CHECKING:
+    from lmlong.recipe import Recipe
+    from lmlong.recipe_options import Option
+
+WIDTH = 80
+
+
+@click.group()
+def recipe() -> None:
+    """List, show, check and copy recipes; explain their options.
+
+    \b
+    Example: start a recipe of your own from one that works.
+      lmlong recipe copy quickstart books.yaml
+      lmlong recipe check books.yaml
+    """
+
+
+@recipe.command("list")
+def list_recipes() -> None:
+    """Name the recipes that come with lmlong, each with the command that runs it.
+
+    \b
+    Example:
+      lmlong recipe list
+    """
+    from lmlong.recipe_file import shelf
+
+    for name, file in shelf().items():
+        command, *description = _leading_comments(file.read_text(encoding="utf-8"))
+        click.echo(f"{name}\n{_paragraph(' '.join(description))}\n    $ {command}")
+
+
+@recipe.command()
+@click.argument("name")
+@click.option("--resolved", is_flag=True, help="Write out every key, defaults too, and check the recipe.")
+def show(name: str, resolved: bool) -> None:
+    """Print the recipe NAME (or a file) as it was written.
+
+    \b
+    Example: every option the quickstart runs with.
+      lmlong recipe show quickstart --resolved
+    """
+    from lmlong.recipe_file import dump, find, load, read
+
+    click.echo(dump(load(name)) if resolved else read(find(name)), nl=False)
+
+
+@recipe.command()
+@click.argument("file")
+@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+def check(file: str, overrides: tuple[str, ...]) -> None:
+    """Check a recipe FILE (or a shipped one by name), with options replaced, and tell all mistakes at once.
+
+    \b
+    Example: would this run with shorter sequences?
+      lmlong recipe check quickstart text.sequence_length=512
+    """
+    from lmlong.recipe_file import load
+
+    click.echo(f"ok: {_summary(load(file, overrides))}")
+
+
+@recipe.command()
+@click.argument("name")
+@click.argument("destination", type=click.Path(path_type=Path))
+def copy(name: str, destination: Path) -> None:
+    """Copy the recipe NAME to the file or folder DESTINATION; nothing is overwritten.
+
+    \b
+    Example:
+      lmlong recipe copy quickstart books.yaml
+    """
+    from lmlong.recipe_file import find, read
+
+    source = find(name)
+    target = destination / source.name if destination.is_dir() else destination
+    try:
+        with target.open("x", encoding="utf-8", newline="") as file:
+            file.write(read(source))
+    except FileExistsError:
+        raise UsageError(f"{target}: exists already. Give another name, or remove it first.") from None
+    except OSError as error:
+        raise UsageError(f"{target}: cannot be written: {error.strerror}.") from None
+    click.echo(target)
+
+
+@recipe.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def options(as_json: bool) -> None:
+    """Explain every option a recipe can hold: its type, its default, its meaning.
+
+    \b
+    Example: what is there to set about training?
+      lmlong recipe options | grep -A 3 ^training
+    """
+    from lmlong.recipe_options import reference
+
+    rows = reference()
+    if as_json:
+        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
+    else:
+        click.echo("\n\n".join(map(_explanation, rows)))
+
+
+def _leading_comments(text: str) -> list[str]:
+    """The comment at the head of a recipe, line by line: the command that runs it, then what it is."""
+    lines = text.splitlines()
+    end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return [line.removeprefix("#").strip() for line in lines[:end]]
+
+
+def _summary(recipe: "Recipe") -> str:
+    """What a recipe trains, on one line."""
+    model, text, training = recipe.model, recipe.text, recipe.training
+    kinds = model.attention.kind
+    attention = kinds if isinstance(kinds, str) else ", ".join(kinds)
+    limits = [f"{training.steps} steps"] if training.steps else []
+    limits += [f"{training.tokens} tokens"] if training.tokens else []
+    return (
+        f"{recipe.name}: {model.layers} layers of width {model.width}, {attention} attention, "
+        f"sequences of {text.sequence_length} tokens, {' or '.join(limits)}"
+    )
+
+
+def _explanation(option: "Option") -> str:
+    """One option as a paragraph under its key."""
+    of_kind = f"  (kind: {option.kind})" if option.kind else ""
+    value = option.type
+    if option.required:
+        value += "; required"
+    elif not isinstance(option.default, dict):
+        value += f"; default {json.dumps(option.default)}"
+    return f"{option.key}{of_kind}\n{_paragraph(value)}\n{_paragraph(option.meaning)}"
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)

@@ -1,0 +1,43 @@
+"""What can go wrong for a user: a tree of errors, each with the exit code its command ends with.
+
+    LmlongError                1  a failure that is none of the below
+    ├── UsageError             2  a recipe, an option or the data cannot be used as given
+    │   └── RecipeError        2  the mistakes of one recipe, all at once
+    ├── DivergedError          3  training left the finite numbers
+    └── CheckpointError        4  a checkpoint is missing, damaged or of another model
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class LmlongError(Exception):
+    """A mistake a user can mend: its message names the key or file, the value and the remedy."""
+
+    exit_code = 1
+
+
+class UsageError(LmlongError):
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """Every mistake found in a recipe, one message each."""
+
+    def __init__(self, mistakes: list[str]):
+        super().__init__("\n".join(mistakes))
+        self.mistakes = mistakes
+
+
+class DivergedError(LmlongError):
+    exit_code = 3
+
+
+class CheckpointError(LmlongError):
+    exit_code = 4
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """' Did you mean 'x'?' for the known word closest to a misspelt one, or nothing."""
+    match = get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{match[0]}'?" if match else ""

@@ -1,0 +1,110 @@
+"""The causal language model: embedding, blocks, logits; the same weights read in parallel and write token by token.
+
+B batch, T time, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lmlong import recipe
+from lmlong.model.block import Block, BlockState, Norm, Place
+from lmlong.model.convolution import ShortConvolution
+from lmlong.model.loss import IGNORED, nats, summed_nats
+from lmlong.model.positions import places
+
+
+class ModelState(NamedTuple):
+    """All the model remembers of what it has read."""
+
+    blocks: tuple[BlockState, ...]
+    position: Tensor  # (B,) tokens read of the current document
+
+
+class LanguageModel(nn.Module):
+    """Predicts the next token from a state that it carries along."""
+
+    def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
+        super().__init__()
+        self.activation_checkpointing = activation_checkpointing
+        self.embedding = nn.Embedding(vocabulary, options.width)
+        self.blocks = nn.ModuleList(Block(options, kind) for kind in kinds(options))
+        self.norm = Norm(options.width)
+        self._initialise()
+
+    def init_state(self, batch: int) -> ModelState:
+        weight = self.embedding.weight
+        blocks = tuple(block.init_state(batch, weight.device, weight.dtype) for block in self.blocks)
+        return ModelState(blocks, torch.zeros(batch, dtype=torch.long, device=weight.device))
+
+    def read(
+        self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Continue from `state` over tokens (B, T): what the model thinks at each, (B, T, width), and the state after."""
+        state = self.init_state(len(tokens)) if state is None else state
+        place = Place(places(starts, state.position, tokens.shape[1]), starts)
+        x = self.embedding(tokens)
+        after = []
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x, block_state = checkpoint(block.prefill, x, before, place, use_reentrant=False)
+            else:
+                x, block_state = block.prefill(x, before, place)
+            after.append(block_state)
+        return self.norm(x), ModelState(tuple(after), place.positions[:, -1] + 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., width) -> (..., V), in float32 at least."""
+        product = hidden @ self.embedding.weight.mT
+        return product.to(torch.promote_types(product.dtype, torch.float32))
+
+    def prefill(
+        self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Continue over tokens (B, T): logits (B, T, V) of what follows each, and the state after."""
+        hidden, state = self.read(tokens, state, starts)
+        return self.logits(hidden), state
+
+    def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """Continue over one token (B,): logits (B, V) of the next, and the state after."""
+        logits, state = self.prefill(token[:, None], state)
+        return logits[:, 0], state
+
+    def loss(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The summed nats of the targets (B, T) and how many were scored."""
+        hidden, _ = self.read(tokens, None, starts)
+        return summed_nats(hidden, self.embedding.weight, targets), (targets != IGNORED).sum()
+
+    def score(
+        self, tokens: Tensor, targets: Tensor, state: ModelState | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """The nats of each target (B, T), 0 where ignored, and the state after; for evaluation, without gradients."""
+        hidden, state = self.read(tokens, state, starts)
+        return nats(hidden, self.embedding.weight, targets), state
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """Normal weights of deviation width^-1/2; what enters the residual stream is smaller, the deeper the model."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, nn.Linear):
+                deep = (2 * len(self.blocks)) ** -0.5 if name.endswith("project_out") else 1.0
+                nn.init.normal_(module.weight, std=deep * module.in_features**-0.5)
+            elif isinstance(module, ShortConvolution):
+                nn.init.normal_(module.weight, std=0.1)
+                module.weight[:, -1] += 1  # it begins near to passing the token on as it is
+
+
+def kinds(options: recipe.Model) -> list[str]:
+    """The attention of each layer: the recipe's pattern, repeated."""
+    kind = options.attention.kind
+    pattern = [kind] if isinstance(kind, str) else kind
+    return [pattern[layer % len(pattern)] for layer in range(options.layers)]
+
+
+def parameters(model: nn.Module) -> int:
+    """How many numbers are learned."""
+    return sum(weight.numel() for weight in model.parameters())

@@ -1,0 +1,152 @@
+"""Recipes as files: found by name or path, checked with all mistakes told at once, and written back."""
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from lmlong.errors import RecipeError, nearest
+from lmlong.recipe import Recipe
+from lmlong.recipe_mistakes import mistakes
+from lmlong.recipe_overrides import BadOverride, Override, parse, place
+from lmlong.recipe_yaml import BrokenYAML, Document, KeyPath, dotted
+
+
+def shelf() -> dict[str, Path]:
+    """The recipes that come with lmlong, name to file."""
+    package = Path(__file__).parent
+    installed, checkout = package / "recipes", package.parent / "recipes"
+    folder = installed if installed.is_dir() else checkout
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def find(name_or_path: str) -> Path:
+    """The file that a name on the shelf or a path means."""
+    path, shipped = Path(name_or_path), shelf()
+    if name_or_path in shipped:
+        file = shipped[name_or_path]
+        return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    if path.is_file():
+        return path
+    hint = nearest(path.stem, shipped) or f" Shipped recipes: {', '.join(shipped)}."
+    if path.is_dir():
+        raise RecipeError([f"{name_or_path}: is a folder. Name the recipe file in it."])
+    if path.name != name_or_path or path.suffix in (".yaml", ".yml"):
+        raise RecipeError([f"{name_or_path}: there is no such file.{hint}"])
+    raise RecipeError([f"{name_or_path}: no recipe of that name.{hint}"])
+
+
+def read(file: Path) -> str:
+    """The text of a recipe file."""
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise RecipeError([f"{file}: cannot be read: {error.strerror}."]) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise RecipeError([f"{file}:{line}: not UTF-8. Save the file in that encoding."]) from None
+
+
+def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, with `overrides` (key.path=value) in place of its own values and its paths made absolute."""
+    file = find(name_or_path)
+    document = _compose(file)
+    # Where there is no training section, the message that helps is the one about its missing steps.
+    values = {"name": file.stem, "training": {}} | document.values
+    values, placed, misplaced = _place_all(values, overrides)
+    wrong: dict[KeyPath, str] = {}
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        wrong = mistakes(error, values)
+    if messages := _located(file, document, placed, wrong) + misplaced:
+        raise RecipeError(messages)
+    return Recipe.model_validate(_anchored(recipe.model_dump()))
+
+
+def dump(recipe: Recipe) -> str:
+    """A recipe as YAML with every key written out, which `load` reads back as the same recipe."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
+    yaml.allow_unicode = True
+    yaml.width = 4096  # folded lines would make long paths hard to read and to search
+    text = io.StringIO()
+    yaml.dump(recipe.model_dump(), text)
+    return text.getvalue()
+
+
+def _compose(file: Path) -> Document:
+    """The document in a file, which must hold sections."""
+    try:
+        document = Document(read(file))
+    except BrokenYAML as error:
+        raise RecipeError([f"{file}:{error.line}: broken YAML: {error}"]) from None
+    if document.values is None:
+        raise RecipeError([f"{file}: the file is empty. A recipe needs at least training: {{steps: ...}}."])
+    if not isinstance(document.values, dict):
+        raise RecipeError([f"{file}:1: a recipe is made of sections, such as training: {{steps: ...}}."])
+    return document
+
+
+def _place_all(values: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Override], list[str]]:
+    """The values with the overrides in them, the overrides, and what is wrong with those that fit nowhere."""
+    placed: list[Override] = []
+    misplaced: list[str] = []
+    for text in overrides:
+        try:
+            override = parse(text)
+            values = place(values, override)
+            placed.append(override)
+        except BadOverride as error:
+            misplaced.append(str(error))
+    return values, placed, misplaced
+
+
+def _located(file: Path, document: Document, placed: list[Override], wrong: dict[KeyPath, str]) -> list[str]:
+    """One message for each mistake: those in the file by line, then those in the overrides in the order given."""
+    found = [
+        ((0, line), f"{file}:{line}: {dotted(path)}: {message}")
+        for path, line, message in document.mistakes
+        if not any(override.sets(path) for override in placed)
+    ]
+    for path, message in wrong.items():
+        if override := _cause(path, document, placed):
+            key = "" if override.sets(path) and override.lies_in(path) else f"{dotted(path)}: "
+            found.append(((1, placed.index(override)), f"{override.text}: {key}{message}"))
+        else:
+            line, _ = document.line(path)
+            found.append(((0, line), f"{file}:{line}: {dotted(path)}: {message}"))
+    return [text for _, text in sorted(found, key=lambda mistake: mistake[0])]
+
+
+def _cause(path: KeyPath, document: Document, placed: list[Override]) -> Override | None:
+    """The override that is to blame for a mistake at `path`, if it is not the file."""
+    _, in_file = document.line(path[:-1])
+    for override in reversed(placed):
+        if override.sets(path) or override.lies_in(path) or (not in_file and override.lies_in(path[:-1])):
+            return override
+    return None
+
+
+def _anchored(values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's values with absolute paths, so that they mean the same when read in another folder."""
+    text, training = values["text"], values["training"]
+    for source in text["sources"] + text["validation"]["sources"]:
+        if source["kind"] == "files":
+            source["paths"] = [_absolute(path) for path in source["paths"]]
+        if source["kind"] == "hub" and Path(source["dataset"]).exists():
+            source["dataset"] = _absolute(source["dataset"])
+    if text["tokenizer"]["path"] is not None:
+        text["tokenizer"]["path"] = _absolute(text["tokenizer"]["path"])
+    if training["init_from"] is not None and Path(training["init_from"]).expanduser().exists():
+        training["init_from"] = _absolute(training["init_from"])
+    return values
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))

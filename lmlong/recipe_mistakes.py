@@ -1,0 +1,102 @@
+"""What is wrong with the values of a recipe: pydantic's findings, turned into one plain sentence for each key."""
+
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from lmlong.errors import nearest
+from lmlong.recipe import Recipe
+from lmlong.recipe_options import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
+from lmlong.recipe_yaml import UNREADABLE, KeyPath, at
+
+
+def mistakes(error: ValidationError, values: Any) -> dict[KeyPath, str]:
+    """Every wrong key with what is wrong about it."""
+    found: dict[KeyPath, str] = {}
+    for detail in error.errors(include_url=False):
+        path, message = _describe(detail, values)
+        if message:
+            found.setdefault(path, message)
+    return found
+
+
+def _describe(detail: ErrorDetails, values: Any) -> tuple[KeyPath, str]:
+    """The key that one finding of pydantic is about, and the sentence; an empty one where another finding says it."""
+    where, context = detail["loc"], detail.get("ctx", {})
+    if detail["type"] == "extra_forbidden":
+        path, section = _follow(where[:-1], values)
+        return (*path, where[-1]), "unknown key." + _hint(where[-1], list(sections(section)[0].model_fields))
+    path, shape = _follow(where, values)
+    value = at(values, path)
+    if value is UNREADABLE or not shape.types:
+        return path, ""
+    match detail["type"]:
+        case "missing":
+            return path, f"missing. Expected {in_words(shape)}."
+        case "mistake":
+            return (*path, context["key"]), context["message"]
+        case "union_tag_not_found":
+            return (*path, "kind"), f"missing. Expected one of {', '.join(_kinds(shape))}."
+        case "union_tag_invalid":
+            return (*path, "kind"), _not_one_of(value["kind"], _kinds(shape))
+        case "literal_error":
+            return path, _not_one_of(value, choices(shape))
+    return path, f"expected {in_words(shape)}, got {_show(value)}.{_remedy(shape, value)}"
+
+
+def _follow(where: tuple[int | str, ...], values: Any) -> tuple[KeyPath, Shape]:
+    """The user's path to pydantic's place, and the shape expected there.
+
+    Pydantic's place also names the branch of a choice that it tried, which is no key. Where that is not the branch the
+    value is meant for, a list where the value is a word or the reverse, the shape is empty.
+    """
+    path: KeyPath = ()
+    shape = Shape((Recipe,))
+    for part in where:
+        kinds = sections(shape)
+        if len(kinds) > 1:
+            shape = Shape(tuple(kind for kind in kinds if kind_of(kind) == part))
+        elif kinds:
+            path, shape = (*path, part), shape_of_field(kinds[0].model_fields[str(part)])
+        elif entry(shape) and len(shape.types) > 1:
+            listed = str(part).startswith("list[")
+            tried = tuple(kind for kind in shape.types if bool(entry(Shape((kind,)))) == listed)
+            shape = Shape(tried if isinstance(at(values, path), list) == listed else ())
+        else:
+            path, shape = (*path, part), entry(shape) or Shape(())
+    return path, shape
+
+
+def _kinds(shape: Shape) -> list[str]:
+    return [str(kind_of(section)) for section in sections(shape)]
+
+
+def _not_one_of(value: Any, words: list[str]) -> str:
+    return f"{_show(value)} is not one of {', '.join(words)}.{nearest(value, words)}"
+
+
+def _hint(key: object, known: list[str]) -> str:
+    return nearest(key, known) or f" Known here: {', '.join(known)}."
+
+
+def _show(value: Any) -> str:
+    """A value as the user wrote it, shortened where it is long."""
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return repr(value) if len(repr(value)) <= 60 else repr(value)[:56] + " ..."
+
+
+def _remedy(shape: Shape, value: Any) -> str:
+    """How to write what was probably meant."""
+    if str in shape.types and isinstance(value, bool | int | float):
+        return " Put it in quotes."
+    if int in shape.types and isinstance(value, float) and value.is_integer():
+        return f" Write {int(value)}."
+    if entry(shape) and isinstance(value, str):
+        return f" Write [{value}]."
+    return ""

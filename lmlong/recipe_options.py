@@ -1,0 +1,122 @@
+"""The declared options as data: what a value may be, in plain words, and the list of every key.
+
+Made by walking the declarations of recipe.py, so that the reference and the error messages cannot disagree with them.
+"""
+
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from lmlong.recipe import Recipe
+
+PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}", "pattern": "of the form {}"}
+
+
+class Option(NamedTuple):
+    """One key of a recipe, as the reference shows it."""
+
+    key: str
+    """Dotted path; N stands for a position in a list."""
+    type: str
+    required: bool
+    default: Any
+    meaning: str
+    kind: str | None
+    """The kind of section that has this key, where a section has several kinds."""
+
+
+class Shape(NamedTuple):
+    """What a value may be: bare types (several where there is a choice, NoneType for null) and the bounds on them."""
+
+    types: tuple[Any, ...]
+    bounds: tuple[Any, ...] = ()
+
+
+def shape_of(annotation: Any, bounds: tuple[Any, ...] = ()) -> Shape:
+    """The shape that an annotation declares."""
+    if get_origin(annotation) is Annotated:
+        annotation, *extras = get_args(annotation)
+        inner = [bound for extra in extras for bound in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
+        return shape_of(annotation, (*bounds, *inner))
+    if get_origin(annotation) in (Union, UnionType):
+        return Shape(get_args(annotation), bounds)
+    return Shape((annotation,), bounds)
+
+
+def shape_of_field(field: FieldInfo) -> Shape:
+    """The shape of one declared option."""
+    return shape_of(field.annotation, tuple(field.metadata))
+
+
+def sections(shape: Shape) -> list[type[BaseModel]]:
+    """The declarations of the sections that may stand here."""
+    return [kind for kind in shape.types if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
+def kind_of(section: type[BaseModel]) -> str | None:
+    """The word that `kind` must be for this section, where there are several to choose from."""
+    words = choices(shape_of_field(section.model_fields["kind"])) if "kind" in section.model_fields else []
+    return words[0] if len(words) == 1 else None
+
+
+def choices(shape: Shape) -> list[str]:
+    """The words that may stand here."""
+    return [str(word) for kind in shape.types if get_origin(kind) is Literal for word in get_args(kind)]
+
+
+def entry(shape: Shape) -> Shape | None:
+    """The shape of a list's entries, where a list may stand."""
+    for kind in shape.types:
+        bare = shape_of(kind).types[0]
+        if get_origin(bare) is list:
+            return shape_of(get_args(bare)[0])
+    return None
+
+
+def in_words(shape: Shape) -> str:
+    """The shape in plain words, such as 'a whole number, above 0, or null'."""
+    words = [_type_in_words(kind, shape.bounds) for kind in shape.types if kind not in (NoneType, *sections(shape))]
+    if sections(shape):
+        kinds = [kind for section in sections(shape) if (kind := kind_of(section))]
+        words.append("a section" + (f" of kind {', '.join(kinds)}" if kinds else ""))
+    limits = [text.format(limit) for name, text in BOUNDS.items() for limit in _limits(shape.bounds, name)]
+    return ", ".join([" or ".join(words), *limits]) + (", or null" if NoneType in shape.types else "")
+
+
+def _type_in_words(kind: Any, bounds: tuple[Any, ...]) -> str:
+    if get_origin(kind) is Annotated:
+        return in_words(shape_of(kind))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(choices(Shape((kind,))))}"
+    if get_origin(kind) is list:
+        length = "".join(f" of {limit} or more" for limit in _limits(bounds, "min_length"))
+        return f"a list{length}, each {in_words(shape_of(get_args(kind)[0]))}"
+    return PLAIN[kind]
+
+
+def _limits(bounds: tuple[Any, ...], name: str) -> list[Any]:
+    return [getattr(bound, name) for bound in bounds if getattr(bound, name, None) is not None]
+
+
+def reference() -> list[Option]:
+    """Every option there is, in the order of the declarations, each section before its keys."""
+    return list(_walk(Recipe, ""))
+
+
+def _walk(section: type[BaseModel], prefix: str) -> Iterator[Option]:
+    for name, field in section.model_fields.items():
+        key, shape = prefix + name, shape_of_field(field)
+        below, inner = key + ".", shape
+        while (entries := entry(inner)) is not None:
+            below, inner = below + "N.", entries
+        described = section if name == "kind" else next(iter(sections(shape)), None)
+        meaning = field.description or (described.__doc__ if described else None) or ""
+        default = None if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))
+        yield Option(key, in_words(shape), field.is_required(), default, " ".join(meaning.split()), kind_of(section))
+        for kind in sections(inner):
+            yield from _walk(kind, below)

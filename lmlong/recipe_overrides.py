@@ -1,0 +1,53 @@
+"""Values given on the command line as key.path=value, put in place of those of the file."""
+
+from typing import Any, NamedTuple
+
+from lmlong.recipe_yaml import BrokenYAML, Document, KeyPath, dotted
+
+
+class Override(NamedTuple):
+    """One key.path=value; `text` is what the user wrote."""
+
+    text: str
+    path: KeyPath
+    value: Any
+
+    def sets(self, path: KeyPath) -> bool:
+        """Whether the value at `path` is, or lies in, the value of this override."""
+        return dotted((*path, "")).startswith(dotted((*self.path, "")))
+
+    def lies_in(self, path: KeyPath) -> bool:
+        """Whether this override sets something at or below `path`."""
+        return dotted((*self.path, "")).startswith(dotted((*path, "")))
+
+
+class BadOverride(Exception):
+    """A word that is no override, or one that fits nowhere."""
+
+
+def parse(text: str) -> Override:
+    """Read key.path=value, the value being YAML: a number, a word, [a, list] or {a: section}."""
+    key, equals, value = text.partition("=")
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise BadOverride(f"{text}: expected key.path=value, such as training.steps=20.")
+    try:
+        document = Document(value)
+    except BrokenYAML as error:
+        raise BadOverride(f"{text}: broken YAML: {error}") from None
+    if document.mistakes:
+        raise BadOverride(f"{text}: {document.mistakes[0][2]}")
+    return Override(text, tuple(int(part) if part.isdecimal() else part for part in parts), document.values)
+
+
+def place(values: Any, override: Override, depth: int = 0) -> Any:
+    """The values with one of them replaced. What lies on the way is copied, since aliases may share it."""
+    if depth == len(override.path):
+        return override.value
+    part, above = override.path[depth], dotted(override.path[:depth])
+    if isinstance(part, int) and not isinstance(values, dict):
+        if not isinstance(values, list) or part >= len(values):
+            raise BadOverride(f"{override.text}: {above} has no entry {part} here. Give the whole list: {above}=[...]")
+        return [*values[:part], place(values[part], override, depth + 1), *values[part + 1 :]]
+    section = values if isinstance(values, dict) else {}
+    return section | {str(part): place(section.get(str(part)), override, depth + 1)}

@@ -1,0 +1,118 @@
+"""Bytes on disk -> text in pieces of bounded size, exactly: no newline is translated, no byte order mark dropped."""
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+import zstandard
+
+from lmlong.errors import UsageError
+
+CHUNK = 1 << 16
+# What one compressed kilobyte can grow to stays bounded: a zstd block of four bytes may stand for 128 kB.
+COMPRESSED_CHUNK = 1 << 10
+COMPRESSED = (".gz", ".zst")
+
+
+class Measure(NamedTuple):
+    """What one pass over a document finds; `digest` depends on nothing but the text."""
+
+    digest: bytes
+    bytes: int  # of the text in UTF-8
+    replaced_bytes: int  # that were read but are not UTF-8
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that can be read any number of times, a piece at a time."""
+
+    name: str
+    chunks: Callable[[], Iterator[bytes]]
+    errors: Literal["strict", "replace"] = "strict"
+
+    def pieces(self) -> Iterator[str]:
+        """The text as strings of bounded size, none of them empty."""
+        return (piece for piece, _ in decode(self.chunks(), self.name, self.errors))
+
+    def measure(self) -> Measure:
+        """Read the document once for its hash and its size."""
+        digest, size, replaced = sha256(), 0, 0
+        for piece, bad in decode(self.chunks(), self.name, self.errors):
+            data = piece.encode()
+            digest.update(data)
+            size, replaced = size + len(data), replaced + bad
+        return Measure(digest.digest(), size, replaced)
+
+
+def file_document(path: Path, errors: Literal["strict", "replace"]) -> Document:
+    """A whole file as one document."""
+    return Document(str(path), lambda: read(path), errors)
+
+
+def text_document(name: str, text: str, errors: Literal["strict", "replace"]) -> Document:
+    """A text already in memory as a document; a lone surrogate in it is an error like any other."""
+    data = text.encode("utf-8", "surrogatepass")
+    return Document(name, lambda: (data[i : i + CHUNK] for i in range(0, len(data), CHUNK)), errors)
+
+
+def decode(chunks: Iterator[bytes], name: str, errors: str) -> Iterator[tuple[str, int]]:
+    """Pieces of text, each with the number of its bytes that were not UTF-8 and had to be replaced."""
+    rest, offset = b"", 0
+    for chunk in chain(chunks, [b""]):  # the empty chunk marks the end
+        data = rest + chunk
+        try:
+            text, used = codecs.utf_8_decode(data, errors, not chunk)
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{name}: byte {offset + error.start} is not UTF-8 ({error.reason}). Mend the file, or set "
+                "text.errors=replace to put U+FFFD in the place of such bytes."
+            ) from None
+        rest, offset = data[used:], offset + used
+        if text:
+            yield text, _replaced(data[:used], text)
+
+
+def _replaced(data: bytes, text: str) -> int:
+    """How many bytes of `data` became a U+FFFD in `text` without being one."""
+    put_in = text.count("\ufffd") - data.count("\ufffd".encode())
+    return len(data) - (len(text.encode()) - put_in * len("\ufffd".encode())) if put_in else 0
+
+
+def read(path: Path) -> Iterator[bytes]:
+    """The bytes of a file in chunks, decompressed if its name ends in .gz or .zst."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                yield from _chunks(file, CHUNK)
+        else:
+            with path.open("rb") as file:
+                yield from _decompress_zst(file) if path.suffix == ".zst" else _chunks(file, CHUNK)
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
+        raise UsageError(f"{path}: damaged or not a {path.suffix} file ({error}).") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from None
+
+
+def _chunks(file: BinaryIO | gzip.GzipFile, size: int) -> Iterator[bytes]:
+    while chunk := file.read(size):
+        yield chunk
+
+
+def _decompress_zst(file: BinaryIO) -> Iterator[bytes]:
+    """All frames of a zstd file; unlike the library's stream reader, this notices when the last one is cut off."""
+    frame = None
+    for data in _chunks(file, COMPRESSED_CHUNK):
+        while data:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            if text := frame.decompress(data):
+                yield text
+            data = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame:
+        raise EOFError("it ends in the middle")

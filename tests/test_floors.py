@@ -1,0 +1,129 @@
+"""Imports go down the floors of the package only, and third-party libraries stay where they belong."""
+
+import ast
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lmlong
+
+PACKAGE = Path(lmlong.__file__).parent
+
+FLOORS = [
+    {"errors"},
+    {"recipe"},
+    {"text", "attention"},
+    {"model"},
+    {"checkpoint"},
+    {"training", "inference"},
+    {"evaluation", "bench"},
+    {"cli"},
+    {"lmlong"},  # the package itself and `python -m lmlong` stand on top of everything
+]
+LEVEL = {unit: level for level, units in enumerate(FLOORS) for unit in units}
+
+ONLY_IN = {"sentencepiece": "text", "datasets": "text", "lightning": "training", "deepspeed": "training", "click": "cli"}
+TORCHLESS = {"errors", "recipe", "text"}
+
+
+def violations(package: Path) -> list[str]:
+    """Every import in a package that breaks a rule, as 'file:line: what is wrong'."""
+    found = []
+    for file in sorted(package.rglob("*.py")):
+        inside = file.relative_to(package)
+        unit = unit_of(list(inside.with_suffix("").parts))
+        if unit not in LEVEL:
+            found.append(f"{inside}: stands on no floor")
+            continue
+        for line, name in imports(file, package):
+            if problem := verdict(unit, name.split(".")):
+                found.append(f"{inside}:{line}: {problem}")
+    return found
+
+
+def unit_of(parts: list[str]) -> str:
+    """The unit of the floors that a module belongs to, by its path below the package."""
+    if not parts or parts[0] in ("__init__", "__main__"):
+        return "lmlong"
+    return "recipe" if parts[0].startswith("recipe_") else parts[0]
+
+
+def imports(file: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of every import, those inside functions and relative ones too."""
+    here = ["lmlong", *file.relative_to(package).parts[:-1]]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = here[: len(here) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{source}.{alias.name}") for alias in node.names)
+
+
+def verdict(unit: str, name: list[str]) -> str:
+    """What is wrong with a unit importing a name, or nothing."""
+    library = name[0]
+    if library == "torch" and unit in TORCHLESS:
+        return f"{unit} imports torch"
+    if ONLY_IN.get(library, unit) != unit:
+        return f"only {ONLY_IN[library]} imports {library}"
+    if library != "lmlong" or name[1:] == ["__version__"]:
+        return ""
+    target = unit_of(name[1:] if name[1:] and unit_of(name[1:2]) in LEVEL else [])
+    if target == unit or LEVEL[target] < LEVEL[unit]:
+        return ""
+    direction = "its sibling" if LEVEL[target] == LEVEL[unit] else "upwards"
+    return f"{unit} imports {direction} {target}"
+
+
+def test_the_package_keeps_to_its_floors() -> None:
+    assert violations(PACKAGE) == []
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    copy = tmp_path / "lmlong"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "complaint"),
+    [
+        ("model/planted.py", "import lmlong.training.loop", "model/planted.py:1: model imports upwards training"),
+        ("model/planted.py", "from lmlong import training", "model/planted.py:1: model imports upwards training"),
+        ("text/planted.py", "from ..cli.main import main", "text/planted.py:1: text imports upwards cli"),
+        ("text/planted.py", "from .. import inference", "text/planted.py:1: text imports upwards inference"),
+        ("errors.py", "def late():\n    from lmlong.recipe import Recipe", "errors.py:2: errors imports upwards recipe"),
+        ("recipe_planted.py", "from lmlong import load", "recipe_planted.py:1: recipe imports upwards lmlong"),
+        ("text/planted.py", "import lmlong.attention", "text/planted.py:1: text imports its sibling attention"),
+        ("bench/a/b.py", "from ...evaluation import x", "bench/a/b.py:1: bench imports its sibling evaluation"),
+        ("recipe.py", "import torch", "recipe.py:1: recipe imports torch"),
+        ("text/planted.py", "from torch import nn", "text/planted.py:1: text imports torch"),
+        ("model/planted.py", "import lightning.pytorch", "model/planted.py:1: only training imports lightning"),
+        ("training/planted.py", "from datasets import x", "training/planted.py:1: only text imports datasets"),
+        ("inference/planted.py", "import click", "inference/planted.py:1: only cli imports click"),
+        ("misc.py", "", "misc.py: stands on no floor"),
+    ],
+)
+def test_a_planted_import_is_reported(copied: Path, file: str, source: str, complaint: str) -> None:
+    planted = copied / file
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.write_text(source)
+    assert complaint in violations(copied)
+
+
+@pytest.mark.parametrize("source", ["from lmlong import __version__", "from .loss import x", "import lmlong.recipe_file"])
+def test_an_import_that_goes_down_is_no_violation(copied: Path, source: str) -> None:
+    (copied / "model" / "planted.py").write_text(source)
+    assert not [problem for problem in violations(copied) if "planted" in problem]
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    imported = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    imported += [str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert [name for name in imported if name.split(".")[0] not in sys.stdlib_module_names and name != "lmlong.errors"] == []
