@@ -84,15 +84,12 @@ def _replaced(data: bytes, text: str) -> int:
     return len(data) - (len(text.encode()) - put_in * len("\ufffd".encode())) if put_in else 0
 
 
-def read(path: Path) -> Iterator[bytes]:
+def read(path: Path, decompress: bool = True) -> Iterator[bytes]:
     """The bytes of a file in chunks, decompressed if its name ends in .gz or .zst."""
+    suffix = path.suffix if decompress else ""
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                yield from _chunks(file, CHUNK)
-        else:
-            with path.open("rb") as file:
-                yield from _decompress_zst(file) if path.suffix == ".zst" else _chunks(file, CHUNK)
+        with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
+            yield from _decompress_zst(file) if suffix == ".zst" else _chunks(file, CHUNK)
     except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
         raise UsageError(f"{path}: damaged or not a {path.suffix} file ({error}).") from None
     except OSError as error:

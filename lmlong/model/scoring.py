@@ -1,0 +1,57 @@
+"""How well a model predicts a text, kept as sums and counts until a number is shown."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.loss import IGNORED
+
+PIECE = 4096
+"""Tokens read at once; what is longer goes piece by piece along the state, in constant memory."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What was lost on how much text. Bytes are those of the scored targets, so ends of documents weigh nothing."""
+
+    nats: float = 0.0
+    tokens: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.nats_per_token, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+
+def count_bytes(targets: Tensor, token_bytes: Tensor) -> int:
+    """UTF-8 bytes of the scored targets; `token_bytes` holds those of each token of the vocabulary."""
+    return int(token_bytes[targets[targets != IGNORED]].sum())
+
+
+@torch.no_grad()
+def score(model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor) -> Totals:
+    """Totals over batches of (tokens, targets, starts), each (rows, time), each read from an empty state."""
+    totals = Totals()
+    for tokens, targets, starts in batches:
+        state = None
+        for piece in zip(*(x.split(PIECE, dim=1) for x in (tokens, targets, starts)), strict=True):
+            piece_tokens, piece_targets, piece_starts = piece
+            lost, state = model.score(piece_tokens, piece_targets, state, piece_starts)
+            scored = int((piece_targets != IGNORED).sum())
+            totals += Totals(float(lost.sum(dtype=torch.float64)), scored, count_bytes(piece_targets, token_bytes))
+    return totals

@@ -1,0 +1,159 @@
+"""Text <-> token ids without loss: decode(encode(text)) == text for every Python string.
+
+A token stands for bytes, whatever the tokenizer; decoding is a table from ids to bytes, so streams and byte counts are exact.
+"""
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from lmlong import recipe
+from lmlong.errors import UsageError
+from lmlong.text import sentencepiece_model
+
+BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
+
+# Long texts are encoded in parts. A part ends before the first newline past PART characters, or after twice as many, and
+# so the same text gives the same tokens however it arrives.
+PART = 8192
+
+
+def _keep_surrogates(error: UnicodeError) -> tuple[str, int]:
+    """Decode a lone surrogate as Python does on request, and every other broken byte as U+FFFD."""
+    assert isinstance(error, UnicodeDecodeError)
+    try:
+        return error.object[error.start : error.start + 3].decode("utf-8", "surrogatepass")[0], error.start + 3
+    except UnicodeDecodeError:
+        return "\ufffd", error.end
+
+
+LOSSLESS = "lmlong.lossless"
+codecs.register_error(LOSSLESS, _keep_surrogates)
+
+
+class Tokenizer(ABC):
+    """What every tokenizer is: ids that stand for bytes, and two that stand for the ends of a document."""
+
+    def __init__(self, file: bytes, table: list[bytes], bos: int, eos: int):
+        self.vocabulary = len(table)
+        self.bos = bos
+        self.eos = eos
+        self.token_bytes = np.array([len(data) for data in table], dtype=np.int64)
+        self.hash = sha256(file).hexdigest()
+        self._file = file
+        self._table = table
+
+    @abstractmethod
+    def encode_part(self, text: str) -> list[int]:
+        """Ids of a text short enough to be encoded at once."""
+
+    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
+        """Ids of a text that arrives in pieces, as int64 arrays; where the pieces are cut makes no difference."""
+        for part in _parts(pieces):
+            yield np.array(self.encode_part(part), dtype=np.int64)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text; the document's ends are not added, and nothing in the text can stand for them."""
+        return [token for part in _parts([text]) for token in self.encode_part(part)]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of any ids; bytes that are no character come out as U+FFFD."""
+        return b"".join(self._table[token] for token in tokens).decode("utf-8", LOSSLESS)
+
+    def stream(self) -> "TextStream":
+        """A decoder for tokens that come one by one."""
+        return TextStream(self._table)
+
+    def save(self, path: Path | str) -> None:
+        """Write the file that `load` reads back."""
+        Path(path).write_bytes(self._file)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """Subwords of a sentencepiece model, with single bytes for what it has no piece for."""
+
+    def __init__(self, model: bytes, name: str):
+        self._processor = sentencepiece_model.processor(model, name)
+        table = sentencepiece_model.table(self._processor)
+        super().__init__(model, table, self._processor.bos_id(), self._processor.eos_id())
+        self._bytes = sentencepiece_model.byte_ids(self._processor)
+
+    def encode_part(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        for number, run in enumerate(sentencepiece_model.UNSAFE.split(text)):
+            if number % 2:
+                tokens.extend(self._bytes[byte] for byte in run.encode("utf-8", "surrogatepass"))
+            elif run:
+                tokens.extend(self._processor.encode(run))
+        return tokens
+
+
+class ByteTokenizer(Tokenizer):
+    """A token for each byte of UTF-8."""
+
+    def __init__(self) -> None:
+        super().__init__(BYTES_FILE, [bytes([byte]) for byte in range(256)] + [b"", b""], bos=256, eos=257)
+
+    def encode_part(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "surrogatepass"))
+
+
+class TextStream:
+    """Turns tokens into text as they come, holding back the bytes of an unfinished character."""
+
+    def __init__(self, table: Sequence[bytes]):
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")(LOSSLESS)
+
+    def feed(self, token: int) -> str:
+        """The characters that this token completes."""
+        return self._decoder.decode(self._table[token])
+
+    def finish(self) -> str:
+        """What is left when no more tokens come: U+FFFD for an unfinished character, or nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+def load(path: Path | str) -> Tokenizer:
+    """The tokenizer in a file written by `save`, or in any sentencepiece .model that can be made lossless."""
+    try:
+        file = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}). A tokenizer is a file.") from None
+    return ByteTokenizer() if file == BYTES_FILE else SentencePieceTokenizer(file, str(path))
+
+
+def train(pieces: Iterable[str], options: recipe.Tokenizer) -> Tokenizer:
+    """The tokenizer a recipe asks for, trained on these pieces of text unless there is nothing to train."""
+    if options.kind == "bytes":
+        return ByteTokenizer()
+    if options.path is not None:
+        return load(options.path)
+    return SentencePieceTokenizer(sentencepiece_model.train(pieces, options), "the tokenizer just trained")
+
+
+def _parts(pieces: Iterable[str]) -> Iterator[str]:
+    """Cut a text at places that depend on nothing but its content."""
+    rest = ""
+    for piece in pieces:
+        rest += piece
+        start = 0
+        while len(rest) - start > 2 * PART:
+            end = _cut(rest, start)
+            yield rest[start:end]
+            start = end
+        rest = rest[start:]
+    while rest:
+        end = _cut(rest, 0)
+        yield rest[:end]
+        rest = rest[end:]
+
+
+def _cut(text: str, start: int) -> int:
+    """Where the part that begins at `start` ends."""
+    newline = text.find("\n", start + PART, start + 2 * PART)
+    return newline if newline >= 0 else min(start + 2 * PART, len(text))
