@@ -73,7 +73,8 @@ def dump(recipe: Recipe) -> str:
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
-    yaml.allow_unicode = True
+    # ruamel writes this line break unescaped, and reads it back as another.
+    yaml.allow_unicode = "\x85" not in recipe.model_dump_json()
     yaml.width = 4096  # folded lines would make long paths hard to read and to search
     text = io.StringIO()
     yaml.dump(recipe.model_dump(), text)

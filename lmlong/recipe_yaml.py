@@ -60,9 +60,9 @@ class Document:
             raise BrokenYAML(error.problem_mark.line + 1, _problem(error)) from None
         except ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            raise BrokenYAML(line, f"the character {error.character!r} may not stand in YAML") from None
+            raise BrokenYAML(line, f"the character {chr(error.character)!r} may not stand in YAML.") from None
         except RecursionError:
-            raise BrokenYAML(1, "it is nested too deeply") from None
+            raise BrokenYAML(1, "it is nested too deeply.") from None
 
     def line(self, path: KeyPath) -> tuple[int, bool]:
         """The line of a key or list entry, and True; if it is not there, that of the section around it, and False."""

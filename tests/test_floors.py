@@ -25,7 +25,13 @@ FLOORS = [
 ]
 LEVEL = {unit: level for level, units in enumerate(FLOORS) for unit in units}
 
-ONLY_IN = {"sentencepiece": "text", "datasets": "text", "lightning": "training", "deepspeed": "training", "click": "cli"}
+ONLY_IN = {
+    "sentencepiece": "text",
+    "datasets": "text",
+    "lightning": "training",
+    "deepspeed": "training",
+    "click": "cli",
+}
 TORCHLESS = {"errors", "recipe", "text"}
 
 
@@ -97,7 +103,11 @@ def copied(tmp_path: Path) -> Path:
         ("model/planted.py", "from lmlong import training", "model/planted.py:1: model imports upwards training"),
         ("text/planted.py", "from ..cli.main import main", "text/planted.py:1: text imports upwards cli"),
         ("text/planted.py", "from .. import inference", "text/planted.py:1: text imports upwards inference"),
-        ("errors.py", "def late():\n    from lmlong.recipe import Recipe", "errors.py:2: errors imports upwards recipe"),
+        (
+            "errors.py",
+            "def late():\n    from lmlong.recipe import Recipe",
+            "errors.py:2: errors imports upwards recipe",
+        ),
         ("recipe_planted.py", "from lmlong import load", "recipe_planted.py:1: recipe imports upwards lmlong"),
         ("text/planted.py", "import lmlong.attention", "text/planted.py:1: text imports its sibling attention"),
         ("bench/a/b.py", "from ...evaluation import x", "bench/a/b.py:1: bench imports its sibling evaluation"),
@@ -116,7 +126,9 @@ def test_a_planted_import_is_reported(copied: Path, file: str, source: str, comp
     assert complaint in violations(copied)
 
 
-@pytest.mark.parametrize("source", ["from lmlong import __version__", "from .loss import x", "import lmlong.recipe_file"])
+@pytest.mark.parametrize(
+    "source", ["from lmlong import __version__", "from .loss import x", "import lmlong.recipe_file"]
+)
 def test_an_import_that_goes_down_is_no_violation(copied: Path, source: str) -> None:
     (copied / "model" / "planted.py").write_text(source)
     assert not [problem for problem in violations(copied) if "planted" in problem]
@@ -124,6 +136,7 @@ def test_an_import_that_goes_down_is_no_violation(copied: Path, source: str) -> 
 
 def test_importing_the_package_costs_nothing() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    imported = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
-    imported += [str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)]
-    assert [name for name in imported if name.split(".")[0] not in sys.stdlib_module_names and name != "lmlong.errors"] == []
+    imported = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)}
+    light = {"lmlong.errors", *sys.stdlib_module_names}
+    assert {name for name in imported if name not in light and name.split(".")[0] not in light} == set()

@@ -22,6 +22,9 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     gated = False
     """Whether the block must supply a `log_decay` learned from each token."""
 
+    largest_scale = 1e4
+    """Largest deviation of q and k up to which outputs and gradients stay as exact as the number format allows."""
+
     @abstractmethod
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         """The memory of having read nothing; `dtype` is that of the keys and values to come."""
@@ -49,6 +52,12 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     ) -> tuple[Tensor, State]:
         """Continue over one token (T = 1)."""
         return self.prefill(q, k, v, state, starts, log_decay)
+
+    @abstractmethod
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
+    ) -> Tensor:
+        """The definition, written from its formula with a full matrix of weights; what `prefill` from nothing equals."""
 
     @abstractmethod
     def state_numbers(self, tokens: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class FeatureMap(nn.Module, ABC):
     """(..., width) -> (..., features), by each token alone."""
 
-    largest_scale: float
+    largest_scale = 1e4
     """Largest deviation of q and k up to which outputs and gradients stay as exact as the number format allows."""
 
     def __init__(self, width: int):
@@ -29,19 +29,16 @@ class FeatureMap(nn.Module, ABC):
 
 
 class Elu(FeatureMap):
-    """elu(x) + 1 (Katharopoulos et al. 2020)."""
-
-    largest_scale = 1e4
+    """elu(x) + 1 (Katharopoulos et al. 2020), level below -10, where exp would fall on towards a denominator of 0."""
 
     def query(self, q: Tensor) -> Tensor:
         # exp of the negative part plus the positive part: several times faster on a CPU than elu itself
-        return q.clamp(max=0).exp() + q.clamp(min=0)
+        return q.clamp(-10, 0).exp() + q.clamp(min=0)
 
 
 class Relu(FeatureMap):
     """relu(x) plus a floor, which keeps the denominator from 0 where all features are off."""
 
-    largest_scale = 1e4
     floor = 1e-3
 
     def query(self, q: Tensor) -> Tensor:

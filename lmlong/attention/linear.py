@@ -20,6 +20,7 @@ class LinearAttention(CausalAttention[ScanState]):
     def __init__(self, heads: int, width: int, features: FeatureMap, decay: str = "none"):
         super().__init__()
         self.heads, self.width, self.feature_map = heads, width, features
+        self.largest_scale = features.largest_scale
         self.gated = decay == "learned"
         fixed = torch.log1p(-1 / memory_lengths(heads)) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
@@ -42,14 +43,25 @@ class LinearAttention(CausalAttention[ScanState]):
         log_decay: Tensor | None = None,
     ) -> tuple[Tensor, ScanState]:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-        if self.log_decay is not None:
-            log_decay = self.log_decay[None, :, None].expand(q.shape[:3])
+        log_decay = self._decay(q, log_decay)
         run = scan.step if q.shape[2] == 1 else scan.prefill
         y, state = run(fq, fk, v.to(fq.dtype), state, starts, log_decay)
         return y.to(v.dtype), state
 
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
+    ) -> Tensor:
+        fq, fk = self.feature_map.query(q), self.feature_map.key(k)
+        return scan.quadratic(fq, fk, v, starts, self._decay(q, log_decay))
+
     def state_numbers(self, tokens: int) -> int:
         return self.heads * self.feature_map.features * (self.width + 1)
+
+    def _decay(self, q: Tensor, learned: Tensor | None) -> Tensor | None:
+        """The log decay of each token: the one that was learned, the fixed one, or none."""
+        if self.log_decay is None:
+            return learned
+        return self.log_decay.to(at_least_float32(q.dtype))[None, :, None].expand(q.shape[:3])
 
 
 def memory_lengths(heads: int) -> Tensor:

@@ -21,6 +21,8 @@ class KeyValueState(NamedTuple):
 class SoftmaxAttention(CausalAttention[KeyValueState]):
     """y_t = softmax(q_t K^T / sqrt(width)) V over the tokens of the document so far."""
 
+    largest_scale = 10.0  # torch's backward pass overflows where one key outweighs all others by far
+
     def __init__(self, heads: int, width: int):
         super().__init__()
         self.heads, self.width = heads, width
@@ -61,6 +63,16 @@ class SoftmaxAttention(CausalAttention[KeyValueState]):
         )
         y = scaled_dot_product_attention(q, keys, values, attn_mask=mask[:, None])
         return y, KeyValueState(keys, values, current)
+
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
+    ) -> Tensor:
+        mask = mask_of_the_past(q.shape[2], q.device)
+        if starts is not None:
+            document = starts.cumsum(1)
+            mask = mask & (document[:, None, :, None] == document[:, None, None, :])
+        scores = (q @ k.mT / self.width**0.5).masked_fill(~mask, -torch.inf)
+        return scores.softmax(-1) @ v
 
     def state_numbers(self, tokens: int) -> int:
         return tokens * (2 * self.heads * self.width + 1)

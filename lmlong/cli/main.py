@@ -2,6 +2,7 @@
 
 import io
 import os
+import select
 import sys
 from importlib import import_module
 from typing import NoReturn
@@ -77,6 +78,8 @@ def main() -> NoReturn:
     except BrokenPipeError:
         if not _reader_left():
             raise
+        # Python flushes stdout once more while it ends, and would complain on stderr.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = READER_LEFT
     sys.exit(code)
 
@@ -109,11 +112,7 @@ def _message(error: LmlongError) -> str:
 
 
 def _reader_left() -> bool:
-    """Whether it is stdout whose pipe broke; what is still to be written is then dropped without further noise."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes once more while it ends, and would complain on stderr.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    """Whether it is the pipe behind stdout that broke, and not one of our own."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)  # a broken pipe is reported unasked
+    return bool(watch.poll(0))

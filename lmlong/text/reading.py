@@ -19,6 +19,8 @@ CHUNK = 1 << 16
 COMPRESSED_CHUNK = 1 << 10
 COMPRESSED = (".gz", ".zst")
 
+Errors = Literal["strict", "replace"]
+
 
 class Measure(NamedTuple):
     """What one pass over a document finds; `digest` depends on nothing but the text."""
@@ -28,13 +30,20 @@ class Measure(NamedTuple):
     replaced_bytes: int  # that were read but are not UTF-8
 
 
+class Skipped(NamedTuple):
+    """A document that is left out, and why."""
+
+    name: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class Document:
     """A text that can be read any number of times, a piece at a time."""
 
     name: str
     chunks: Callable[[], Iterator[bytes]]
-    errors: Literal["strict", "replace"] = "strict"
+    errors: Errors = "strict"
 
     def pieces(self) -> Iterator[str]:
         """The text as strings of bounded size, none of them empty."""
@@ -50,12 +59,12 @@ class Document:
         return Measure(digest.digest(), size, replaced)
 
 
-def file_document(path: Path, errors: Literal["strict", "replace"]) -> Document:
+def file_document(path: Path, errors: Errors) -> Document:
     """A whole file as one document."""
     return Document(str(path), lambda: read(path), errors)
 
 
-def text_document(name: str, text: str, errors: Literal["strict", "replace"]) -> Document:
+def text_document(name: str, text: str, errors: Errors) -> Document:
     """A text already in memory as a document; a lone surrogate in it is an error like any other."""
     data = text.encode("utf-8", "surrogatepass")
     return Document(name, lambda: (data[i : i + CHUNK] for i in range(0, len(data), CHUNK)), errors)
@@ -101,7 +110,7 @@ def _chunks(file: BinaryIO | gzip.GzipFile, size: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _decompress_zst(file: BinaryIO) -> Iterator[bytes]:
+def _decompress_zst(file: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
     """All frames of a zstd file; unlike the library's stream reader, this notices when the last one is cut off."""
     frame = None
     for data in _chunks(file, COMPRESSED_CHUNK):

@@ -13,7 +13,7 @@ from lmlong.errors import UsageError
 
 SPACE = "\u2581"  # how sentencepiece writes a space inside its pieces
 
-# Characters that sentencepiece changes or refuses, in runs: its own space, the end of a C string, halves of surrogate pairs.
+# Characters that sentencepiece changes or refuses, in runs: its space, the end of a C string, halves of pairs.
 UNSAFE = re.compile(f"([{SPACE}\0\ud800-\udfff]+)")
 
 # The trainer passes in silence over texts of more than 4,192 bytes; a character has at most four.
@@ -22,8 +22,8 @@ LINE = 1000
 # sentencepiece drops texts that hold its sign for unknown characters; the others would be learned wrongly.
 UNTRAINABLE = re.compile(f"[{SPACE}\u2585\0\ud800-\udfff]")
 
-# Fields of a ModelProto, to be appended to a model: protobuf merges a message that comes twice, and the later value wins.
-# normalizer_spec (3) of 6 bytes: precompiled_charsmap (2) empty, add_dummy_prefix (3) and remove_extra_whitespaces (4) false.
+# Appended to a model, since protobuf merges a message that comes twice and the later value wins: a normalizer_spec (3)
+# of 6 bytes, with precompiled_charsmap (2) empty, add_dummy_prefix (3) and remove_extra_whitespaces (4) false.
 KEEP_TEXT = b"\x1a\x06\x12\x00\x18\x00\x20\x00"
 
 PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x41> end "
@@ -31,7 +31,7 @@ PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x4
 
 def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
     """Train a model on pieces of text; the same pieces give the same bytes."""
-    texts = [text for piece in pieces for text in _lines(piece)]
+    texts = [text for piece in pieces for text in lines(piece)]
     characters = Counter[str]()
     for text in texts:
         characters.update(text)
@@ -49,7 +49,7 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
         normalization_rule_name="identity",
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
-        # Pieces that cross words and lines shorten the standard library from 3.4 to 4.3 bytes a token. Only bpe can have
+        # Pieces that cross words and lines take Python's standard library from 3.4 to 4.3 bytes a token. Only bpe has
         # them across spaces: the candidates of unigram become so many that training takes minutes.
         split_by_whitespace=options.algorithm == "unigram",
         split_by_unicode_script=False,
@@ -68,20 +68,21 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
     return model.getvalue()
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Cut a text before newlines into what the trainer takes: it would strip a newline at the end, but not at the start."""
+def lines(text: str) -> Iterator[str]:
+    """Cut a text into what the trainer takes, before newlines: it strips those at an end, but not those at a start."""
     text = UNTRAINABLE.sub("", text)
-    while len(text) > LINE:
-        end = text.rfind("\n", 1, LINE)
-        end = end if end > 0 else LINE
-        yield text[:end]
-        text = text[end:]
-    if text:
-        yield text
+    start = 0
+    while start < len(text):
+        end = start + LINE
+        if end < len(text):
+            newline = text.rfind("\n", start + 1, end)
+            end = newline if newline > 0 else end
+        yield text[start:end]
+        start = end
 
 
 def _coverage(characters: Counter[str], vocabulary: int) -> float:
-    """The share of the text whose characters get pieces of their own: half the vocabulary's worth, the rest are bytes."""
+    """The share of the text whose characters get a piece of their own: they take half the vocabulary at most."""
     room = (vocabulary - 256 - 3) // 2
     if len(characters) <= room:
         return 1.0
@@ -97,7 +98,7 @@ def processor(model: bytes, name: str) -> SentencePieceProcessor:
     except RuntimeError:
         size = 0
     if not size:
-        raise UsageError(f"{name}: not a sentencepiece model. Set text.tokenizer.path to a .model file, or leave it out.")
+        raise UsageError(f"{name}: not a sentencepiece model. Name a .model file as text.tokenizer.path, or none.")
     if len(byte_ids(found)) < 256:
         raise UsageError(
             f"{name}: has no pieces for single bytes, so some text would be lost. "

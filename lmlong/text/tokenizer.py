@@ -1,6 +1,6 @@
 """Text <-> token ids without loss: decode(encode(text)) == text for every Python string.
 
-A token stands for bytes, whatever the tokenizer; decoding is a table from ids to bytes, so streams and byte counts are exact.
+Whatever the tokenizer, a token stands for bytes; decoding is a table of them, so streams and byte counts are exact.
 """
 
 import codecs
@@ -17,8 +17,8 @@ from lmlong.text import sentencepiece_model
 
 BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
 
-# Long texts are encoded in parts. A part ends before the first newline past PART characters, or after twice as many, and
-# so the same text gives the same tokens however it arrives.
+# Long texts are encoded in parts. A part ends before the first newline past PART characters, or after twice as many, so
+# that the same text gives the same tokens however it arrives.
 PART = 8192
 
 
@@ -62,7 +62,11 @@ class Tokenizer(ABC):
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of any ids; bytes that are no character come out as U+FFFD."""
-        return b"".join(self._table[token] for token in tokens).decode("utf-8", LOSSLESS)
+        return self.decode_bytes(tokens).decode("utf-8", LOSSLESS)
+
+    def decode_bytes(self, tokens: Iterable[int]) -> bytes:
+        """The bytes that ids stand for, whether or not they are whole characters."""
+        return b"".join(self._table[token] for token in tokens)
 
     def stream(self) -> "TextStream":
         """A decoder for tokens that come one by one."""

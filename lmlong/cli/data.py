@@ -1,0 +1,74 @@
+"""`lmlong data`: turn a recipe's text into token files, and see what was read."""
+
+import json
+from typing import Any
+
+import click
+
+SPLITS = ("train", "validation")
+
+
+@click.group()
+def data() -> None:
+    """Turn text into token files ahead of training, and count what is in them.
+
+    \b
+    Example: what will the quickstart train on?
+      lmlong data info quickstart
+    """
+
+
+@data.command()
+@click.argument("recipe", default="quickstart")
+@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Make the token files of RECIPE (a file or a shipped name) unless they are there, and print their folder.
+
+    \b
+    Example: tokenize your own books before the first training.
+      lmlong data prepare books.yaml
+    """
+    from lmlong.recipe_file import load
+    from lmlong.text import tokens
+
+    click.echo(tokens.prepare(load(recipe, overrides).text).folder)
+
+
+@data.command()
+@click.argument("recipe", default="quickstart")
+@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Count the documents, bytes and tokens of RECIPE's text, and tell what was skipped.
+
+    \b
+    Example: how many bytes make a token with 8,192 pieces?
+      lmlong data info quickstart text.tokenizer.vocabulary=8192
+    """
+    from lmlong.recipe_file import load
+    from lmlong.text import tokens
+
+    found = tokens.prepare(load(recipe, overrides).text)
+    if as_json:
+        click.echo(json.dumps({"folder": str(found.folder), **found.info}, indent=2))
+    else:
+        click.echo("\n\n".join([*map(_table, found.info["sources"]), f"{found.folder}"]))
+
+
+def _table(source: dict[str, Any]) -> str:
+    """One source: what became of its documents, and a line for each split."""
+    skipped = [f"{count:,} {reason}" for reason, count in source["skipped"].items()]
+    columns = ("documents", "bytes", "tokens", "bytes/token", "replaced")
+    lines = [
+        source["name"],
+        f"  {source['documents']:,} documents read, {', '.join(skipped) or 'none'} skipped",
+        f"  {'':<10}" + "".join(f"{column:>13}" for column in columns),
+    ]
+    for split in SPLITS:
+        if count := source.get(split):
+            text_tokens = count["tokens"] - 2 * count["documents"]  # bos and eos stand for no text
+            ratio = f"{count['bytes'] / text_tokens:.2f}" if text_tokens else "-"
+            numbers = (count["documents"], count["bytes"], count["tokens"], ratio, count["replaced_bytes"])
+            cells = (number if isinstance(number, str) else f"{number:,}" for number in numbers)
+            lines.append(f"  {split:<10}" + "".join(f"{cell:>13}" for cell in cells))
+    return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""lmlong info: what is installed here, or what a run holds."""
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
+
+
+@click.command()
+@click.argument("run", metavar="[RUN]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(run: str | None, as_json: bool) -> None:
+    """Describe this installation or, with RUN, a trained model.
+
+    \b
+    lmlong info
+    lmlong info runs/quickstart --json
+    """
+    facts = _run(run) if run is not None else _installation()
+    click.echo(json.dumps(facts, indent=2, allow_nan=False) if as_json else _lines(facts))
+
+
+def _installation() -> dict[str, Any]:
+    import torch
+
+    from lmlong.model.device import pick_device
+    from lmlong.training.precision import computes_in_bf16
+
+    device = pick_device("auto")
+    return {
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "computes in bf16": computes_in_bf16(device),
+    }
+
+
+def _run(run: str) -> dict[str, Any]:
+    from lmlong.inference.loading import load
+    from lmlong.inference.state_size import state_size
+    from lmlong.model.language_model import kinds, parameters
+
+    loaded = load(run, "cpu")
+    step, state = _step(loaded.checkpoint), state_size(loaded.model)
+    training, length = loaded.recipe.training, loaded.recipe.text.sequence_length
+    tokens_per_step = training.batch_size * training.accumulate * length
+    return {
+        "name": loaded.recipe.name,
+        "checkpoint": str(loaded.checkpoint),
+        "step": step,
+        "trained tokens": None if step is None else step * tokens_per_step,
+        "trained length": length,
+        "parameters": parameters(loaded.model),
+        "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
+        "vocabulary": loaded.tokenizer.vocabulary,
+        "attention by layer": kinds(loaded.recipe.model),
+        "state bytes": state.empty.bytes,
+        "state bytes per token": state.per_token.bytes,
+        "validation": _last_validation(loaded.checkpoint, step),
+    }
+
+
+def _step(checkpoint: Path) -> int | None:
+    """The optimizer steps behind a checkpoint, which its name tells."""
+    number = checkpoint.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else None
+
+
+def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | None:
+    """The newest validation at or before a checkpoint, from the metrics of its run."""
+    metrics = checkpoint.parents[1] / "metrics.jsonl"
+    if step is None or not metrics.is_file():
+        return None
+    whole = [line for line in metrics.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    entries = [entry for entry in map(json.loads, whole) if "validation" in entry and entry["step"] <= step]
+    return {"step": entries[-1]["step"], **entries[-1]["validation"]} if entries else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _lines(facts: dict[str, Any]) -> str:
+    """One fact a line, names before values."""
+    width = max(map(len, facts)) + 2
+    return "\n".join(f"{name:<{width}}{_words(value)}" for name, value in facts.items())
+
+
+def _words(value: Any) -> str:
+    """A value as a person reads it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_words(part)}" for name, part in value.items())
+    return str(value)

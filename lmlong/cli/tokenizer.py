@@ -1,0 +1,61 @@
+"""`lmlong tokenizer`: train a tokenizer by itself, and look into one."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def tokenizer() -> None:
+    """Train and examine tokenizers.
+
+    \b
+    Example: train one, then see how it cuts a line.
+      lmlong tokenizer train quickstart --out code.model
+      lmlong tokenizer info code.model --text "for line in lines:"
+    """
+
+
+@tokenizer.command()
+@click.argument("recipe", default="quickstart")
+@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
+    """Train the tokenizer of RECIPE (a file or a shipped name) on its training text, and write it to a file.
+
+    \b
+    Example: 8,192 pieces from your own books.
+      lmlong tokenizer train books.yaml text.tokenizer.vocabulary=8192 --out books.model
+    """
+    from lmlong.recipe_file import load
+    from lmlong.text.tokens import train_tokenizer
+
+    made = train_tokenizer(load(recipe, overrides).text)
+    made.save(out)
+    click.echo(out)
+
+
+@tokenizer.command()
+@click.argument("path", metavar="FILE_OR_RUN", type=click.Path(exists=True, path_type=Path))
+@click.option("--text", help="A text to cut into tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(path: Path, text: str | None, as_json: bool) -> None:
+    """Describe the tokenizer in a file or in a run's folder.
+
+    \b
+    Example: how does it cut this line?
+      lmlong tokenizer info runs/quickstart --text "for line in lines:"
+    """
+    from lmlong.text.tokenizer import load
+
+    found = load(path / "tokenizer.model" if path.is_dir() else path)
+    facts = {"vocabulary": found.vocabulary, "bos": found.bos, "eos": found.eos, "hash": found.hash}
+    if text is not None:
+        tokens = found.encode(text)
+        size = int(found.token_bytes[tokens].sum())
+        facts |= {"tokens": tokens, "pieces": [found.decode([token]) for token in tokens], "bytes": size}
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        click.echo("\n".join(f"{name:<10}  {value}" for name, value in facts.items()))

@@ -1,0 +1,49 @@
+"""lmlong train: a recipe becomes a run."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("recipe", metavar="RECIPE")
+@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
+@click.option("--resume", metavar="auto|PATH", help="Go on from the newest checkpoint of the run, or from this one.")
+@click.option("--overwrite", is_flag=True, help="Replace a run folder that exists.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to run; short for device=...")
+@click.option("--dry-run", is_flag=True, help="Time two real steps and tell what the run would take.")
+def train(
+    recipe: str,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    resume: str | None,
+    overwrite: bool,
+    device: str | None,
+    dry_run: bool,
+) -> None:
+    """Train a model by RECIPE, a file or the name of a shipped recipe.
+
+    \b
+    lmlong train quickstart
+    lmlong train quickstart training.steps=100 --out /tmp/short
+    lmlong train quickstart --resume auto
+    """
+    from lmlong import recipe_file
+
+    chosen = recipe_file.load(recipe, [*overrides, *([f"device={device}"] if device else [])])
+    if dry_run:
+        from lmlong.training.dry_run import measure
+
+        click.echo(measure(chosen).text())
+        return
+
+    from lmlong.cli.report import after_training
+    from lmlong.training.run import resume_point
+    from lmlong.training.run import train as run
+
+    folder = out or Path("runs") / chosen.name
+    outcome = run(chosen, folder, resume_point(folder, resume), overwrite)
+    click.echo(after_training(outcome))
+    if outcome.signal is not None:
+        raise SystemExit(128 + outcome.signal)

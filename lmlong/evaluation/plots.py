@@ -1,0 +1,77 @@
+"""Curves of bits per byte against length, drawn so that they can be told apart in grey."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from lmlong.errors import UsageError
+from lmlong.evaluation.lengths import name_length
+from lmlong.evaluation.perplexity import Curve
+
+FORMATS = (".png", ".pdf", ".svg")
+STYLES = [("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--")]
+# dark to light, so that neighbours differ in grey as well as in hue
+COLOURS = ["#1b3a6b", "#c2571a", "#2a8c7f", "#a9708f", "#4d4d4d", "#8f9a2b"]
+
+
+def check_format(path: Path) -> None:
+    """Refuse a name whose format cannot be drawn, before hours are spent on what it should show."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"{path}: cannot be drawn. Give a name that ends in {', '.join(FORMATS)}.")
+
+
+def draw(curves: Sequence[Curve], path: Path) -> None:
+    """Draw bits per byte against length into an image file."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")  # no pyplot: that would look for a screen
+    axes = figure.subplots()
+    for number, curve in enumerate(curves):
+        _line(axes, curve, number)
+    _trained(axes, curves)
+    _axes(axes, curves)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+
+
+def _line(axes: Axes, curve: Curve, number: int) -> None:
+    marker, line = STYLES[number % len(STYLES)]
+    axes.plot(
+        [point.length for point in curve.points],
+        [point.totals.bits_per_byte for point in curve.points],
+        marker=marker,
+        linestyle=line,
+        color=COLOURS[number % len(COLOURS)],
+        label=curve.name,
+    )
+
+
+def _trained(axes: Axes, curves: Sequence[Curve]) -> None:
+    """A vertical line at each length that a run was trained at."""
+    for length in sorted({curve.trained_length for curve in curves}):
+        axes.axvline(length, color="0.6", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+        axes.annotate(
+            f"trained at {name_length(length)}",
+            (length, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, -6),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
+            fontsize="small",
+            color="0.35",
+        )
+
+
+def _axes(axes: Axes, curves: Sequence[Curve]) -> None:
+    lengths = sorted({point.length for curve in curves for point in curve.points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [name_length(length) for length in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("tokens read from an empty state")
+    axes.set_ylabel("bits per byte of validation text")
+    axes.grid(axis="y", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)

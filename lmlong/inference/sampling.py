@@ -1,0 +1,104 @@
+"""From logits to the next token: a distribution that is pure arithmetic, and one seeded number to draw from it.
+
+B batch, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmlong.errors import LmlongError, UsageError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn. The temperature acts first, then top-k, top-p and min-p, each on what the last one left."""
+
+    temperature: float = 0.8
+    """Divides the logits; below 1 likely tokens become likelier, and 0 always takes the likeliest."""
+    top_k: int | None = None
+    """Draw only from so many likeliest tokens."""
+    top_p: float = 1.0
+    """Draw only from the fewest likeliest tokens that together have this probability."""
+    min_p: float = 0.0
+    """Draw only from tokens at least this share as probable as the likeliest."""
+    seed: int = 0
+    """Start of the random draws: the same seed draws the same text."""
+
+    def __post_init__(self) -> None:
+        limits = {
+            "temperature": (0 <= self.temperature < float("inf"), "a number from 0 up"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "a whole number from 1 up"),
+            "top_p": (0 < self.top_p <= 1, "a number above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "a number from 0 to 1"),
+            "seed": (self.seed >= 0, "a whole number from 0 up"),
+        }
+        for name, (fits, wanted) in limits.items():
+            if not fits:
+                raise UsageError(f"{name}: {getattr(self, name)} is out of range. Give {wanted}.")
+
+
+class Sampler:
+    """Draws a token for each row of a batch; a row draws the same numbers whatever other rows are beside it."""
+
+    def __init__(self, options: Sampling, rows: Sequence[int] = (0,)):
+        self.options = options
+        self._random = [np.random.default_rng([options.seed, row]) for row in rows]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits (B, V) -> tokens (B,)."""
+        if not logits.amax(-1).isfinite().all():
+            raise LmlongError("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
+        if self.options.temperature == 0:
+            return logits.argmax(-1)
+        uniform = [random.random() for random in self._random]
+        return draw(probabilities(logits, self.options), torch.tensor(uniform, dtype=torch.float64))
+
+
+def probabilities(logits: Tensor, options: Sampling) -> Tensor:
+    """What tokens are drawn with: (B, V) in float64, in any scale, 0 for tokens that are left out."""
+    likelihood = tempered(logits, options.temperature)
+    if options.top_k is not None:
+        likelihood = keep_top_k(likelihood, options.top_k)
+    if options.top_p < 1:
+        likelihood = keep_top_p(likelihood, options.top_p)
+    if options.min_p > 0:
+        likelihood = keep_min_p(likelihood, options.min_p)
+    return likelihood
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / temperature), for any temperature above 0."""
+    # float64 costs nothing beside the model; the maximum goes first so that a tiny temperature overflows to -inf only
+    logits = logits.double()
+    return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+
+
+def keep_top_k(likelihood: Tensor, k: int) -> Tensor:
+    """The k likeliest; of equals the first in the vocabulary."""
+    order = likelihood.argsort(dim=-1, descending=True, stable=True)
+    return likelihood.scatter(-1, order[..., k:], 0.0)
+
+
+def keep_top_p(likelihood: Tensor, share: float) -> Tensor:
+    """The fewest likeliest that hold this share of the whole; of equals the first in the vocabulary."""
+    ordered, order = likelihood.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.cumsum(-1)
+    wanted = share * mass[..., -1:]
+    reached = torch.cat([torch.zeros_like(wanted), mass[..., :-1]], dim=-1) >= wanted  # already before this token
+    return likelihood.scatter(-1, order, ordered.masked_fill(reached, 0.0))
+
+
+def keep_min_p(likelihood: Tensor, share: float) -> Tensor:
+    """Those at least this share as likely as the likeliest."""
+    return likelihood.masked_fill(likelihood < share * likelihood.amax(-1, keepdim=True), 0.0)
+
+
+def draw(likelihood: Tensor, uniform: Tensor) -> Tensor:
+    """The token of each row (B, V) on whose stretch of the line the number in [0, 1) of that row (B,) falls."""
+    line = likelihood.cumsum(-1)
+    place = uniform.to(line.device)[:, None] * line[:, -1:]
+    return torch.searchsorted(line, place, right=True)[:, 0]

@@ -1,0 +1,44 @@
+"""How much a model remembers while it reads and writes: the size of one row of its state."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.model.language_model import LanguageModel
+
+
+class Size(NamedTuple):
+    numbers: int
+    bytes: int
+
+
+class StateSize(NamedTuple):
+    """What the state holds before the first token, and what each token adds: nothing, where the state is constant."""
+
+    empty: Size
+    per_token: Size
+
+
+@torch.inference_mode()
+def state_size(model: LanguageModel) -> StateSize:
+    """The sizes as found in the tensors of the state itself, before and after a token."""
+    nothing = model.init_state(1)
+    _, one = model.read(torch.zeros(1, 1, dtype=torch.long, device=model.embedding.weight.device), nothing)
+    before, after = size(nothing), size(one)
+    return StateSize(before, Size(after.numbers - before.numbers, after.bytes - before.bytes))
+
+
+def size(state: Any) -> Size:
+    """The size of all tensors in a state, however they are nested."""
+    tensors = list(_tensors(state))
+    return Size(sum(x.numel() for x in tensors), sum(x.numel() * x.element_size() for x in tensors))
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif state is not None:
+        for part in state:
+            yield from _tensors(part)

@@ -1,0 +1,69 @@
+"""When checkpoints are written, which are kept, and how Lightning writes and reads them through our own format."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from lmlong.checkpoint import manifest, read, write
+from lmlong.errors import CheckpointError
+from lmlong.model.scoring import Totals
+
+
+class FolderIO(CheckpointIO):
+    """Lightning's checkpoint as a folder: weights as safetensors, everything else as plain values."""
+
+    def __init__(self, recipe: str, tokenizer: bytes):
+        self.recipe, self.tokenizer = recipe, tokenizer
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        training = {key: value for key, value in checkpoint.items() if key != "state_dict"}
+        write.write(Path(path), write.Contents(checkpoint["state_dict"], training, self.recipe, self.tokenizer))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        return {**read.read_training(Path(path)), "state_dict": read.read_weights(Path(path))}
+
+    def remove_checkpoint(self, path: Any) -> None:
+        shutil.rmtree(path)
+
+
+class Shelf:
+    """The checkpoints of a run: the newest and the best by validation, each under a link of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.best_bits: float | None = None
+
+    def save(self, trainer: Trainer, validation: Totals | None) -> None:
+        """Write a checkpoint of the step just done; every rank calls this, for saving is a common work."""
+        path = self.folder / f"step-{trainer.global_step:08d}"
+        trainer.save_checkpoint(path)
+        if not trainer.is_global_zero:
+            return
+        manifest.verify(path)
+        write.point(self.folder / read.LATEST, path)
+        bits = validation.bits_per_byte if validation else None
+        if bits is not None and (self.best_bits is None or bits < self.best_bits):
+            self.best_bits = bits
+            write.point(self.folder / read.BEST, path)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove all but the newest and the best; called only after the newest was verified."""
+        kept = {(self.folder / name).resolve() for name in (read.LATEST, read.BEST)}
+        for path in self.folder.glob("step-*"):
+            if path.resolve() not in kept:
+                shutil.rmtree(path)
+
+
+def newest(run: Path) -> Path | None:
+    """The newest checkpoint of a run that verifies."""
+    for path in sorted((run / "checkpoints").glob("step-*"), reverse=True):
+        try:
+            manifest.verify(path)
+        except CheckpointError:
+            continue
+        return path
+    return None

@@ -1,0 +1,110 @@
+"""The course of a run, step by step: what is logged, validated and saved, and when."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+from lmlong.model.scoring import Totals, score
+from lmlong.text.batches import validation_batches
+from lmlong.text.token_file import TokenFile
+from lmlong.training.checkpoints import Shelf
+from lmlong.training.journal import Journal
+from lmlong.training.loader import as_tensors
+from lmlong.training.module import Learner
+from lmlong.training.progress import Progress
+from lmlong.training.signals import StopOnSignal
+
+
+class Course(Callback):
+    """Acts at the end of each optimizer step, the only place where a run may be saved or stopped."""
+
+    def __init__(self, run: Path, validation: TokenFile, steps: int, signals: StopOnSignal):
+        self.validation, self.steps, self.signals = validation, steps, signals
+        self.journal = Journal(run / "metrics.jsonl")
+        self.shelf = Shelf(run / "checkpoints")
+        self.progress: Progress | None = None
+        self.final: Totals | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_bits": self.shelf.best_bits}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.shelf.best_bits = state_dict["best_bits"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self.journal.cut_back(trainer.global_step)
+        self.progress = Progress(self.steps, trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        options = pl_module.recipe.training
+        if (batch_idx + 1) % options.accumulate:
+            return
+        assert self.progress is not None
+        step, last = trainer.global_step, trainer.global_step == self.steps
+        self._report(step, pl_module, batch[0].numel() * options.accumulate)
+        with self.progress.pause():
+            validated = None
+            if last or step % options.validate_every == 0:
+                validated = self._validate(trainer, pl_module, None if last else options.validation_tokens)
+                self.final = validated if last else None
+            stop = self.signals.agreed(trainer)
+            if last or stop or step % options.checkpoint_every == 0:
+                self.shelf.save(trainer, validated)
+            trainer.should_stop = trainer.should_stop or stop
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        self._close()
+
+    def _report(self, step: int, learner: Learner, tokens: int) -> None:
+        """Show the step and, now and then, write it down."""
+        assert self.progress is not None
+        totals, learner.step_totals = learner.step_totals, Totals()
+        (learning_rate,) = learner.lr_schedulers().get_last_lr()[:1]  # type: ignore[union-attr]
+        speed = self.progress.step(step, totals, tokens, learning_rate)
+        if step % learner.recipe.training.log_every == 0 or step == self.steps:
+            self.journal.write(
+                step=step,
+                loss=totals.nats_per_token,
+                bits_per_byte=totals.bits_per_byte,
+                learning_rate=learning_rate,
+                gradient_norm=learner.gradient_norm,
+                tokens_per_second=round(speed, 1),
+            )
+
+    def _validate(self, trainer: Trainer, learner: Learner, limit: int | None) -> Totals:
+        """Bits per byte of the validation text, in windows as long as those of training."""
+        assert self.progress is not None
+        text, training = learner.recipe.text, learner.recipe.training
+        batches = validation_batches(self.validation, text.sequence_length, training.batch_size, limit)
+        learner.eval()
+        with trainer.precision_plugin.forward_context():
+            totals = score(learner.model, (to_device(as_tensors(b), learner.device) for b in batches), learner.token_bytes)
+        learner.train()
+        self.journal.write(
+            step=trainer.global_step,
+            validation={
+                "nats": totals.nats,
+                "tokens": totals.tokens,
+                "bytes": totals.bytes,
+                "nats_per_token": totals.nats_per_token,
+                "bits_per_byte": totals.bits_per_byte,
+            },
+        )
+        self.progress.say(
+            f"step {trainer.global_step}/{self.steps}: validation {totals.bits_per_byte:.3f} bits/byte, "
+            f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
+        )
+        return totals
+
+    def _close(self) -> None:
+        if self.progress is not None:
+            self.progress.close()
+
+
+def to_device(tensors: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
+    return tuple(tensor.to(device) for tensor in tensors)
+

@@ -1,0 +1,70 @@
+"""One training step, for Lightning: loss of a batch, a clipped gradient, AdamW."""
+
+import math
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lmlong.errors import DivergedError
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.scoring import Totals, count_bytes
+from lmlong.recipe import Recipe
+from lmlong.training.optimizer import make_optimizer, make_schedule
+
+
+class Learner(LightningModule):
+    """A language model and how it learns; what a step lost is kept as totals for whoever reports it."""
+
+    token_bytes: Tensor
+
+    def __init__(self, model: LanguageModel, recipe: Recipe, steps: int, token_bytes: Tensor):
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.steps = steps
+        self.register_buffer("token_bytes", token_bytes, persistent=False)
+        self.step_totals = Totals()  # of the optimizer step under way
+        self.gradient_norm = math.nan
+
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+        tokens, targets, starts = batch
+        self._seed(batch_idx)
+        nats, scored = self.model.loss(tokens, targets, starts)
+        if not torch.isfinite(nats):
+            raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {float(nats)}"))
+        self.step_totals += Totals(float(nats.detach()), int(scored), count_bytes(targets, self.token_bytes))
+        # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
+        return nats / targets.numel()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = make_optimizer(self.model, self.recipe.training)
+        schedule = make_schedule(optimizer, self.recipe.training, self.steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """Clip, and keep a gradient that is not finite from ever reaching the weights."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip))
+        self.gradient_norm = norm
+        # float16 overflows now and then by design: its gradient scaler skips such a step and lowers the scale
+        if not math.isfinite(norm) and self.recipe.training.precision != "16":
+            raise DivergedError(self._diverged(f"the norm of the gradient is {norm}"))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The weights of the model alone, under the names the model itself gives them."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.model.load_state_dict(state_dict)
+
+    def _seed(self, batch_idx: int) -> None:
+        """Dropout is the only draw of a forward pass: seeded by the batch, it is the same after a resume."""
+        if self.recipe.model.dropout:
+            torch.manual_seed(hash((self.recipe.seed, batch_idx, self.global_rank)) % 2**63)
+
+    def _diverged(self, what: str) -> str:
+        return (
+            f"step {self.global_step + 1}: {what}. The weights are those of step {self.global_step}. "
+            "Lower training.learning_rate, or go on from the last checkpoint with --resume auto."
+        )

@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM: the first one ends training after the step under way, saved; a second one ends it at once."""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class StopOnSignal(Callback):
+    """Sets a flag when a signal comes, and has every rank stop together at the end of a step."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._receive)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def agreed(self, trainer: Trainer) -> bool:
+        """Whether any rank was told to stop; all ranks must ask together."""
+        return trainer.strategy.reduce_boolean_decision(self.received is not None, all=False)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
+        print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

@@ -1,0 +1,188 @@
+"""The laws of the contract, held against every causal attention; a new one is tested the day it is registered."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from attention.cases import FORMS, HEADS, WIDTH, both_types, build, every_form, inputs
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.attention import laws, scan
+from lmlong.attention.laws import Inputs
+
+LENGTHS = [1, scan.CHUNK - 1, scan.CHUNK, scan.CHUNK + 1, 211]
+lengths = pytest.mark.parametrize("time", LENGTHS)
+
+EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
+"""How far two ways of reading the same text may be apart."""
+
+
+@every_form
+@both_types
+@lengths
+def test_step_is_prefill(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
+    attention = build(form)
+    x = inputs(attention, time, dtype)
+    assert laws.step_is_prefill(laws.of_attention(attention, x[0]), x) < EXACT[dtype]
+
+
+@every_form
+@both_types
+@lengths
+def test_cuts_change_nothing(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
+    attention = build(form)
+    x = inputs(attention, time, dtype)
+    subject = laws.of_attention(attention, x[0])
+    assert laws.cuts_change_nothing(subject, x, [time // 3, time // 2, time - 1]) < EXACT[dtype]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    form=some.sampled_from(FORMS),
+    time=some.integers(1, 150),
+    seed=some.integers(0, 2**31),
+    cuts=some.lists(some.integers(0, 150), max_size=4),
+)
+def test_any_cut_of_any_text(form: recipe.Attention, time: int, seed: int, cuts: list[int]) -> None:
+    attention = build(form)
+    x = inputs(attention, time, torch.float64, seed=seed)
+    subject = laws.of_attention(attention, x[0])
+    assert laws.cuts_change_nothing(subject, x, [min(place, time) for place in cuts]) < EXACT[torch.float64]
+    assert laws.step_is_prefill(subject, x) < EXACT[torch.float64]
+
+
+@every_form
+@both_types
+def test_the_future_never_changes_the_past(form: recipe.Attention, dtype: torch.dtype) -> None:
+    attention = build(form)
+    x, other = inputs(attention, 211, dtype), inputs(attention, 211, dtype, seed=1)
+    subject = laws.of_attention(attention, x[0])
+    for place in (1, 63, 64, 65, 128, 210):
+        assert laws.future_leaves_past(subject, x, other, place) == 0.0
+
+
+@every_form
+@both_types
+def test_the_state_is_not_touched(form: recipe.Attention, dtype: torch.dtype) -> None:
+    attention = build(form)
+    x = inputs(attention, 130, dtype)
+    assert laws.state_is_not_touched(laws.of_attention(attention, x[0]), x) == 0.0
+
+
+@every_form
+@both_types
+@lengths
+def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
+    """Read in two parts, so that the gradient of the first part's keys and values flows through the state."""
+    attention = build(form)
+    x = inputs(attention, time, torch.float64)
+    upstream = torch.randn(2, HEADS, time, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    truth = _with_gradients(lambda y: attention.reference(*y), x, upstream)
+    subject = laws.of_attention(attention, x[0].to(dtype))
+
+    def in_two_parts(y: Inputs) -> Tensor:
+        half = time // 2
+        first, state = subject.prefill(laws.cut(y, 0, half), subject.init_state(2)) if half else (None, subject.init_state(2))
+        second, _ = subject.prefill(laws.cut(y, half, time), state)
+        return second if first is None else torch.cat([first, second], dim=2)
+
+    measured = _with_gradients(in_two_parts, _cast(x, dtype), upstream)
+    naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, dtype), upstream)
+    rounding = torch.finfo(dtype).eps
+    for mine, formula, exact in zip(measured, naive, truth, strict=True):
+        allowed = 1e-10 if dtype == torch.float64 else 4 * max(_distance(formula, exact, upstream), 4 * rounding)
+        assert _distance(mine, exact, upstream) < allowed
+
+
+@every_form
+@both_types
+def test_rows_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
+    attention = build(form)
+    x, other = inputs(attention, 130, dtype, batch=3), inputs(attention, 130, dtype, batch=3, seed=1)
+    subject = laws.of_attention(attention, x[0])
+    assert laws.rows_are_alone(subject, x, other) == 0.0
+    whole, _ = subject.prefill(x, subject.init_state(3))
+    row, _ = subject.prefill(tuple(None if t is None else t[:1] for t in x), subject.init_state(1))
+    assert laws.error(row, whole[:1]) < EXACT[dtype]
+
+
+@every_form
+@both_types
+def test_packed_documents_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
+    attention = build(form)
+    q, k, v, _, decay = inputs(attention, 211, dtype)
+    begins = [0, 1, 30, 64, 150, 209]
+    starts = torch.zeros(2, 211, dtype=torch.bool)
+    starts[:, begins] = True
+    subject = laws.of_attention(attention, v)
+    assert laws.packed_is_alone(subject, (q, k, v, starts, decay), (q, k, v, None, decay), begins) < EXACT[dtype]
+
+
+@every_form
+def test_the_state_is_as_large_as_declared(form: recipe.Attention) -> None:
+    attention = build(form)
+    for time in (1, 64, 211):
+        x = inputs(attention, time, torch.float32)
+        assert laws.numbers_in_state(laws.of_attention(attention, x[0]), x) == attention.state_numbers(time)
+
+
+@every_form
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 1e2, 1e4])
+def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float) -> None:
+    attention = build(form)
+    scale = min(scale, attention.largest_scale)
+    q, k, v, starts, decay = inputs(attention, 300, torch.float64)
+    x = (q * scale, k * scale, v * scale, starts, decay)
+    upstream = torch.ones_like(v)
+    truth = _with_gradients(lambda y: attention.reference(*y), x, upstream)
+    subject = laws.of_attention(attention, v.float())
+    measured = _with_gradients(lambda y: subject.prefill(y, subject.init_state(2))[0], _cast(x, torch.float32), upstream)
+    naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, torch.float32), upstream)
+    assert measured[0].abs().max() > 0
+    for mine, formula, exact in zip(measured, naive, truth, strict=True):
+        allowed = 4 * max(_distance(formula, exact, upstream), 1e-6)
+        assert _distance(mine, exact, upstream) < allowed
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.kind != "softmax"], ids=str)
+def test_a_hundred_thousand_tokens(form: recipe.Attention) -> None:
+    """In float32, the end of a long text is still what float64 makes of it."""
+    attention = build(form)
+    x = inputs(attention, 100_000, torch.float32, batch=1, starts=False)
+    precise = _cast(x, torch.float64)
+    fast, exact = (
+        laws.of_attention(attention, t[2]).prefill(t, attention.init_state(1, t[2].device, t[2].dtype))[0][:, :, -1000:]
+        for t in (x, precise)
+    )
+    assert laws.error(fast, exact) < 1e-4
+
+
+def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
+    """A running sum of keys kept in bfloat16 would stop growing near 256 and read far below the truth."""
+    attention = build(recipe.Attention(kind="linear", feature_map="elu", decay="none"))
+    zeros = torch.zeros(1, HEADS, 4000, WIDTH, dtype=torch.bfloat16)  # features of zeros are ones
+    _, state = attention.prefill(zeros, zeros, zeros, attention.init_state(1, zeros.device, zeros.dtype))
+    assert (state.z == 4000).all()
+
+
+def _cast(x: Inputs, dtype: torch.dtype) -> Inputs:
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in x)
+
+
+def _distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
+    """Relative to the truth's norm, but never to one that is 0 in exact numbers, as of the first token's query."""
+    size = max(float(truth.norm()), 0.1 * float(upstream.norm()))
+    distance = float((measured.double() - truth).norm()) / size
+    return distance if distance == distance else float("inf")
+
+
+def _with_gradients(function: Callable[[Inputs], Tensor], x: Inputs, upstream: Tensor) -> list[Tensor]:
+    """The outputs, and the gradients of all real inputs."""
+    leaves = tuple(t.detach().requires_grad_(t.is_floating_point()) if t is not None else None for t in x)
+    y = function(leaves)
+    real = [t for t in leaves if t is not None and t.requires_grad]
+    gradients = torch.autograd.grad(y, real, upstream.to(y.dtype), allow_unused=True)
+    return [y.detach(), *(torch.zeros_like(t) if g is None else g for t, g in zip(real, gradients, strict=True))]

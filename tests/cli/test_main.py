@@ -1,0 +1,154 @@
+"""The command `lmlong` as its user meets it: help, errors and exit codes, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from lmlong import __version__
+from lmlong.cli import main as cli
+from lmlong.errors import CheckpointError, DivergedError, LmlongError, RecipeError
+
+COMMAND = [sys.executable, "-m", "lmlong"]
+HEAVY = {"torch", "lightning", "datasets", "sentencepiece", "numpy", "matplotlib", "pydantic", "ruamel.yaml"}
+
+
+def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """The finished process of one command."""
+    return subprocess.run([*COMMAND, *words], capture_output=True, encoding="utf-8", timeout=60, **options)  # type: ignore[call-overload]
+
+
+def imported(*words: str) -> set[str]:
+    """The heavy libraries that a command has imported by its end."""
+    code = "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+    code += f"sys.argv = {['lmlong', *words]!r}\nfrom lmlong.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60)
+    assert done.returncode == 0, done.stderr
+    return HEAVY & set(done.stderr.split())
+
+
+def test_help_lists_the_commands_in_the_order_of_the_work() -> None:
+    done = run("--help")
+    listed = done.stdout.split("Commands:\n")[1].splitlines()
+    assert [line.split()[0] for line in listed] == list(cli.COMMANDS)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_a_command_help_is_shown() -> None:
+    done = run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, run("--help").stdout, "")
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"lmlong {__version__}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert imported("--help") == set()
+
+
+def test_checking_a_recipe_imports_no_torch() -> None:
+    assert imported("recipe", "check", "quickstart") == {"pydantic", "ruamel.yaml"}
+
+
+def test_a_mistyped_command_is_a_usage_error_that_names_the_nearest() -> None:
+    done = run("recip")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("Error: No such command 'recip'. Did you mean 'recipe'?\n")
+
+
+def test_a_mistyped_option_is_a_usage_error() -> None:
+    done = run("recipe", "list", "--jsn")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No such option" in done.stderr
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, action: object) -> object:
+    """The exit code of `lmlong` when its command does `action`."""
+
+    @click.command()
+    def failing() -> None:
+        action()  # type: ignore[operator]
+
+    monkeypatch.setattr(cli.Pipeline, "get_command", lambda self, context, name: failing)
+    monkeypatch.setattr(sys, "argv", ["lmlong", "train"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+def failing_with(error: BaseException) -> object:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (LmlongError("no space left on /data"), 1, "error: no space left on /data\n"),
+        (RecipeError(["a.yaml:1: x: unknown key."]), 2, "error: a.yaml:1: x: unknown key.\n"),
+        (RecipeError(["a.yaml:1: x", "a.yaml:2: y"]), 2, "error: 2 mistakes\na.yaml:1: x\na.yaml:2: y\n"),
+        (DivergedError("the loss is nan"), 3, "error: the loss is nan\n"),
+        (CheckpointError("damaged"), 4, "error: damaged\n"),
+        (click.ClickException("odd"), 1, "Error: odd\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (click.Abort(), 130, ""),
+        (click.exceptions.Exit(5), 5, ""),
+    ],
+)
+def test_each_failure_has_its_message_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
+) -> None:
+    assert leave(monkeypatch, failing_with(error)) == code
+    assert capsys.readouterr() == ("", message)
+
+
+def test_what_a_command_returns_is_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert leave(monkeypatch, lambda: 7) == 0
+
+
+@pytest.mark.parametrize("bug", [ValueError("a bug"), EOFError(), BrokenPipeError("of a worker")])
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
+    with pytest.raises(type(bug)):
+        leave(monkeypatch, failing_with(bug))
+
+
+@pytest.mark.parametrize(("variable", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, variable: dict[str, str], coloured: bool) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    assert leave(monkeypatch, lambda: seen.append(click.get_current_context().color)) == 0
+    assert seen == [None if coloured else False]
+
+
+@pytest.mark.parametrize("command", ["options", "list"], ids=["more than a buffer", "less than a buffer"])
+def test_a_reader_that_leaves_ends_the_command_quietly(command: str) -> None:
+    words = [*COMMAND, "recipe", command]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_head_ends_a_pipeline_quietly() -> None:
+    line = f"'{sys.executable}' -m lmlong recipe options | head -c 50"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, encoding="utf-8", timeout=60)
+    assert done.stdout.startswith("name\n    text")
+    assert (len(done.stdout), done.stderr) == (50, "")
+
+
+def test_output_is_utf8_wherever_it_goes(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("# é\nname: ü\ntraining: {steps: 1}\n", encoding="utf-8")
+    done = run("recipe", "show", str(recipe), env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert (done.stdout, done.returncode) == (recipe.read_text(encoding="utf-8"), 0)

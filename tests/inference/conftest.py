@@ -1,0 +1,44 @@
+"""Tiny models with random weights, alone and as a run on disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong import recipe_file
+from lmlong.checkpoint.write import Contents, point, write
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import Attention, AttentionKind, Model, Recipe, Text, Tokenizer, Training
+from lmlong.text.tokenizer import ByteTokenizer
+
+
+def tiny(kind: AttentionKind = "linear") -> Model:
+    return Model(width=16, layers=2, heads=2, attention=Attention(kind=kind))
+
+
+@pytest.fixture
+def model_of() -> Callable[[AttentionKind], LanguageModel]:
+    """A model of bytes in float64, with weights large enough that it has opinions."""
+
+    def build(kind: AttentionKind) -> LanguageModel:
+        torch.manual_seed(1)
+        model = LanguageModel(tiny(kind), ByteTokenizer().vocabulary).double().eval()
+        model.embedding.weight.data *= 50
+        return model
+
+    return build
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with one checkpoint of a tiny model of bytes."""
+    torch.manual_seed(2)
+    model, tokenizer = LanguageModel(tiny(), ByteTokenizer().vocabulary), tmp_path / "tokenizer.model"
+    ByteTokenizer().save(tokenizer)
+    recipe = Recipe(text=Text(tokenizer=Tokenizer(kind="bytes")), model=tiny(), training=Training(steps=1))
+    folder = tmp_path / "runs" / "tiny"
+    checkpoint = folder / "checkpoints" / "step-00000001"
+    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(recipe), tokenizer.read_bytes()))
+    point(checkpoint.parent / "latest", checkpoint)
+    return folder

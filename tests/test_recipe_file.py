@@ -1,0 +1,203 @@
+"""Recipes are found, loaded, overridden and written back without change of meaning."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmlong.errors import RecipeError
+from lmlong.recipe import Files, Hub, PythonStdlib, Recipe, Text, Training
+from lmlong.recipe_file import dump, load, shelf
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(file: Path, text: str) -> str:
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize("name", shelf())
+def test_every_shipped_recipe_loads_and_comes_back_the_same(name: str, here: Path) -> None:
+    recipe = load(name)
+    assert recipe.name == name
+    assert load(write(here / "saved.yaml", dump(recipe))) == recipe
+
+
+@pytest.mark.parametrize("name", shelf())
+def test_every_shipped_recipe_starts_with_the_command_that_runs_it(name: str) -> None:
+    command, description = shelf()[name].read_text().splitlines()[:2]
+    assert command.startswith(f"# lmlong train {name}")
+    assert len(description) > len("# ") and description.startswith("# ")
+
+
+def test_dump_writes_every_key() -> None:
+    lines = dump(Recipe(training=Training(steps=3))).splitlines()
+    assert lines[:3] == ["name: run", "seed: 0", "device: auto"]
+    assert "  learning_rate: 0.001" in lines
+    assert "  precision: auto" in lines
+    assert "    path: null" in lines
+
+
+words = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\t\n\r\x85 :#'\"-"), max_size=40)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    path=words.filter(lambda path: not path.startswith("~")),
+    column=words | st.sampled_from(["no", "1e-4", "12:30", "null", "~", "<<", "2024-01-01", "0x1F"]),
+    dataset=words,
+    rate=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    tokens=st.integers(1, 10**30),
+)
+def test_any_recipe_comes_back_the_same(
+    tmp_path_factory: pytest.TempPathFactory, path: str, column: str, dataset: str, rate: float, tokens: int
+) -> None:
+    sources = [
+        Files(kind="files", paths=["/data/x" + path.replace("/", "") + "x"], column=column),
+        Hub(kind="hub", dataset="owner/" + dataset, column=column),
+        PythonStdlib(kind="python-stdlib"),
+    ]
+    recipe = Recipe(text=Text(sources=sources), training=Training(tokens=tokens, learning_rate=rate))
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_bytes(dump(recipe).encode())
+    assert load(str(file)) == recipe
+
+
+def test_numbers_and_words_mean_what_they_look_like(here: Path) -> None:
+    file = write(
+        here / "books.yaml",
+        "text:\n  sources: [{kind: files, paths: [12:30, no], column: on}]\n"
+        "training: {steps: 1_000, learning_rate: 1e-4, weight_decay: 1, precision: 32}\n",
+    )
+    recipe = load(file)
+    assert recipe.training.learning_rate == 1e-4
+    assert recipe.training.steps == 1000
+    assert recipe.training.weight_decay == 1.0
+    assert recipe.training.precision == "32"
+    (source,) = recipe.text.sources
+    assert isinstance(source, Files)
+    assert (source.paths, source.column) == ([str(here / "12:30"), str(here / "no")], "on")
+
+
+def test_a_recipe_takes_its_name_from_its_file(here: Path) -> None:
+    assert load(write(here / "books.yaml", "training: {steps: 1}")).name == "books"
+    assert load(write(here / "books.yaml", "name: novels\ntraining: {steps: 1}")).name == "novels"
+    assert load("books.yaml", ["name=poems"]).name == "poems"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_recipe(here: Path) -> None:
+    (here / "books.yaml").write_bytes(b"\xef\xbb\xbfseed: 7\ntraining: {steps: 1}\n")
+    assert load("books.yaml").seed == 7
+
+
+def test_relative_paths_start_at_the_current_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/reader")
+    (here / "run").mkdir()
+    (here / "local").mkdir()
+    text = """\
+text:
+  sources:
+    - {kind: files, paths: [a.txt, "b/**/*.gz", /c, ~/d]}
+    - {kind: hub, dataset: local}
+    - {kind: hub, dataset: allenai/c4}
+  validation: {sources: [{kind: files, paths: [../e.txt]}]}
+  tokenizer: {path: t.model}
+training: {steps: 1, init_from: run}
+"""
+    recipe = load(write(here / "books.yaml", text))
+    files, local, remote = recipe.text.sources
+    (held_out,) = recipe.text.validation.sources
+    assert isinstance(files, Files) and isinstance(local, Hub) and isinstance(remote, Hub)
+    assert files.paths == [f"{here}/a.txt", f"{here}/b/**/*.gz", "/c", "/home/reader/d"]
+    assert (local.dataset, remote.dataset) == (f"{here}/local", "allenai/c4")
+    assert isinstance(held_out, Files) and held_out.paths == [f"{here.parent}/e.txt"]
+    assert recipe.text.tokenizer.path == f"{here}/t.model"
+    assert recipe.training.init_from == f"{here}/run"
+    assert load("books.yaml", ["training.init_from=other"]).training.init_from == "other"
+
+
+def test_overrides_take_the_place_of_the_files_values(here: Path) -> None:
+    text = "text: {sources: [{kind: files, paths: [a]}]}\nmodel: {widht: 3, width: abc}\ntraining: {steps: -1}\n"
+    recipe = load(
+        write(here / "books.yaml", text),
+        [
+            "training.steps=20",
+            "training.steps=30",
+            "training.learning_rate=1e-4",
+            "training.precision=16",
+            "model={}",
+            "model.width=64",
+            "model.attention.kind=[linear, softmax]",
+            "text.sources.0.weight=2",
+            "text.validation.sources=[{kind: files, paths: [v.txt]}]",
+        ],
+    )
+    assert recipe.training.steps == 30
+    assert recipe.training.learning_rate == 1e-4
+    assert recipe.training.precision == "16"
+    assert recipe.model.width == 64
+    assert recipe.model.attention.kind == ["linear", "softmax"]
+    assert recipe.text.sources == [Files(kind="files", paths=[str(here / "a")], weight=2)]
+    assert recipe.text.validation.sources == [Files(kind="files", paths=[str(here / "v.txt")])]
+
+
+def test_an_override_leaves_alone_what_an_alias_shares(here: Path) -> None:
+    source = "{kind: files, paths: [a]}"
+    text = f"text:\n  sources: [&s {source}]\n  validation: {{sources: [*s]}}\ntraining: {{steps: 1}}\n"
+    recipe = load(write(here / "books.yaml", text), ["text.sources.0.weight=2"])
+    assert recipe.text.sources[0].weight == 2
+    assert recipe.text.validation.sources[0].weight == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("training.steps", "training.steps: expected key.path=value, such as training.steps=20."),
+        ("=3", "=3: expected key.path=value, such as training.steps=20."),
+        ("a..b=3", "a..b=3: expected key.path=value, such as training.steps=20."),
+        (
+            "text.sources.0.weight=2",
+            "text.sources.0.weight=2: text.sources has no entry 0 here. Give the whole list: text.sources=[...]",
+        ),
+        (
+            "training.steps.x=3",
+            "training.steps.x=3: training.steps: expected a whole number, above 0, or null, got a section.",
+        ),
+        ("seed=!x 3", "seed=!x 3: a recipe holds plain values only. Remove the tag !x."),
+        ("seed=", "seed=: expected a whole number, at least 0, below 4294967296, got nothing."),
+    ],
+)
+def test_an_override_that_cannot_be_used(here: Path, override: str, complaint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(write(here / "books.yaml", "training: {steps: 1}\n"), [override])
+    assert caught.value.mistakes == [complaint]
+
+
+def test_a_number_is_a_position_in_lists_only(here: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(write(here / "books.yaml", "text: {}\ntraining: {steps: 1}\n"), ["text.0=3"])
+    known = "sources, validation, tokenizer, sequence_length, errors"
+    assert caught.value.mistakes == [f"text.0=3: unknown key. Known here: {known}."]
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("quikstart", "quikstart: no recipe of that name. Did you mean 'quickstart'?"),
+        ("zzz", f"zzz: no recipe of that name. Shipped recipes: {', '.join(shelf())}."),
+        ("quickstart.yaml", "quickstart.yaml: there is no such file. Did you mean 'quickstart'?"),
+        ("a/zzz", f"a/zzz: there is no such file. Shipped recipes: {', '.join(shelf())}."),
+        (".", ".: is a folder. Name the recipe file in it."),
+    ],
+)
+def test_a_recipe_that_is_not_there(here: Path, name: str, complaint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(name)
+    assert caught.value.mistakes == [complaint]

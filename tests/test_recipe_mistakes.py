@@ -1,0 +1,190 @@
+"""Every mistake of a recipe is told at once: one plain sentence each, at its line or with its override."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lmlong.errors import RecipeError
+from lmlong.recipe_file import load
+from lmlong.recipe_options import reference
+
+ENOUGH = "training: {steps: 1}\n"
+
+
+def complaints(file: Path, text: str, *overrides: str) -> list[str]:
+    """The mistakes found in a recipe, without the name of its file."""
+    file.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load(str(file), overrides)
+    return [mistake.replace(str(file), "file") for mistake in caught.value.mistakes]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "books.yaml"
+
+
+def test_all_mistakes_are_told_in_the_order_of_the_lines(file: Path) -> None:
+    text = """\
+nmae: x
+training:
+  steps: 2e3
+  compile: yes
+model:
+  widht: 128
+  width: 64
+  width: null
+  heads: -1
+  mlp_ratio: .inf
+"""
+    assert complaints(file, text) == [
+        "file:1: nmae: unknown key. Did you mean 'name'?",
+        "file:3: training.steps: expected a whole number, above 0, or null, got 2000.0. Write 2000.",
+        "file:4: training.compile: expected true or false, got 'yes'.",
+        "file:6: model.widht: unknown key. Did you mean 'width'?",
+        "file:8: model.width: given twice, first on line 7. Keep one of them.",
+        "file:8: model.width: expected a whole number, above 0, got nothing.",
+        "file:9: model.heads: expected a whole number, above 0, got -1.",
+        "file:10: model.mlp_ratio: expected a number, above 0, got inf.",
+    ]
+
+
+def test_each_source_is_judged_by_its_own_kind(file: Path) -> None:
+    text = """\
+text:
+  sources:
+    - kind: fils
+    - weight: 1
+    - {kind: files, paths: [1], files: [a]}
+    - 3
+    - {kind: files, paths: []}
+    - {kind: files, paths: a.txt}
+    - kind: hub
+    - {kind: [hub]}
+"""
+    kinds = "python-stdlib, files, hub"
+    assert complaints(file, text + ENOUGH) == [
+        f"file:3: text.sources.0.kind: 'fils' is not one of {kinds}. Did you mean 'files'?",
+        f"file:4: text.sources.1.kind: missing. Expected one of {kinds}.",
+        "file:5: text.sources.2.paths.0: expected text, got 1. Put it in quotes.",
+        "file:5: text.sources.2.files: unknown key. Known here: kind, paths, column, weight.",
+        f"file:6: text.sources.3: expected a section of kind {kinds}, got 3.",
+        "file:7: text.sources.4.paths: expected a list of 1 or more, each text, got an empty list.",
+        "file:8: text.sources.5.paths: expected a list of 1 or more, each text, got 'a.txt'. Write [a.txt].",
+        "file:9: text.sources.6.dataset: missing. Expected text.",
+        f"file:10: text.sources.7.kind: a list is not one of {kinds}. Did you mean 'hub'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        ("linaer", "kind: 'linaer' is not one of linear, softmax. Did you mean 'linear'?"),
+        ("3", "kind: 3 is not one of linear, softmax."),
+        ("[linear, sofmax]", "kind.1: 'sofmax' is not one of linear, softmax. Did you mean 'softmax'?"),
+        (
+            "[]",
+            "kind: expected a list of 1 or more, each one of linear, softmax, got an empty list.",
+        ),
+    ],
+)
+def test_a_word_or_a_list_of_words_gives_one_message(file: Path, kind: str, complaint: str) -> None:
+    found = complaints(file, f"{ENOUGH}model:\n  attention:\n    kind: {kind}\n")
+    assert found == [f"file:4: model.attention.{complaint}"]
+
+
+def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
+    text = "training:\n  batch_size: 2\nmodel:\n  width: 250\n  heads: 4\n"
+    assert complaints(file, text) == [
+        "file:1: training.steps: neither steps nor tokens is given, so training has no end. Set one of them.",
+        "file:5: model.heads: 4 heads do not divide a width of 250.",
+    ]
+
+
+def test_a_recipe_without_training_is_told_what_it_lacks(file: Path) -> None:
+    message = "training.steps: neither steps nor tokens is given, so training has no end. Set one of them."
+    assert complaints(file, "seed: 1\n") == [f"file:1: {message}"]
+
+
+def test_a_tag_is_told_beside_the_other_mistakes(file: Path) -> None:
+    assert complaints(file, "seed: !!python/name:os.system x\nnmae: y\n" + ENOUGH) == [
+        "file:1: seed: a recipe holds plain values only. Remove the tag !!python/name:os.system.",
+        "file:2: nmae: unknown key. Did you mean 'name'?",
+    ]
+
+
+def test_long_values_are_shortened(file: Path) -> None:
+    (found,) = complaints(file, f"{ENOUGH}seed: {'x' * 500}\n")
+    assert found == f"file:2: seed: expected a whole number, at least 0, below 4294967296, got '{'x' * 55} ...."
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "file: the file is empty. A recipe needs at least training: {steps: ...}."),
+        (b"# nothing\n", "file: the file is empty. A recipe needs at least training: {steps: ...}."),
+        (b"- a\n", "file:1: a recipe is made of sections, such as training: {steps: ...}."),
+        (b"a: 1\nb: caf\xe9\n", "file:2: not UTF-8. Save the file in that encoding."),
+        (
+            b"a: 1\nb: [\n",
+            "file:3: broken YAML: while parsing a flow node, expected the node content, but found '<stream end>'.",
+        ),
+    ],
+)
+def test_a_file_that_is_no_recipe(file: Path, content: bytes, complaint: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(RecipeError) as caught:
+        load(str(file))
+    assert [mistake.replace(str(file), "file") for mistake in caught.value.mistakes] == [complaint]
+
+
+def test_mistakes_of_overrides_follow_those_of_the_file(file: Path) -> None:
+    overrides = [
+        "training.stpes=20",
+        "text.sources=[{kind: fils}]",
+        "model.attention.kind=linaer",
+        "steps 20",
+        "seed=[1",
+    ]
+    assert complaints(file, f"{ENOUGH}nmae: x\n", *overrides) == [
+        "file:2: nmae: unknown key. Did you mean 'name'?",
+        "training.stpes=20: unknown key. Did you mean 'steps'?",
+        "text.sources=[{kind: fils}]: text.sources.0.kind: 'fils' is not one of python-stdlib, files, hub."
+        " Did you mean 'files'?",
+        "model.attention.kind=linaer: 'linaer' is not one of linear, softmax. Did you mean 'linear'?",
+        "steps 20: expected key.path=value, such as training.steps=20.",
+        "seed=[1: broken YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'.",
+    ]
+
+
+def test_a_mistake_across_keys_is_blamed_on_the_override_that_made_the_section(file: Path) -> None:
+    assert complaints(file, ENOUGH, "model.width=250") == [
+        "model.width=250: model.heads: 4 heads do not divide a width of 250."
+    ]
+    assert complaints(file, f"{ENOUGH}model:\n  heads: 4\n", "model.width=250") == [
+        "file:3: model.heads: 4 heads do not divide a width of 250."
+    ]
+
+
+def test_equal_keys_stay_a_mistake_unless_the_override_settles_them(file: Path) -> None:
+    text = "seed: 1\nseed: 2\n" + ENOUGH
+    assert complaints(file, text, "model.width=64") == ["file:2: seed: given twice, first on line 1. Keep one of them."]
+    assert load(str(file), ["seed=3"]).seed == 3
+
+
+KEYS = [option.key for option in reference() if "." in option.key and ".N." not in option.key]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(key=st.sampled_from(KEYS), letter=st.sampled_from("qxz"), place=st.integers(0, 30), blank=st.integers(0, 3))
+def test_a_misspelt_key_is_always_found_at_its_line(file: Path, key: str, letter: str, place: int, blank: int) -> None:
+    *sections, name = key.split(".")
+    misspelt = name[:place] + letter + name[place:]
+    lines = ["seed: 1"] + [""] * blank
+    lines += [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
+    lines += [f"{'  ' * len(sections)}{misspelt}: 1"]
+    found = complaints(file, "\n".join(lines), "training.steps=1")
+    place_in_words = f"file:{len(lines)}: {'.'.join([*sections, misspelt])}"
+    assert found == [f"{place_in_words}: unknown key. Did you mean '{name}'?"]

@@ -1,0 +1,46 @@
+"""The reference of options is complete and says in words what the declarations say in types."""
+
+from lmlong.recipe import Recipe, Training
+from lmlong.recipe_file import dump
+from lmlong.recipe_options import Option, reference
+from lmlong.recipe_yaml import Document
+
+
+def leaves(values: dict, prefix: str = "") -> set[str]:
+    """The dotted keys of nested sections."""
+    found = set()
+    for key, value in values.items():
+        found |= {prefix + key} | (leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else set())
+    return found
+
+
+def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> None:
+    options = reference()
+    resolved = leaves(Document(dump(Recipe(training=Training(steps=1)))).values)
+    assert {option.key for option in options if ".N." not in option.key} == resolved
+    assert [option.key for option in options[:4]] == ["name", "seed", "device", "text"]
+    assert [option.key for option in options if not option.meaning] == []
+    assert not [option.key for option in options if "\n" in option.meaning]
+
+
+def test_an_option_is_described_in_plain_words() -> None:
+    options = {(option.key, option.kind): option for option in reference()}
+    assert options["model.width", None] == Option(
+        "model.width",
+        "a whole number, above 0",
+        False,
+        256,
+        "Size of the vector that stands for a token between blocks.",
+        None,
+    )
+    assert options["training.steps", None].type == "a whole number, above 0, or null"
+    assert options["training", None].type == "a section"
+    assert options["training", None].required
+    assert options["model.attention.kind", None].type == (
+        "one of linear, softmax or a list of 1 or more, each one of linear, softmax"
+    )
+    assert options["text.sources", None].type == "a list of 1 or more, each a section of kind python-stdlib, files, hub"
+    assert options["text.sources", None].default == [{"kind": "python-stdlib", "weight": 1.0}]
+    assert options["text.sources.N.paths", "files"].required
+    assert options["text.sources.N.dataset", "hub"].type == "text"
+    assert options["text.validation.sources.N.weight", "python-stdlib"].default == 1.0

@@ -1,0 +1,119 @@
+"""YAML as plain values: what each spelling means, where it stands, and what is refused."""
+
+import pytest
+
+from lmlong.recipe_yaml import UNREADABLE, BrokenYAML, Document, at, dotted
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("2E3", 2000.0),
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("12:30", "12:30"),
+        ("012", 12),
+        ("1_000", 1000),
+        ("2024-01-01", "2024-01-01"),
+        ("~", None),
+        ("=", "="),
+        ("[a, {b: 1}]", ["a", {"b": 1}]),
+        ("{1: x, true: y}", {"1": "x", "true": "y"}),
+    ],
+)
+def test_a_value_is_what_it_looks_like(text: str, value: object) -> None:
+    document = Document(text)
+    assert document.values == value
+    assert type(document.values) is type(value)
+    assert document.mistakes == []
+
+
+def test_every_key_and_entry_knows_its_line() -> None:
+    document = Document("a:\n  b: 1\n\n  c:\n    - x\n    - d: 2\n")
+    assert [document.line(path) for path in [("a",), ("a", "b"), ("a", "c", 0), ("a", "c", 1, "d")]] == [
+        (1, True),
+        (2, True),
+        (5, True),
+        (6, True),
+    ]
+    assert document.line(("a", "c", 7)) == (4, False)
+    assert document.line(("z",)) == (1, False)
+
+
+def test_equal_keys_are_reported_each() -> None:
+    document = Document("a: 1\nb: {c: 1, c: 2}\na: 2\na: 3\n")
+    assert document.mistakes == [
+        (("a",), 3, "given twice, first on line 1. Keep one of them."),
+        (("a",), 4, "given twice, first on line 1. Keep one of them."),
+        (("b", "c"), 2, "given twice, first on line 2. Keep one of them."),
+    ]
+
+
+def test_merged_sections_give_way_to_own_keys_and_the_first_of_several_wins() -> None:
+    document = Document("x: &x {a: 1, b: 1}\ny: &y {a: 2, c: 2}\nz:\n  <<: [*x, *y]\n  b: 3\n")
+    assert document.values["z"] == {"a": 1, "b": 3, "c": 2}
+    assert document.mistakes == []
+    assert document.line(("z", "c")) == (2, True)
+    assert document.line(("z", "b")) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        (
+            "a: !!python/name:os.system x",
+            (("a",), 1, "a recipe holds plain values only. Remove the tag !!python/name:os.system."),
+        ),
+        ("a: !secret x", (("a",), 1, "a recipe holds plain values only. Remove the tag !secret.")),
+        ("a: 1\nb: !!int x", (("b",), 2, "'x' cannot be read. Write a number, a word or a list.")),
+        ("[a]: 1", ((), 1, "a key must be a single word.")),
+        ("<<: 3", (("<<",), 1, "only sections can be merged.")),
+        ("a: &a [*a]", (("a", 0), 1, "the alias stands for a value that cannot be read. Write the value out.")),
+    ],
+)
+def test_what_is_no_plain_value_is_refused(text: str, mistake: tuple[object, ...]) -> None:
+    assert Document(text).mistakes == [mistake]
+
+
+def test_a_value_that_is_refused_is_marked() -> None:
+    assert Document("{a: !secret x, b: 1}").values == {"a": UNREADABLE, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("a: 1\nb: c: d\n", 2, "mapping values are not allowed here. A text that holds ': ' needs quotes."),
+        (
+            "a:\n\tb: 1\n",
+            2,
+            "while scanning for the next token, found character '\\t' that cannot start any token. Indent with spaces.",
+        ),
+        ("a: 1\n---\nb: 2\n", 2, "expected a single document in the stream, but found another document."),
+        ("a: *b\n", 1, "found undefined alias 'b'."),
+        ("a: 1\nb: \x07\n", 2, "the character '\\x07' may not stand in YAML."),
+        ("[" * 5000, 1, "it is nested too deeply."),
+    ],
+)
+def test_broken_yaml_names_the_line(text: str, line: int, message: str) -> None:
+    with pytest.raises(BrokenYAML) as caught:
+        Document(text)
+    assert (caught.value.line, str(caught.value)) == (line, message)
+
+
+def test_a_section_merged_into_itself_is_harmless() -> None:
+    assert Document("a: &a\n  b: 1\n  <<: *a\n").values == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize("double", ["[*{0}, *{0}]", "{{<<: [*{0}, *{0}], {0}: *{0}}}"])
+def test_a_small_file_cannot_unfold_into_a_huge_one(double: str) -> None:
+    lines = ["x0: &x0 {a: 1}"] + [f"x{n}: &x{n} {double.format(f'x{n - 1}')}" for n in range(1, 60)]
+    assert set(Document("\n".join(lines)).values) == {f"x{n}" for n in range(60)}
+
+
+def test_paths_are_written_with_dots() -> None:
+    assert dotted(("text", "sources", 0, "a\nb")) == "text.sources.0.'a\\nb'"
+    assert at({"a": [{"b": 1}]}, ("a", 0, "b")) == 1
+    assert at({"a": [{"b": 1}]}, ("a", 1, "b")) is None
+    assert at({"a": 1}, ("a", "b")) is None
