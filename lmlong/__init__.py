@@ -1,9 +1,8 @@
 """Causal language models for texts too long for softmax attention.
 
-    import lmlong
-
-    for piece in lmlong.load("runs/quickstart").stream("def ", max_tokens=100):
-        print(piece, end="", flush=True)
+>>> model = lmlong.load("runs/quickstart")
+>>> for piece in model.stream("def ", max_tokens=100):
+...     print(piece, end="", flush=True)
 """
 
 from importlib import import_module
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from lmlong.inference.loading import Loaded, load
 
 __version__ = "0.1.0"
-__all__ = ["Loaded", "LmlongError", "load"]
+__all__ = ["LmlongError", "Loaded", "load"]
 
 _HOMES = {"Loaded": "lmlong.inference.loading", "load": "lmlong.inference.loading"}
 

@@ -39,7 +39,7 @@ class Elu(FeatureMap):
 class Relu(FeatureMap):
     """relu(x) plus a floor, which keeps the denominator from 0 where all features are off."""
 
-    floor = 1e-3
+    floor = 1e-2
 
     def query(self, q: Tensor) -> Tensor:
         return torch.relu(q) + self.floor

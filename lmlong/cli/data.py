@@ -57,11 +57,11 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 def _table(source: dict[str, Any]) -> str:
     """One source: what became of its documents, and a line for each split."""
-    skipped = [f"{count:,} {reason}" for reason, count in source["skipped"].items()]
+    skipped = [f"{count:,} skipped ({reason})" for reason, count in source["skipped"].items()]
     columns = ("documents", "bytes", "tokens", "bytes/token", "replaced")
     lines = [
         source["name"],
-        f"  {source['documents']:,} documents read, {', '.join(skipped) or 'none'} skipped",
+        "  " + ", ".join([f"{source['documents']:,} documents read", *skipped]),
         f"  {'':<10}" + "".join(f"{column:>13}" for column in columns),
     ]
     for split in SPLITS:

@@ -10,13 +10,17 @@ from lmlong.errors import UsageError
 
 @click.command()
 @click.argument("run", metavar="RUN")
-@click.option("--prompt", metavar="TEXT", help="Text to continue; \"\" starts a new document.")
+@click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="File that holds the text to continue.")
 @click.option("--max-tokens", default=200, show_default=True, type=click.IntRange(-1), help="Tokens; -1 for no end.")
 @click.option("--temperature", default=0.8, show_default=True, help="0 always takes the likeliest token.")
 @click.option("--top-k", type=int, help="Draw only from so many likeliest tokens.")
-@click.option("--top-p", default=1.0, show_default=True, help="Draw only from the likeliest with this much of the mass.")
-@click.option("--min-p", default=0.0, show_default=True, help="Draw only from tokens with this share of the likeliest's.")
+@click.option(
+    "--top-p", default=1.0, show_default=True, help="Draw only from the fewest likeliest with this probability."
+)
+@click.option(
+    "--min-p", default=0.0, show_default=True, help="Draw only from those at least this share as likely as the first."
+)
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
@@ -35,9 +39,9 @@ def generate(
 ) -> None:
     """Continue a text with the model of RUN: a run folder, the name of one under runs/, or a checkpoint.
 
-    The prompt is read from standard input when neither --prompt nor --prompt-file is given and input is piped in; it is
-    taken as it is, newlines at its end too. Only the new text goes to standard output, not the prompt, each piece as soon
-    as it is written. It ends where the model ends the document, or at --max-tokens or --stop.
+    Without --prompt and --prompt-file the prompt is what is piped in, taken as it is, newlines at its end too; without
+    that, a new document begins. Only the new text goes to standard output, not the prompt, each piece as soon as it is
+    written. It ends where the model ends the document, or at --max-tokens or --stop.
 
     \b
     lmlong generate runs/quickstart --prompt 'def '

@@ -18,5 +18,5 @@ def name_length(length: int) -> str:
 def _parse(word: str) -> int:
     match = re.fullmatch(r"0*([1-9][0-9]*)([kK]?)", word, re.ASCII)
     if not match:
-        raise UsageError(f"--lengths: '{word}' is no length. Write whole numbers above 0, such as 256,1k,4k (k is 1,024).")
+        raise UsageError(f"--lengths: '{word}' is no length. Write whole numbers such as 256,1k,4k (k is 1,024).")
     return int(match[1]) * (1024 if match[2] else 1)

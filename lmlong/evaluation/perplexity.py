@@ -1,8 +1,8 @@
 """Perplexity against length: the same text, read in windows of several lengths.
 
-At each length the text is cut into windows of that many tokens, and each window is read from an empty state. Every token of
-the text but the first is a target at every length (ends of documents excepted: nothing follows them), so the lengths are
-compared on the same targets, and what differs is only how far back the model could look.
+At each length the text is cut into windows of that many tokens, and each window is read from an empty state. Every token
+of the text but the first is a target at every length (but for what follows the end of a document, which is never one), so
+all lengths are compared on the same targets, and what differs is only how far back the model could look.
 """
 
 import time
@@ -54,7 +54,7 @@ class Curve:
 
 
 def measure(name: str, loaded: Loaded, text: np.ndarray, lengths: Sequence[int] | None = None) -> Curve:
-    """A model's curve over the tokens of a text; without `lengths`, over the usual ones and the one it was trained at."""
+    """A model's curve over the tokens of a text, by default at the usual lengths and the one it was trained at."""
     trained = loaded.recipe.text.sequence_length
     wanted = sorted({*LENGTHS, trained}) if lengths is None else lengths
     reached = [length for length in wanted if length < len(text)]
@@ -90,9 +90,7 @@ def validation_text(loaded: Loaded, files: Sequence[str] = (), limit: int | None
     if files:
         source = Files(kind="files", paths=list(files))
         # a recipe's text trains too; the shortest sequence lets files of any size pass as that
-        text = Text(
-            sources=[source], validation=Validation(sources=[source]), errors=text.errors, sequence_length=8
-        )
+        text = Text(sources=[source], validation=Validation(sources=[source]), errors=text.errors, sequence_length=8)
     return prepare(text, loaded.tokenizer).validation.tokens[:limit]
 
 

@@ -31,7 +31,6 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
         _line(axes, curve, number)
     _trained(axes, curves)
     _axes(axes, curves)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)
 
 

@@ -38,8 +38,9 @@ class Loaded:
     ) -> Iterator[str]:
         """Continue a prompt, piece by piece as the text is written, without the prompt itself.
 
-            for piece in lmlong.load("runs/quickstart").stream("def ", max_tokens=100):
-                print(piece, end="", flush=True)
+        >>> model = lmlong.load("runs/quickstart")
+        >>> for piece in model.stream("def ", max_tokens=100):
+        ...     print(piece, end="", flush=True)
 
         The text ends where the model ends the document, after `max_tokens` tokens (None: never), or before a `stop`
         string. The other options are those of `Sampling`; the same seed gives the same text.
@@ -55,7 +56,7 @@ class Loaded:
 
 
 def load(run: str | Path, device: str = "auto") -> Loaded:
-    """The model of a run: its folder, its name under runs/, or one of its checkpoints; `device` is auto, cpu or cuda."""
+    """The model of a run: its folder, its name under runs/, or a checkpoint; `device` is auto, cpu or cuda."""
     place = pick_device(device)
     checkpoint = find(run)
     recipe, tokenizer = read_recipe(checkpoint), tokenizers.load(tokenizer_path(checkpoint))

@@ -34,7 +34,7 @@ def stream(
 
 @torch.inference_mode()  # here and not in the generator, where it would stay on for the caller between two tokens
 def read(model: LanguageModel, tokens: Sequence[int], state: ModelState | None) -> tuple[Tensor, ModelState]:
-    """Continue over tokens in pieces of bounded size: logits (1, vocabulary) of what follows the last, and the state."""
+    """Continue over tokens in pieces of bounded size: logits (1, vocabulary) of what follows, and the state after."""
     device = model.embedding.weight.device
     for begin in range(0, len(tokens), PIECE):
         piece = torch.tensor([tokens[begin : begin + PIECE]], device=device)
@@ -49,7 +49,7 @@ def stream_text(tokens: Iterable[int], tokenizer: Tokenizer, stop: Sequence[str]
 
 
 def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """Text in pieces up to the first of the stop strings to be complete; where the pieces are cut makes no difference."""
+    """Text in pieces up to the stop string that is complete first; where the pieces are cut makes no difference."""
     held = ""
     for piece in pieces:
         held += piece

@@ -58,13 +58,13 @@ class TrainingBatches:
         epoch, number = divmod(place, windows)
         key = (self._seed, source, epoch)
         start = draw(*key) % len(tokens) + shuffled(number, windows, key) * self._length
-        return tokens.take(range(start, start + self._length + 1), mode="wrap").astype(np.int64)
+        return tokens.take(np.arange(start, start + self._length + 1), mode="wrap").astype(np.int64)
 
 
 def validation_batches(
     tokens: np.ndarray, bos: int, eos: int, length: int, rows: int, limit: int | None = None
 ) -> Iterator[Batch]:
-    """The first `limit` tokens of a text in windows of any length: each token but the first is a target exactly once."""
+    """A text, or its first `limit` tokens, in windows: each token but the first is a target exactly once."""
     tokens = tokens[:limit]
     starts = range(0, len(tokens) - 1, length)
     for first in range(0, len(starts), rows):

@@ -13,7 +13,7 @@ def draw(*key: int) -> int:
 def shuffled(index: int, size: int, key: tuple[int, ...]) -> int:
     """The element at `index` of a drawn order of range(size), found without making the others.
 
-    A Feistel network permutes the numbers of an even count of bits; those that land beyond `size` are sent through again.
+    A Feistel network permutes the numbers of an even count of bits; one that lands beyond `size` goes through again.
     """
     half = ((size - 1).bit_length() + 1) // 2
     mask = (1 << half) - 1

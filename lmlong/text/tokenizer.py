@@ -74,7 +74,10 @@ class Tokenizer(ABC):
 
     def save(self, path: Path | str) -> None:
         """Write the file that `load` reads back."""
-        Path(path).write_bytes(self._file)
+        try:
+            Path(path).write_bytes(self._file)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
 class SentencePieceTokenizer(Tokenizer):

@@ -7,7 +7,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lmlong.model.scoring import Totals, score
 from lmlong.text.batches import validation_batches
-from lmlong.text.token_file import TokenFile
+from lmlong.text.tokens import Tokens
 from lmlong.training.checkpoints import Shelf
 from lmlong.training.journal import Journal
 from lmlong.training.loader import as_tensors
@@ -19,8 +19,8 @@ from lmlong.training.signals import StopOnSignal
 class Course(Callback):
     """Acts at the end of each optimizer step, the only place where a run may be saved or stopped."""
 
-    def __init__(self, run: Path, validation: TokenFile, steps: int, signals: StopOnSignal):
-        self.validation, self.steps, self.signals = validation, steps, signals
+    def __init__(self, run: Path, tokens: Tokens, steps: int, signals: StopOnSignal):
+        self.tokens, self.steps, self.signals = tokens, steps, signals
         self.journal = Journal(run / "metrics.jsonl")
         self.shelf = Shelf(run / "checkpoints")
         self.progress: Progress | None = None
@@ -79,7 +79,10 @@ class Course(Callback):
         """Bits per byte of the validation text, in windows as long as those of training."""
         assert self.progress is not None
         text, training = learner.recipe.text, learner.recipe.training
-        batches = validation_batches(self.validation, text.sequence_length, training.batch_size, limit)
+        tokenizer, length = self.tokens.tokenizer, text.sequence_length
+        batches = validation_batches(
+            self.tokens.validation.tokens, tokenizer.bos, tokenizer.eos, length, training.batch_size, limit
+        )
         learner.eval()
         with trainer.precision_plugin.forward_context():
             totals = score(learner.model, (to_device(as_tensors(b), learner.device) for b in batches), learner.token_bytes)

@@ -85,7 +85,7 @@ def train(recipe: Recipe, folder: Path, resume: Path | None = None, overwrite: b
     _open_folder(folder, setup)
 
     signals = StopOnSignal()
-    course = Course(folder, setup.tokens.validation, setup.steps, signals)
+    course = Course(folder, setup.tokens, setup.steps, signals)
     trainer = _trainer(folder, setup, [signals, course])
     learner = Learner(setup.model, setup.recipe, setup.steps, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
     learner.train_dataloader = lambda: _loader(setup, trainer)  # type: ignore[method-assign]
@@ -151,8 +151,16 @@ def _trainer(folder: Path, setup: Setup, callbacks: list) -> Trainer:
 
 def batches_of(setup: Setup) -> TrainingBatches:
     """The batches of a run, all of them, in order."""
-    recipe = setup.recipe
-    return TrainingBatches(setup.tokens, recipe.text.sequence_length, recipe.training.batch_size, recipe.seed)
+    recipe, tokens = setup.recipe, setup.tokens
+    return TrainingBatches(
+        [file.tokens for file in tokens.train],
+        tokens.weights,
+        tokens.tokenizer.bos,
+        tokens.tokenizer.eos,
+        recipe.text.sequence_length,
+        recipe.training.batch_size,
+        recipe.seed,
+    )
 
 
 def _loader(setup: Setup, trainer: Trainer) -> Loader:

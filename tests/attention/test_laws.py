@@ -143,7 +143,8 @@ def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float)
     naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, torch.float32), upstream)
     assert measured[0].abs().max() > 0
     for mine, formula, exact in zip(measured, naive, truth, strict=True):
-        allowed = 4 * max(_distance(formula, exact, upstream), 1e-6)
+        # torch's fused softmax computes exp to about 20 bits
+        allowed = 4 * max(_distance(formula, exact, upstream), 2.5e-6)
         assert _distance(mine, exact, upstream) < allowed
 
 
