@@ -43,8 +43,9 @@ def eval_(
     out of its training, unless --data names another. Compare runs with different tokenizers by bits per byte.
 
     \b
-    lmlong eval runs/quickstart --lengths 256,1k,4k --tokens 100000
-    lmlong eval linear softmax --data 'books/*.txt' --plot length.png
+    Example: one run on its own held-out text, then two on the same books.
+      lmlong eval runs/quickstart --lengths 256,1k,4k --tokens 100000
+      lmlong eval linear softmax --data 'books/*.txt' --plot length.png
     """
     from lmlong.evaluation.lengths import parse_lengths
     from lmlong.evaluation.perplexity import measure, validation_text
@@ -69,8 +70,8 @@ def eval_(
     if json_file != STDOUT:
         click.echo(table(curves))
     if json_file:
-        with click.open_file(str(json_file), "w", encoding="utf-8") as file:
-            file.write(json.dumps(plain(curves), indent=2, allow_nan=False) + "\n")
+        with click.open_file(str(json_file), "w", encoding="utf-8") as out:
+            out.write(json.dumps(plain(curves), indent=2, allow_nan=False) + "\n")
 
 
 def _name(run: str) -> str:

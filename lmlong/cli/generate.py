@@ -12,7 +12,9 @@ from lmlong.errors import UsageError
 @click.argument("run", metavar="RUN")
 @click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="File that holds the text to continue.")
-@click.option("--max-tokens", default=200, show_default=True, type=click.IntRange(-1), help="Tokens; -1 for no end.")
+@click.option(
+    "--max-tokens", default=200, show_default=True, type=click.IntRange(-1), help="Most tokens to write; -1 for no end."
+)
 @click.option("--temperature", default=0.8, show_default=True, help="0 always takes the likeliest token.")
 @click.option("--top-k", type=int, help="Draw only from so many likeliest tokens.")
 @click.option(
@@ -44,8 +46,9 @@ def generate(
     written. It ends where the model ends the document, or at --max-tokens or --stop.
 
     \b
-    lmlong generate runs/quickstart --prompt 'def '
-    lmlong generate quickstart --temperature 0 --stop $'\\n\\n' < start.py
+    Example: a function, then one greedy paragraph after the text of a file.
+      lmlong generate runs/quickstart --prompt 'def '
+      lmlong generate quickstart --temperature 0 --stop $'\\n\\n' < start.py
     """
     text = _prompt(prompt, prompt_file)
 

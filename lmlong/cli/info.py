@@ -18,8 +18,9 @@ def info(run: str | None, as_json: bool) -> None:
     """Describe this installation or, with RUN, a trained model.
 
     \b
-    lmlong info
-    lmlong info runs/quickstart --json
+    Example: what is installed, then what a run holds.
+      lmlong info
+      lmlong info runs/quickstart --json
     """
     facts = _run(run) if run is not None else _installation()
     click.echo(json.dumps(facts, indent=2, allow_nan=False) if as_json else _lines(facts))

@@ -25,8 +25,8 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     """Train the tokenizer of RECIPE (a file or a shipped name) on its training text, and write it to a file.
 
     \b
-    Example: 8,192 pieces from your own books.
-      lmlong tokenizer train books.yaml text.tokenizer.vocabulary=8192 --out books.model
+    Example: the pieces of your own books.
+      lmlong tokenizer train books.yaml --out books.model
     """
     from lmlong.recipe_file import load
     from lmlong.text.tokens import train_tokenizer

@@ -1,8 +1,8 @@
 """Perplexity against length: the same text, read in windows of several lengths.
 
-At each length the text is cut into windows of that many tokens, and each window is read from an empty state. Every token
-of the text but the first is a target at every length (but for what follows the end of a document, which is never one), so
-all lengths are compared on the same targets, and what differs is only how far back the model could look.
+At each length the text is cut into windows of that many tokens, and each window is read from an empty state. Every
+token of the text but the first is a target at every length (only what follows the end of a document never is one), so
+all lengths are compared on the same targets, and what differs is how far back the model could look.
 """
 
 import time

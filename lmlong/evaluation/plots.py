@@ -25,13 +25,20 @@ def check_format(path: Path) -> None:
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
     """Draw bits per byte against length into an image file."""
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")  # no pyplot: that would look for a screen
-    axes = figure.subplots()
+    figure(curves).savefig(path, dpi=160)
+
+
+def figure(curves: Sequence[Curve]) -> Figure:
+    """Bits per byte against length, a line for each run and a mark where it was trained."""
+    drawn = Figure(figsize=(6.4, 4.2), layout="constrained")  # no pyplot: that would look for a screen
+    axes = drawn.subplots()
     for number, curve in enumerate(curves):
         _line(axes, curve, number)
     _trained(axes, curves)
     _axes(axes, curves)
-    figure.savefig(path, dpi=160)
+    # beside the lines and never over them, wherever they run
+    drawn.legend(loc="outside upper left", ncols=2, frameon=False)
+    return drawn
 
 
 def _line(axes: Axes, curve: Curve, number: int) -> None:
@@ -40,6 +47,8 @@ def _line(axes: Axes, curve: Curve, number: int) -> None:
         [point.length for point in curve.points],
         [point.totals.bits_per_byte for point in curve.points],
         marker=marker,
+        markeredgecolor="white",
+        markersize=8,
         linestyle=line,
         color=COLOURS[number % len(COLOURS)],
         label=curve.name,
@@ -69,8 +78,8 @@ def _axes(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [name_length(length) for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("tokens read from an empty state")
-    axes.set_ylabel("bits per byte of validation text")
+    axes.set_xlabel("tokens in a window, each window read from an empty state")
+    axes.set_ylabel("bits per byte")
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.set_axisbelow(True)

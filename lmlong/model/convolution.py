@@ -32,9 +32,12 @@ class ShortConvolution(nn.Module):
         x = torch.cat([tail.to(x.dtype), x], dim=1)
         weight = self.weight.to(x.dtype)
         y = _Taps.apply(x, weight)
+        tail = x[:, x.shape[1] - self.width + 1 :]
         if starts is not None:
             y = self._within_documents(y, x, weight, positions)
-        return y, x[:, x.shape[1] - self.width + 1 :]
+            distance = torch.arange(self.width - 2, -1, -1, device=x.device)  # of the tail's tokens from the last one
+            tail = tail * (positions[:, -1:] >= distance)[..., None]
+        return y, tail
 
     def _within_documents(self, y: Tensor, x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
         """Compute anew the few outputs so near to the start of their document that they saw the one before."""

@@ -67,7 +67,7 @@ def file_document(path: Path, errors: Errors) -> Document:
 def text_document(name: str, text: str, errors: Errors) -> Document:
     """A text already in memory as a document; a lone surrogate in it is an error like any other."""
     data = text.encode("utf-8", "surrogatepass")
-    return Document(name, lambda: (data[i : i + CHUNK] for i in range(0, len(data), CHUNK)), errors)
+    return Document(name, lambda: slices(data), errors)
 
 
 def decode(chunks: Iterator[bytes], name: str, errors: str) -> Iterator[tuple[str, int]]:
@@ -105,6 +105,11 @@ def read(path: Path, decompress: bool = True) -> Iterator[bytes]:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from None
 
 
+def slices(data: bytes) -> Iterator[bytes]:
+    """Bytes already in memory, in chunks."""
+    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
+
+
 def _chunks(file: BinaryIO | gzip.GzipFile, size: int) -> Iterator[bytes]:
     while chunk := file.read(size):
         yield chunk
@@ -116,8 +121,7 @@ def _decompress_zst(file: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
     for data in _chunks(file, COMPRESSED_CHUNK):
         while data:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            if text := frame.decompress(data):
-                yield text
+            yield from slices(frame.decompress(data))
             data = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
     if frame:

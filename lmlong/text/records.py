@@ -1,8 +1,10 @@
 """Records of .jsonl and .parquet files and of data sets of the hub, all read through `datasets`."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from glob import escape
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lmlong import recipe
@@ -14,24 +16,18 @@ Records = Iterable[dict[str, Any]]
 
 def file_records(path: Path, builder: str) -> Records:
     """The records of one file."""
-    import datasets
-
-    return datasets.load_dataset(builder, data_files=[escape(str(path.resolve()))], split="train", streaming=True)
+    return _library().load_dataset(builder, data_files=[escape(str(path.resolve()))], split="train", streaming=True)
 
 
 def hub_records(options: recipe.Hub) -> Records:
     """The records of a data set of the hub, or of a folder in its format."""
-    import datasets
-
-    return datasets.load_dataset(options.dataset, options.config, split=options.split, streaming=options.streaming)
+    return _library().load_dataset(options.dataset, options.config, split=options.split, streaming=options.streaming)
 
 
 def hub_revision(options: recipe.Hub) -> str:
     """What the hub says of the version of a data set, without reading its records."""
-    import datasets
-
     try:
-        return str(datasets.load_dataset_builder(options.dataset, options.config).hash)
+        return str(_library().load_dataset_builder(options.dataset, options.config).hash)
     except Exception as error:  # `datasets` raises dozens of kinds, of its own and of the libraries below it
         raise _unreadable(f"hub {options.dataset}", error) from error
 
@@ -50,6 +46,15 @@ def documents_of(name: str, load: Callable[[], Records], column: str, errors: Er
             yield text_document(place, text, errors)
         else:
             raise UsageError(f"{place}: column '{column}' holds {type(text).__name__}, not text. Name another column.")
+
+
+def _library() -> ModuleType:
+    """`datasets`, imported only when needed because that takes a second, and without bars off a terminal."""
+    import datasets
+
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    return datasets
 
 
 def _reported(name: str, load: Callable[[], Records]) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
@@ -31,11 +32,8 @@ PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x4
 
 def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
     """Train a model on pieces of text; the same pieces give the same bytes."""
-    texts = [text for piece in pieces for text in lines(piece)]
-    characters = Counter[str]()
-    for text in texts:
-        characters.update(text)
-    if not characters:
+    texts = _without_rare([text for piece in pieces for text in lines(piece)], options.vocabulary)
+    if not texts:
         raise UsageError("text.sources: no text to train a tokenizer on. Add text, or set text.tokenizer.kind=bytes.")
     model = io.BytesIO()
     SentencePieceTrainer.train(
@@ -44,7 +42,8 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
         model_type=options.algorithm,
         vocab_size=options.vocabulary,
         hard_vocab_limit=False,
-        character_coverage=_coverage(characters, options.vocabulary),
+        character_coverage=0.9995,
+        required_chars=SPACE,  # it must never be spelt in bytes, which could not be told from those of SPACE itself
         byte_fallback=True,
         normalization_rule_name="identity",
         add_dummy_prefix=False,
@@ -81,12 +80,14 @@ def lines(text: str) -> Iterator[str]:
         start = end
 
 
-def _coverage(characters: Counter[str], vocabulary: int) -> float:
-    """The share of the text whose characters get a piece of their own: they take half the vocabulary at most."""
+def _without_rare(texts: list[str], vocabulary: int) -> list[str]:
+    """Texts cut at their rarer characters, which will be bytes; those left take half the vocabulary at most."""
+    characters = Counter(chain.from_iterable(texts)).most_common()
     room = (vocabulary - 256 - 3) // 2
     if len(characters) <= room:
-        return 1.0
-    return sum(count for _, count in characters.most_common(room)) / characters.total()
+        return texts
+    rare = re.compile(f"[{re.escape(''.join(character for character, _ in characters[room:]))}]+")
+    return [part for text in texts for part in rare.split(text) if part]
 
 
 def processor(model: bytes, name: str) -> SentencePieceProcessor:

@@ -162,6 +162,8 @@ def _check(tokens: Tokens, text: recipe.Text) -> None:
                 f"{source['name']}: the training text has {len(file.tokens):,} tokens, one sequence takes {need:,}: "
                 "add text or lower text.sequence_length."
             )
+    if not len(tokens.validation.tokens) and text.validation.sources:
+        raise UsageError("the validation text is empty: text.validation.sources hold no text. Name others.")
     if not len(tokens.validation.tokens):
         documents = sum(source["documents"] for source in tokens.info["sources"])
         raise UsageError(

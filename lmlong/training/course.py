@@ -12,6 +12,7 @@ from lmlong.training.checkpoints import Shelf
 from lmlong.training.journal import Journal
 from lmlong.training.loader import as_tensors
 from lmlong.training.module import Learner
+from lmlong.training.optimizer import rate
 from lmlong.training.progress import Progress
 from lmlong.training.signals import StopOnSignal
 
@@ -63,9 +64,10 @@ class Course(Callback):
         """Show the step and, now and then, write it down."""
         assert self.progress is not None
         totals, learner.step_totals = learner.step_totals, Totals()
-        (learning_rate,) = learner.lr_schedulers().get_last_lr()[:1]  # type: ignore[union-attr]
+        options = learner.recipe.training
+        learning_rate = options.learning_rate * rate(step - 1, self.steps, options)
         speed = self.progress.step(step, totals, tokens, learning_rate)
-        if step % learner.recipe.training.log_every == 0 or step == self.steps:
+        if step % options.log_every == 0 or step == self.steps:
             self.journal.write(
                 step=step,
                 loss=totals.nats_per_token,

@@ -10,27 +10,7 @@ from lmlong import recipe
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.tokenizer import Tokenizer
 
-WORDS = [
-    "def",
-    "return",
-    "self",
-    "value",
-    "for",
-    "in",
-    "if",
-    "else",
-    "while",
-    "import",
-    "class",
-    "None",
-    "True",
-    "index",
-    "count",
-    "name",
-    "open",
-    "close",
-    "read",
-]
+WORDS = "def return self value for in if else while import class None True index count name open close read"
 
 
 def sentences(documents: int, lines: int = 40) -> list[str]:
@@ -38,7 +18,7 @@ def sentences(documents: int, lines: int = 40) -> list[str]:
     draw = random.Random(0)
 
     def line() -> str:
-        return " " * draw.choice([0, 4, 8]) + " ".join(draw.choices(WORDS, k=6)) + f" {draw.random():.6f} é中😀"
+        return " " * draw.choice([0, 4, 8]) + " ".join(draw.choices(WORDS.split(), k=6)) + f" {draw.random():.6f} é中😀"
 
     return ["\n".join(line() for _ in range(lines)) + "\n" for _ in range(documents)]
 

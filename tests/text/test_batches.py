@@ -1,6 +1,7 @@
 """A batch follows from its number; epochs cover the text; validation counts every token once."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_a_shuffle_is_a_permutation(size: int, key: int) -> None:
 @pytest.mark.parametrize("limit", [None, 57])
 def test_validation_counts_each_target_once(length: int, limit: int | None) -> None:
     tokens = text(100)
-    expected = [int(after) for before, after in zip(tokens[:limit], tokens[1:limit], strict=False) if before != EOS]
+    expected = [int(after) for before, after in pairwise(tokens[:limit]) if before != EOS]
     found = [batch.targets for batch in validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit)]
     assert [target for rows in found for target in rows.ravel().tolist() if target != IGNORED] == expected
     assert all(rows.shape[0] <= 3 and rows.shape[1] == length for rows in found)

@@ -63,13 +63,13 @@ def test_a_name_that_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["missing.txt", "none*.txt", "folder"])
 def test_paths_without_files_are_errors(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match="(no such file|matches no file).*Correct"):
+    with pytest.raises(UsageError, match=r"(no such file|matches no file).*Correct"):
         files(tmp_path / name)
 
 
 def test_empty_files(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(UsageError, match="empty.txt: empty"):
+    with pytest.raises(UsageError, match=r"empty.txt: empty"):
         files(tmp_path / "empty.txt")
     tree(tmp_path, "full.txt")
     assert texts(files(tmp_path)) == ["full.txt"]

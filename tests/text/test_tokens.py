@@ -61,9 +61,8 @@ def test_counts_add_up(text_of: TextOf) -> None:
     assert source["documents"] == 42 == train["documents"] + validation["documents"]
     assert source["skipped"] == {"empty": 1}
     assert train["replaced_bytes"] + validation["replaced_bytes"] == 2
-    assert train["bytes"] + validation["bytes"] == sum(len(text.encode()) for text in texts) + len(
-        "a\ufffd\ufffdb".encode()
-    )
+    size = sum(len(text.encode()) for text in [*texts, "a\ufffd\ufffdb"])
+    assert train["bytes"] + validation["bytes"] == size
     for count, file in ((train, found.train[0]), (validation, found.validation)):
         assert count["tokens"] == len(file.tokens) == count["bytes"] + 2 * count["documents"]
 
@@ -87,8 +86,9 @@ def test_several_sources_and_validation_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_sees_no_validation_text(text_of: TextOf) -> None:
-    before = prepare(text_of(["known " * 400 + "secret " * 20], tokenizer={"vocabulary": 300}))
-    after = prepare(text_of(["known " * 400 + "poison " * 20], tokenizer={"vocabulary": 300}))
+    options = {"tokenizer": {"vocabulary": 300}, "validation": {"fraction": 0.5}}
+    before = prepare(text_of(["known " * 100 + "secret" * 100], **options))
+    after = prepare(text_of(["known " * 100 + "poison" * 100], **options))
     assert before.folder != after.folder
     assert before.tokenizer.hash == after.tokenizer.hash
 

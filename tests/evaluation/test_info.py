@@ -1,0 +1,68 @@
+"""`lmlong info` as its user meets it."""
+
+import json
+import platform
+from pathlib import Path
+
+import torch
+from click.testing import CliRunner
+
+from lmlong.cli.info import info
+from lmlong.inference.loading import load
+
+METRICS = """\
+{"step": 5, "validation": {"nats": 1.0, "tokens": 2, "bytes": 3, "nats_per_token": 0.5, "bits_per_byte": 0.48}}
+{"step": 7, "loss": 5.5, "bits_per_byte": 7.9}
+{"step": 7, "validation": {"nats": 8.0, "tokens": 2, "bytes": 4, "nats_per_token": 4.0, "bits_per_byte": 2.885}}
+{"step": 9, "validation": {"nats": 1.0, "tokens": 2, "bytes": 3, "nats_per_token": 0.5, "bits_per_byte": 0.48}}
+{"step": 9, "lo"""
+
+
+def told(*words: object) -> str:
+    done = CliRunner().invoke(info, [str(word) for word in words], catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_run_is_described(run: Path) -> None:
+    (run / "metrics.jsonl").write_text(METRICS)
+    facts = json.loads(told(run, "--json"))
+    assert facts == {
+        "name": "run",
+        "checkpoint": str(run.resolve() / "checkpoints" / "step-00000007"),
+        "step": 7,
+        "trained tokens": 7 * 2 * 3 * 64,
+        "trained length": 64,
+        "parameters": sum(weight.numel() for weight in load(run, "cpu").model.parameters()),
+        "number format": "float32",
+        "vocabulary": 258,
+        "attention by layer": ["linear", "linear"],
+        "state bytes": 2312,
+        "state bytes per token": 0,
+        "validation": {
+            "step": 7,
+            "nats": 8.0,
+            "tokens": 2,
+            "bytes": 4,
+            "nats_per_token": 4.0,
+            "bits_per_byte": 2.885,
+        },
+    }
+
+
+def test_a_run_in_words(run: Path) -> None:
+    lines = told(run).splitlines()
+    assert "state bytes            2,312" in lines
+    assert "attention by layer     linear, linear" in lines
+    assert "validation             none" in lines
+    (run / "metrics.jsonl").write_text(METRICS)
+    assert told(run).endswith("step 7, nats 8.0000, tokens 2, bytes 4, nats per token 4.0000, bits per byte 2.8850\n")
+
+
+def test_the_installation_is_described() -> None:
+    facts = json.loads(told("--json"))
+    assert facts["python"] == platform.python_version()
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert (facts["device"] == "cpu") is not torch.cuda.is_available()
+    assert list(facts) == [line.split("  ")[0] for line in told().splitlines()]

@@ -1,0 +1,99 @@
+"""`lmlong generate` as its user meets it."""
+
+import inspect
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lmlong.cli.generate import generate
+from lmlong.errors import UsageError
+from lmlong.inference.loading import Loaded, load
+
+COMMAND = [sys.executable, "-m", "lmlong", "generate"]
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+ENDLESS = ["--max-tokens", "-1", "--temperature", "0", "--device", "cpu"]
+
+
+def written(*words: object, piped: bytes = b"") -> str:
+    """What the command writes to standard output, which must be all it writes."""
+    done = CliRunner().invoke(generate, [str(word) for word in words], input=piped, catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "")
+    return done.stdout_bytes.decode()
+
+
+def test_only_the_new_text_is_printed_wherever_the_prompt_comes_from(run: Path, tmp_path: Path) -> None:
+    prompt = "naïve\r\n"
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(prompt.encode())
+    expected = "".join(load(run, "cpu").stream(prompt, max_tokens=30, seed=5))
+    options = [run, "--max-tokens", 30, "--seed", 5]
+    assert written(*options, "--prompt", prompt) == expected
+    assert written(*options, "--prompt-file", file) == expected
+    assert written(*options, piped=prompt.encode()) == expected
+
+
+def test_every_option_reaches_the_stream(run: Path) -> None:
+    options = {"temperature": 1.3, "top_k": 90, "top_p": 0.9, "min_p": 0.2, "seed": 4, "max_tokens": 60}
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    loaded = load(run, "cpu")
+    whole = "".join(loaded.stream("a", **options))
+    assert written(run, "--prompt", "a", *words) == whole
+    assert written(run, "--prompt", "a", *words, "--stop", whole[9], "--stop", "zz") == whole[: whole.index(whole[9])]
+
+
+def test_the_defaults_are_those_of_the_library() -> None:
+    library = {name: parameter.default for name, parameter in inspect.signature(Loaded.stream).parameters.items()}
+    command = {option.name: option.default for option in generate.params}
+    for name in ("max_tokens", "temperature", "top_p", "min_p", "seed"):
+        assert command[name] == library[name]
+
+
+def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("naïve".encode("latin-1"))
+    for words, message in [
+        (["--prompt-file", str(latin)], r"latin.txt: not UTF-8 at byte 2\."),
+        (["--prompt-file", str(tmp_path / "none")], r"none: cannot be read \(No such file or directory\)\."),
+        (["--prompt", "a", "--prompt-file", str(latin)], "both given"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            CliRunner().invoke(generate, [str(run), *words], catch_exceptions=False)
+
+
+def endless(run: Path) -> subprocess.Popen[bytes]:
+    """A process that writes without end into a pipe, as buffered as Python is by default."""
+    words = [*COMMAND, str(run), "--prompt", "a", *ENDLESS]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED)
+
+
+def test_a_reader_that_leaves_ends_the_text_in_silence(run: Path) -> None:
+    process = endless(run)
+    assert process.stdout and process.stderr
+    assert len(process.stdout.read(50)) == 50
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.wait(timeout=60)
+
+
+def test_text_comes_as_it_is_written_and_an_interrupt_ends_it_in_silence(run: Path) -> None:
+    process = endless(run)
+    assert process.stdout
+    assert 0 < len(os.read(process.stdout.fileno(), 1 << 16)) < 1000  # a buffer would have held back 8,192
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, b"")
+
+
+def test_a_terminal_gets_a_last_newline_and_is_not_waited_for(run: Path) -> None:
+    ours, its = pty.openpty()
+    words = [*COMMAND, str(run), "--max-tokens", "5", "--temperature", "0", "--device", "cpu"]
+    done = subprocess.run(words, stdin=its, stdout=its, stderr=subprocess.PIPE, timeout=60)
+    text = "".join(load(run, "cpu").stream(max_tokens=5, temperature=0))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert os.read(ours, 1 << 16).decode() == (text + "\n").replace("\n", "\r\n")

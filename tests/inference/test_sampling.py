@@ -1,0 +1,141 @@
+"""How a token is drawn: distributions in closed form, and the numbers that draw from them."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmlong.errors import LmlongError, UsageError
+from lmlong.inference.sampling import (
+    Sampler,
+    Sampling,
+    draw,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    probabilities,
+    tempered,
+)
+
+EIGHTHS = torch.tensor([[0.125, 0.5, 0.125, 0.25]], dtype=torch.float64)
+
+
+def logits_of(*chances: float) -> Tensor:
+    return torch.tensor([chances], dtype=torch.float64).log()
+
+
+def kept(likelihood: Tensor) -> list[int]:
+    return likelihood[0].nonzero()[:, 0].tolist()
+
+
+def test_tokens_come_as_often_as_softmax_says() -> None:
+    logits, rows, calls = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5]), 50, 400
+    sampler = Sampler(Sampling(temperature=0.7, seed=3), rows=range(rows))
+    drawn = torch.stack([sampler(logits.expand(rows, -1)) for _ in range(calls)])
+    shares = drawn.flatten().bincount(minlength=5) / drawn.numel()
+    expected = (logits / 0.7).softmax(-1)
+    deviation = (expected * (1 - expected) / drawn.numel()).sqrt()
+    assert ((shares - expected).abs() < 4 * deviation).all()
+
+
+def test_the_place_on_the_line_decides() -> None:
+    uniform = torch.tensor([0.0, 0.1249, 0.125, 0.6249, 0.625, 0.7499, 0.75, 1 - 2**-53], dtype=torch.float64)
+    assert draw(EIGHTHS.expand(8, -1), uniform).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    likelihood = torch.tensor([[0.0, 0.3, 0.0, 0.3, 0.0]], dtype=torch.float64)
+    uniform = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert draw(likelihood.expand(3, -1), uniform).tolist() == [1, 3, 3]
+
+
+@pytest.mark.parametrize(("k", "tokens"), [(1, [1]), (2, [1, 3]), (3, [0, 1, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
+def test_top_k_keeps_k_and_of_equals_the_first(k: int, tokens: list[int]) -> None:
+    assert kept(keep_top_k(EIGHTHS, k)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("share", "tokens"),
+    [(1e-9, [1]), (0.5, [1]), (0.51, [1, 3]), (0.75, [1, 3]), (0.76, [0, 1, 3]), (0.88, [0, 1, 2, 3])],
+)
+def test_top_p_keeps_the_smallest_set_with_the_token_that_crosses(share: float, tokens: list[int]) -> None:
+    assert kept(keep_top_p(EIGHTHS, share)) == tokens
+    assert kept(keep_top_p(3 * EIGHTHS, share)) == tokens  # in any scale
+
+
+@pytest.mark.parametrize(("share", "tokens"), [(0.25, [0, 1, 2, 3]), (0.26, [1, 3]), (0.5, [1, 3]), (0.51, [1])])
+def test_min_p_is_relative_to_the_likeliest(share: float, tokens: list[int]) -> None:
+    assert kept(keep_min_p(EIGHTHS, share)) == tokens
+
+
+def test_top_p_is_a_share_of_what_top_k_left() -> None:
+    logits = logits_of(0.4, 0.3, 0.2, 0.1)
+    assert kept(probabilities(logits, Sampling(temperature=1, top_p=0.55))) == [0, 1]
+    assert kept(probabilities(logits, Sampling(temperature=1, top_p=0.55, top_k=2))) == [0]
+
+
+def test_temperature_acts_before_the_filters() -> None:
+    logits = logits_of(0.5, 0.3, 0.2)  # squared and normalised: 0.66, 0.24, 0.11
+    assert kept(probabilities(logits, Sampling(temperature=0.5, top_p=0.65))) == [0]
+
+
+def test_temperature_in_closed_form() -> None:
+    squares = torch.tensor([[0.36, 0.09, 0.01]], dtype=torch.float64)
+    torch.testing.assert_close(tempered(logits_of(0.6, 0.3, 0.1), 0.5), squares / squares.sum())
+
+
+def test_a_tiny_temperature_overflows_to_nothing() -> None:
+    assert tempered(torch.tensor([[3.0e4, 3.1e4, -3.0e4]]), 1e-300).tolist() == [[0.0, 1.0, 0.0]]
+
+
+def test_low_precision_logits_are_normalised_in_high_precision() -> None:
+    likelihood = tempered(torch.zeros(1, 1000, dtype=torch.bfloat16), 1.0)
+    torch.testing.assert_close(likelihood, torch.full((1, 1000), 1e-3, dtype=torch.float64))
+
+
+def test_temperature_0_takes_the_likeliest() -> None:
+    sampler = Sampler(Sampling(temperature=0), rows=range(2))
+    assert sampler(torch.tensor([[0.0, 2.0, 1.0], [5.0, -1.0, 4.9]])).tolist() == [1, 0]
+
+
+def test_a_row_draws_the_same_in_any_batch() -> None:
+    logits = torch.zeros(3, 1000)
+    together, alone = Sampler(Sampling(seed=7), rows=[0, 1, 2]), Sampler(Sampling(seed=7), rows=[2])
+    many = torch.stack([together(logits) for _ in range(5)])
+    assert many[:, 2].tolist() == [int(alone(logits[:1])) for _ in range(5)]
+    assert len({tuple(row) for row in many.T.tolist()}) == 3
+
+
+def test_the_seed_alone_decides() -> None:
+    logits = torch.zeros(1, 1000)
+    first, again, other = (Sampler(Sampling(seed=seed)) for seed in (1, 1, 2))
+    draws = [[int(sampler(logits)) for _ in range(5)] for sampler in (first, again, other)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.inf),
+        ("temperature", math.nan),
+        ("top_k", 0),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("seed", -1),
+    ],
+)
+def test_an_option_out_of_range_is_named_with_its_value(option: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"^{option}: {value} is out of range"):
+        Sampling(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(bad: float, temperature: float) -> None:
+    with pytest.raises(LmlongError, match="not finite"):
+        Sampler(Sampling(temperature=temperature))(torch.tensor([[0.0, bad, 1.0]]))

@@ -1,0 +1,61 @@
+"""The language model beyond the laws: what its options change, and that recomputation changes nothing."""
+
+import math
+
+import torch
+
+from lmlong import recipe
+from lmlong.model.language_model import LanguageModel, kinds, parameters
+
+TOKENS = torch.randint(40, (2, 70), generator=torch.Generator().manual_seed(0))
+
+
+def build(**options: object) -> LanguageModel:
+    torch.manual_seed(0)
+    checkpointing = bool(options.pop("activation_checkpointing", False))
+    return LanguageModel(recipe.Model(width=32, layers=2, heads=4, **options), 40, checkpointing)  # type: ignore[arg-type]
+
+
+def test_an_untrained_model_is_about_as_sure_as_a_die() -> None:
+    nats, scored = build().loss(TOKENS, TOKENS.roll(-1, 1))
+    assert scored == 140
+    assert abs(nats.item() / 140 - math.log(40)) < 0.1
+
+
+def test_the_number_of_parameters_is_that_of_the_formula() -> None:
+    width, inner, vocabulary, heads = 32, 96, 40, 4
+    mixer = width + 4 * width**2 + 3 * width * 4 + heads * (width + 1) + width + width**2
+    mlp = width + 3 * width * inner
+    assert parameters(build(mlp_ratio=3.0)) == vocabulary * width + 2 * (mixer + mlp) + width
+
+
+def test_a_pattern_of_attentions_is_repeated_over_the_layers() -> None:
+    options = recipe.Model(layers=5, attention=recipe.Attention(kind=["linear", "linear", "softmax"]))
+    assert kinds(options) == ["linear", "linear", "softmax", "linear", "linear"]
+
+
+def test_activation_checkpointing_changes_no_gradient() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = build(activation_checkpointing=checkpointing)
+        nats, _ = model.loss(TOKENS, TOKENS.roll(-1, 1))
+        gradients.append(torch.autograd.grad(nats, list(model.parameters())))
+    assert all(torch.equal(plain, again) for plain, again in zip(*gradients, strict=True))
+
+
+def test_learned_gates_begin_by_remembering_from_16_to_8192_tokens() -> None:
+    model = build(attention=recipe.Attention(decay="learned"))
+    forget = model.blocks[0].mixer.forget
+    memory = -1 / forget(torch.randn(1, 1, 32))[0, :, 0]
+    assert torch.allclose(memory, torch.tensor([16.0, 128.0, 1024.0, 8192.0]), rtol=0.05)
+
+
+def test_rotary_positions_make_order_matter_where_nothing_else_does() -> None:
+    """Without positions, gates and convolution, linear attention sees the past as a bag: its last logits ignore order."""
+    plain = {"attention": recipe.Attention(decay="none"), "convolution": 0}
+    swapped = TOKENS.clone()
+    swapped[:, [3, 10]] = swapped[:, [10, 3]]
+    for positions, same in (("none", True), ("rotary", False)):
+        model = LanguageModel(recipe.Model(width=32, layers=1, heads=4, positions=positions, **plain), 40).double()
+        last = [model.prefill(tokens)[0][:, -1] for tokens in (TOKENS, swapped)]
+        assert torch.allclose(*last, atol=1e-12) == same

@@ -1,0 +1,94 @@
+"""The laws of the contract once more, on the logits of whole language models."""
+
+import pytest
+import torch
+from attention.cases import FORMS, both_types, every_form, name
+
+from lmlong import recipe
+from lmlong.attention import laws
+from lmlong.attention.laws import Inputs, Subject
+from lmlong.model.language_model import LanguageModel
+
+VOCABULARY, TIME = 50, 131
+EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
+SHAPES = [{}, {"convolution": 0}, {"positions": "rotary"}, {"convolution": 2, "positions": "none"}]
+
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def build(form: recipe.Attention, dtype: torch.dtype, **shape: object) -> LanguageModel:
+    torch.manual_seed(0)
+    options = recipe.Model(width=16, layers=2, heads=2, attention=form, **shape)  # type: ignore[arg-type]
+    model = LanguageModel(options, VOCABULARY).to(dtype)
+    for weight in model.parameters():  # gates and norms too, so that nothing rests at a harmless 0 or 1
+        torch.nn.init.normal_(weight, std=0.3)
+    return model.eval()
+
+
+def subject(model: LanguageModel) -> Subject:
+    def step(x: Inputs, state: object) -> tuple[torch.Tensor, object]:
+        tokens, starts = x
+        if starts is not None and starts.any():  # a start within a batch is read, not stepped
+            return model.prefill(tokens, state, starts)
+        logits, state = model.step(tokens[:, 0], state)
+        return logits[:, None], state
+
+    return Subject(model.init_state, lambda x, state: model.prefill(x[0], state, x[1]), step)
+
+
+def text(batch: int = 2, time: int = TIME, seed: int = 0) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCABULARY, (batch, time), generator=draw)
+    return tokens, torch.rand(batch, time, generator=draw) < 1 / 25
+
+
+@every_form
+@both_types
+@every_shape
+@torch.no_grad()
+def test_all_laws(form: recipe.Attention, dtype: torch.dtype, shape: dict) -> None:
+    model = build(form, dtype, **shape)
+    reader, x, other = subject(model), text(), text(seed=1)
+    assert laws.step_is_prefill(reader, x) < EXACT[dtype]
+    assert laws.cuts_change_nothing(reader, x, [1, 2, 40, 64, 129]) < EXACT[dtype]
+    for place in (1, 64, 130):
+        assert laws.future_leaves_past(reader, x, other, place) == 0.0
+    assert laws.state_is_not_touched(reader, x) == 0.0
+    assert laws.rows_are_alone(reader, x, other) == 0.0
+
+
+@every_form
+@every_shape
+@torch.no_grad()
+def test_packed_documents_are_alone(form: recipe.Attention, shape: dict) -> None:
+    model = build(form, torch.float64, **shape)
+    begins = [0, 1, 3, 30, 64, 128]
+    tokens, _ = text()
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    starts[:, begins] = True
+    assert laws.packed_is_alone(subject(model), (tokens, starts), (tokens, None), begins) < 1e-10
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.kind == "linear"], ids=name)
+@torch.no_grad()
+def test_the_state_of_a_linear_model_never_grows(form: recipe.Attention) -> None:
+    model = build(form, torch.float32)
+    sizes = {laws.numbers_in_state(subject(model), text(time=time)) for time in (1, 50, 131)}
+    assert len(sizes) == 1
+
+
+def test_gradients_of_packed_documents_are_those_of_each_alone() -> None:
+    model = build(recipe.Attention(), torch.float64)
+    tokens, _ = text(batch=1)
+    targets = tokens.roll(-1, 1)
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    starts[:, [0, 2, 64, 100]] = True
+    packed, _ = model.loss(tokens, targets, starts)
+    together = torch.autograd.grad(packed, list(model.parameters()))
+    alone = [torch.zeros_like(weight) for weight in model.parameters()]
+    for begin, stop in ((0, 2), (2, 64), (64, 100), (100, TIME)):
+        loss, _ = model.loss(tokens[:, begin:stop], targets[:, begin:stop])
+        for total, part in zip(alone, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            total += part
+    for mine, truth in zip(together, alone, strict=True):
+        assert laws.error(mine, truth) < 1e-10
