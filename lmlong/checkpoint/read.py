@@ -67,7 +67,7 @@ def read_training(checkpoint: Path) -> dict[str, Any]:
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Put the weights of a checkpoint into a model of the same shape."""
     weights, wanted = read_weights(checkpoint), model.state_dict()
-    for name in sorted(wanted.keys() | weights.keys()):
+    for name in [*wanted, *(weights.keys() - wanted.keys())]:
         here, there = (tuple(side[name].shape) if name in side else "none" for side in (wanted, weights))
         if here != there:
             raise CheckpointError(

@@ -1,0 +1,162 @@
+"""Checkpoints: written whole or not at all, and read only when every byte is what was saved."""
+
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong import recipe, recipe_file
+from lmlong.checkpoint import manifest, read, write
+from lmlong.errors import CheckpointError
+from lmlong.model.language_model import LanguageModel
+from lmlong.text.tokenizer import ByteTokenizer
+
+RECIPE = recipe.Recipe(
+    model=recipe.Model(width=16, layers=1, heads=2), training=recipe.Training(steps=1), text=recipe.Text()
+)
+
+
+def model(seed: int = 0, **options: object) -> LanguageModel:
+    torch.manual_seed(seed)
+    return LanguageModel(RECIPE.model.model_copy(update=options), 258)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    tokenizer = tmp_path / "tokenizer"
+    ByteTokenizer().save(tokenizer)
+    folder = tmp_path / "run" / "checkpoints" / "step-00000007"
+    training = {"global_step": 7, "optimizer_states": [{"state": {0: torch.arange(5.0)}}]}
+    contents = write.Contents(model().state_dict(), training, recipe_file.dump(RECIPE), tokenizer.read_bytes())
+    write.write(folder, contents)
+    write.point(folder.parent / read.LATEST, folder)
+    return folder
+
+
+def test_what_was_written_is_read_back(checkpoint: Path) -> None:
+    weights, expected = read.read_weights(checkpoint), model().state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    training = read.read_training(checkpoint)
+    assert training["global_step"] == 7
+    assert training["optimizer_states"][0]["state"][0].tolist() == [0, 1, 2, 3, 4]
+    assert read.read_recipe(checkpoint) == RECIPE
+    assert sorted(path.name for path in checkpoint.iterdir()) == [
+        "manifest.json", "model.safetensors", "recipe.yaml", "tokenizer.model", "training.pt",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_is_found_by_run_by_name_and_by_path(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = checkpoint.parent.parent
+    assert read.find(run) == read.find(checkpoint) == read.find(checkpoint.parent / "latest") == checkpoint.resolve()
+    (run.parent / "runs").mkdir()
+    run.rename(run.parent / "runs" / "mine")
+    monkeypatch.chdir(run.parent)
+    assert read.find("mine") == (run.parent / "runs/mine/checkpoints/step-00000007").resolve()
+    with pytest.raises(CheckpointError, match="mien: no such run or checkpoint. Did you mean 'mine'?"):
+        read.find("mien")
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        read.find(tmp_path)
+
+
+def test_every_changed_byte_is_found(checkpoint: Path) -> None:
+    draw = random.Random(0)
+    for path in sorted(checkpoint.iterdir()):
+        if path.name == manifest.NAME:
+            continue
+        whole = path.read_bytes()
+        for _ in range(5):
+            place, bit = draw.randrange(len(whole)), 1 << draw.randrange(8)
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            with pytest.raises(CheckpointError, match=path.name):
+                manifest.verify(checkpoint)
+            path.write_bytes(whole[:place])
+            with pytest.raises(CheckpointError, match=path.name):
+                manifest.verify(checkpoint)
+        path.write_bytes(whole)
+        manifest.verify(checkpoint)
+
+
+def test_a_missing_file_is_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing"):
+        read.read_weights(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", ".."])
+def test_a_manifest_never_leads_out_of_its_folder(checkpoint: Path, name: str) -> None:
+    path = checkpoint / manifest.NAME
+    content = json.loads(path.read_text())
+    content["files"][name] = {"bytes": 1, "sha256": "0"}
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="damaged"):
+        manifest.verify(checkpoint)
+
+
+def test_code_in_the_training_state_is_never_run(checkpoint: Path, tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+
+    class Payload:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (witness,))
+
+    torch.save({"global_step": Payload()}, checkpoint / write.TRAINING)
+    (checkpoint / manifest.NAME).write_text(manifest.make(checkpoint))  # an attacker rewrites the manifest too
+    pickle.loads(pickle.dumps(Payload()))
+    assert witness.exists(), "the payload works where it is let"
+    witness.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read safely"):
+        read.read_training(checkpoint)
+    assert not witness.exists()
+
+
+def test_weights_of_another_shape_are_refused_by_name(checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"embedding\.weight is \(258, 16\), the recipe's model has \(258, 32\)"):
+        read.load_weights(model(width=32), checkpoint)
+    with pytest.raises(CheckpointError, match=r"blocks\.1\..* is none"):
+        read.load_weights(model(layers=2), checkpoint)
+
+
+def test_a_failed_write_leaves_nothing(checkpoint: Path) -> None:
+    folder = checkpoint.with_name("step-00000008")
+    with pytest.raises(Exception, match="pickle"):
+        write.write(folder, write.Contents(model().state_dict(), {"bad": lambda: 0}, "", b""))
+    assert [path.name for path in sorted(folder.parent.iterdir())] == ["latest", "step-00000007"]
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from lmlong.checkpoint import write
+weights = {str(n): torch.full((200_000,), 1.0) for n in range(4)}
+for step in range(10**6):
+    write.write(Path(sys.argv[1]) / f"step-{step:08d}", write.Contents(weights, {"step": step}, "r", b"t"))
+    print(step, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        child = subprocess.Popen([sys.executable, "-c", WRITER, folder], stdout=subprocess.PIPE, env={**os.environ})
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(draw.random() * 0.1)
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        whole = sorted(folder.glob("step-*"))
+        assert whole
+        for path in whole:
+            manifest.verify(path)

@@ -1,0 +1,59 @@
+"""A recipe small enough to train in a second, and a book for it."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmlong import recipe_file
+from lmlong.recipe import Recipe
+
+WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then but so it was".split()
+
+TINY = """
+text:
+  sources: [{{kind: files, paths: [{book}]}}]
+  tokenizer: {{kind: bytes}}
+  sequence_length: 64
+model: {{width: 32, layers: 2, heads: 2}}
+training:
+  steps: 12
+  batch_size: 4
+  learning_rate: 1e-2
+  warmup_steps: 2
+  precision: "32"
+  validate_every: 6
+  checkpoint_every: 4
+  log_every: 1
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the recipe."""
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    draw = random.Random(0)
+    book = tmp_path / "book.txt"
+    book.write_text("\n".join(" ".join(draw.choices(WORDS, k=9)) for _ in range(400)))
+    file = tmp_path / "tiny.yaml"
+    file.write_text(TINY.format(book=book))
+    return file
+
+
+@pytest.fixture
+def recipe_of(tiny: Path) -> Callable[..., Recipe]:
+    """The recipe with overrides."""
+    return lambda *overrides: recipe_file.load(str(tiny), overrides)
+
+
+def lmlong(*arguments: object, **options: object) -> subprocess.Popen:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "lmlong", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options
+    )

@@ -1,0 +1,75 @@
+"""The course of the learning rate in closed form, and what decays."""
+
+import math
+
+import pytest
+import torch
+
+from lmlong import recipe
+from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.training.optimizer import count_steps, make_optimizer, make_schedule, rate
+
+
+def options(**changes: object) -> recipe.Training:
+    return recipe.Training(**({"steps": 100, "warmup_steps": 10} | changes))  # type: ignore[arg-type]
+
+
+def test_the_warm_up_is_a_line_from_zero_to_the_peak() -> None:
+    for schedule in ("cosine", "constant", "warmup-stable-decay"):
+        rates = [rate(step, 100, options(schedule=schedule)) for step in range(10)]
+        assert rates == pytest.approx([(step + 1) / 10 for step in range(10)])
+
+
+def test_the_cosine_falls_by_half_in_the_middle_and_to_the_final_rate_at_the_end() -> None:
+    course = options(schedule="cosine", final_learning_rate=0.1)
+    assert rate(10, 100, course) == 1
+    assert rate(55, 100, course) == pytest.approx(0.55)
+    assert rate(100, 100, course) == pytest.approx(0.1)
+
+
+def test_warmup_stable_decay_stays_at_the_peak_until_its_decay() -> None:
+    course = options(schedule="warmup-stable-decay", decay_fraction=0.2)
+    assert {rate(step, 100, course) for step in range(10, 81)} == {1.0}
+    assert rate(90, 100, course) == pytest.approx(0.5)
+    assert rate(100, 100, course) == 0
+
+
+def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
+    assert [rate(step, 4, options()) for step in range(3)] == [0.5, 1.0, 1.0]
+
+
+def test_the_schedule_sets_the_rate_of_the_optimizer() -> None:
+    model = torch.nn.Linear(2, 2)
+    course = options(learning_rate=0.5, schedule="cosine")
+    optimizer = make_optimizer(model, course)  # type: ignore[arg-type]
+    schedule = make_schedule(optimizer, course, 100)
+    seen = []
+    for _ in range(100):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert seen == pytest.approx([0.5 * rate(step, 100, course) for step in range(100)])
+
+
+def test_only_matrices_decay() -> None:
+    model = LanguageModel(recipe.Model(width=32, layers=2, heads=4), 50)
+    decayed, others = (group["params"] for group in make_optimizer(model, options()).param_groups)
+    assert all(weight.ndim == 2 for weight in decayed)
+    inner = 96
+    assert sum(weight.numel() for weight in decayed) == 50 * 32 + 2 * (5 * 32**2 + 3 * 32 * inner)
+    assert sum(weight.numel() for weight in [*decayed, *others]) == parameters(model)
+
+
+@pytest.mark.parametrize(
+    ("steps", "tokens", "expected"), [(7, None, 7), (None, 1000, 10), (None, 1001, 11), (7, 1000, 7), (70, 1000, 10)]
+)
+def test_a_run_ends_by_steps_or_tokens_whichever_comes_first(
+    steps: int | None, tokens: int | None, expected: int
+) -> None:
+    assert count_steps(recipe.Training(steps=steps, tokens=tokens), 100) == expected
+
+
+def test_a_closed_form_of_the_whole_cosine() -> None:
+    course = options(warmup_steps=0)
+    total = sum(rate(step, 100, course) for step in range(100))
+    assert total == pytest.approx(sum((1 + math.cos(math.pi * step / 100)) / 2 for step in range(100)))

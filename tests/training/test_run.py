@@ -1,0 +1,143 @@
+"""Whole runs of a tiny recipe: what they report is true, and how they are cut up changes nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong.checkpoint import manifest, read
+from lmlong.errors import DivergedError, UsageError
+from lmlong.model.scoring import score
+from lmlong.recipe import Recipe
+from lmlong.text.batches import validation_batches
+from lmlong.training.dry_run import measure
+from lmlong.training.loader import as_tensors
+from lmlong.training.run import resume_point, set_up, train
+
+Recipes = Callable[..., Recipe]
+
+
+def metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in metrics(run) if "loss" in line]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return read.read_weights(read.find(run))
+
+
+def test_a_run_learns_and_its_last_figure_is_that_of_its_weights(recipe_of: Recipes, tmp_path: Path) -> None:
+    outcome = train(recipe_of("training.steps=40"), tmp_path / "run")
+    assert outcome.step == 40 and outcome.signal is None and outcome.validation is not None
+    first, last = losses(tmp_path / "run")[0], losses(tmp_path / "run")[-1]
+    assert first > 5.4 and last < 2.5  # ln 258 = 5.55; the text's own letters alone give about 2.8
+
+    setup = set_up(recipe_of(), read.find(tmp_path / "run"))
+    tokens = setup.tokens
+    batches = validation_batches(tokens.validation.tokens, tokens.tokenizer.bos, tokens.tokenizer.eos, 64, 3)
+    again = score(
+        setup.model.eval(), (as_tensors(batch) for batch in batches), torch.from_numpy(tokens.tokenizer.token_bytes)
+    )
+    assert again.nats == pytest.approx(outcome.validation.nats, rel=1e-6)
+    assert again.bytes == outcome.validation.bytes == len(tokens.tokenizer.decode_bytes(tokens.validation.tokens))
+    assert metrics(tmp_path / "run")[-1]["validation"]["bits_per_byte"] == outcome.validation.bits_per_byte
+
+
+def test_the_run_folder_holds_what_the_readme_promises(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of(), tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"recipe.yaml", "environment.json", "metrics.jsonl", "tokenizer.model", "checkpoints"}
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (checkpoints / "latest").resolve().name == "step-00000012"
+    assert (checkpoints / "best").resolve().name in {"step-00000012", "step-00000004", "step-00000008"}
+    for path in checkpoints.glob("step-*"):
+        manifest.verify(path)
+    assert read.read_recipe(read.find(tmp_path / "run")).training.precision == "32"
+
+
+def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path) -> None:
+    """Also with dropout, whose draws must be the same, and with half-done accumulation at the cut."""
+    changes = ["model.dropout=0.2", "training.accumulate=2", "training.batch_size=2"]
+    train(recipe_of(*changes), tmp_path / "whole")
+    train(recipe_of(*changes, "training.steps=12"), tmp_path / "parts")
+    first = tmp_path / "first"
+    (tmp_path / "parts").rename(first)
+    cut = tmp_path / "cut"
+    train(recipe_of(*changes, "training.checkpoint_every=5", "training.validate_every=5"), cut)
+    assert losses(first) == losses(tmp_path / "whole")
+    kept = sorted((cut / "checkpoints").glob("step-*"))
+    for checkpoint in kept:
+        checkpoint.rename(tmp_path / checkpoint.name)
+    for path in (cut / "checkpoints").iterdir():
+        path.unlink()
+    middle = next(path for path in sorted(tmp_path.glob("step-*")) if path.name != "step-00000012")
+    train(recipe_of(*changes), cut, resume=middle)
+    assert losses(cut) == losses(tmp_path / "whole")
+    assert all(torch.equal(tensor, weights(cut)[name]) for name, tensor in weights(tmp_path / "whole").items())
+
+
+def test_accumulated_parts_give_the_step_of_the_whole_batch(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.batch_size=4"), tmp_path / "whole")
+    train(recipe_of("training.batch_size=1", "training.accumulate=4"), tmp_path / "parts")
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_fine_tuning_starts_from_the_weights_and_the_tokenizer(recipe_of: Recipes, tmp_path: Path) -> None:
+    outcome = train(recipe_of("training.steps=40"), tmp_path / "base")
+    assert outcome.validation is not None
+    train(recipe_of("training.steps=1", f"training.init_from={tmp_path / 'base'}"), tmp_path / "tuned")
+    assert losses(tmp_path / "tuned")[0] < outcome.validation.nats_per_token + 0.3
+    assert (tmp_path / "tuned" / "tokenizer.model").read_bytes() == (tmp_path / "base/tokenizer.model").read_bytes()
+
+
+def test_a_run_that_exists_is_neither_touched_nor_taken_for_another(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.steps=2"), tmp_path / "run")
+    before = losses(tmp_path / "run")
+    with pytest.raises(UsageError, match="exists. Go on with it by --resume auto, replace it by --overwrite"):
+        train(recipe_of("training.steps=3"), tmp_path / "run")
+    assert losses(tmp_path / "run") == before
+    train(recipe_of("training.steps=3"), tmp_path / "run", overwrite=True)
+    assert len(losses(tmp_path / "run")) == 3
+
+
+def test_a_run_that_diverges_stops_before_the_step(recipe_of: Recipes, tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"step \d+: the (loss of batch \d+|norm of the gradient) is (nan|inf)"):
+        train(recipe_of("training.learning_rate=1e38", "training.checkpoint_every=1"), tmp_path / "run")
+    for checkpoint in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        assert all(tensor.isfinite().all() for tensor in read.read_weights(checkpoint).values())
+
+
+def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert resume_point(run, "auto") is None, "a run that has not begun begins"
+    train(recipe_of("training.validate_every=4"), run)
+    newest = (run / "checkpoints" / "latest").resolve()
+    assert resume_point(run, "auto") == newest
+    older = newest.with_name("step-00000001")
+    older.mkdir()
+    for path in newest.iterdir():
+        (older / path.name).write_bytes(path.read_bytes())
+    (newest / "training.pt").write_bytes(b"")
+    assert resume_point(run, "auto") in {older, (run / "checkpoints" / "best").resolve()}
+
+
+def test_a_dry_run_tells_the_parameters_and_the_tokens(recipe_of: Recipes) -> None:
+    plan = measure(recipe_of("training.accumulate=3"))
+    assert plan.tokens == 12 * 4 * 3 * 64
+    assert plan.steps == 12
+    assert plan.parameters == sum(weight.numel() for weight in set_up(recipe_of()).model.parameters())
+    assert 0 < plan.seconds_per_step < 60 and plan.peak_bytes > 50e6
+
+
+def test_sources_are_mixed_and_validated_apart(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("0123456789 " * 500)
+    source = f"{{kind: files, paths: [{other}]}}"
+    outcome = train(recipe_of(f"text.validation.sources=[{source}]"), tmp_path / "run")
+    assert outcome.validation is not None
+    assert outcome.validation.bytes == 5500
