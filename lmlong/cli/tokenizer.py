@@ -29,9 +29,11 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
       lmlong tokenizer train books.yaml --out books.model
     """
     from lmlong.recipe_file import load
-    from lmlong.text.tokens import train_tokenizer
+    from lmlong.text.inputs import open_inputs
+    from lmlong.text.trained_tokenizer import tokenizer_of
 
-    made = train_tokenizer(load(recipe, overrides).text)
+    text = load(recipe, overrides).text
+    made = tokenizer_of(open_inputs(text), text.tokenizer)
     made.save(out)
     click.echo(out)
 

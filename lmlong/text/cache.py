@@ -1,15 +1,23 @@
 """Folders that are complete or absent, whoever is killed and however many processes write the same one."""
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 
 def cache_folder() -> Path:
     """Where results that can be made again are kept: $LMLONG_CACHE, or ~/.cache/lmlong."""
     return Path(os.environ.get("LMLONG_CACHE") or "~/.cache/lmlong").expanduser()
+
+
+def key_of(*content: Any) -> str:
+    """A short hash of whatever a cached result depends on, in plain values."""
+    return sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def build(folder: Path, write: Callable[[Path], None]) -> None:

@@ -6,9 +6,7 @@ training source, and beside each token file the places where its documents begin
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +15,13 @@ from tqdm import tqdm
 from lmlong import recipe
 from lmlong.errors import UsageError
 from lmlong.text import tokenizer as tokenizers
-from lmlong.text.cache import build, cache_folder
-from lmlong.text.corpus import Source, open_source
+from lmlong.text.cache import build, cache_folder, key_of
+from lmlong.text.inputs import Input, open_inputs
 from lmlong.text.reading import Skipped
-from lmlong.text.sampling import head, sample
-from lmlong.text.sentencepiece_model import lines
-from lmlong.text.split import Part, split
+from lmlong.text.split import split
 from lmlong.text.token_file import Count, TokenFile, TokenWriter, read_tokens
 from lmlong.text.tokenizer import Tokenizer
+from lmlong.text.trained_tokenizer import tokenizer_of
 
 FORMAT = 1  # part of the key: raised when the files, or how text becomes tokens, change
 
@@ -40,78 +37,20 @@ class Tokens(NamedTuple):
     info: dict[str, Any]  # what was read, skipped and written
 
 
-class _Input(NamedTuple):
-    source: Source
-    weight: float
-    held_out: float  # share of its text that validates
-
-
 def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> Tokens:
     """The tokens of a recipe's text, from the cache or made now; `tokenizer` takes the place of the recipe's."""
-    inputs = _inputs(text)
-    folder = cache_folder() / "tokens" / _key(inputs, text, tokenizer)
+    inputs = open_inputs(text)
+    chosen = tokenizer or tokenizer_of(inputs, text.tokenizer)
+    key = key_of(FORMAT, text.errors, chosen.hash, [(entry.source.fingerprint, entry.held_out) for entry in inputs])
+    folder = cache_folder() / "tokens" / key
     if not folder.is_dir():
-        chosen = tokenizer or _train_tokenizer(inputs, text.tokenizer)
         build(folder, lambda temporary: _write(temporary, inputs, chosen))
     tokens = _open(folder, [options.weight for options in text.sources])
     _check(tokens, text)
     return tokens
 
 
-def train_tokenizer(text: recipe.Text) -> Tokenizer:
-    """The tokenizer that a recipe's training text and options give."""
-    return _train_tokenizer(_inputs(text), text.tokenizer)
-
-
-def _inputs(text: recipe.Text) -> list[_Input]:
-    """The sources to train on, then those to validate on."""
-    held_out = 0.0 if text.validation.sources else text.validation.fraction
-    inputs = [_Input(open_source(options, text.errors), options.weight, held_out) for options in text.sources]
-    return inputs + [_Input(open_source(options, text.errors), 0.0, 1.0) for options in text.validation.sources]
-
-
-def _key(inputs: list[_Input], text: recipe.Text, tokenizer: Tokenizer | None) -> str:
-    """A hash of whatever the token files depend on."""
-    options: Any = text.tokenizer.model_dump()
-    if tokenizer is not None:
-        options = tokenizer.hash
-    elif text.tokenizer.path is not None or text.tokenizer.kind == "bytes":
-        options = tokenizers.train([], text.tokenizer).hash
-    else:
-        options["weights"] = [entry.weight for entry in inputs]
-    content = [FORMAT, text.errors, options, [(entry.source.fingerprint, entry.held_out) for entry in inputs]]
-    return sha256(json.dumps(content).encode()).hexdigest()[:32]
-
-
-def _train_tokenizer(inputs: list[_Input], options: recipe.Tokenizer) -> Tokenizer:
-    """The recipe's tokenizer, trained on a sample of the training text, to which each source adds by its weight."""
-    if options.kind == "bytes" or options.path is not None:
-        return tokenizers.train([], options)
-    total = sum(entry.weight for entry in inputs)
-    texts: list[str] = []
-    with tqdm(desc="sample for the tokenizer", unit="B", unit_scale=True, disable=None) as bar:
-        for entry in inputs:
-            budget = int(options.sample_bytes * entry.weight / total)
-            if budget:
-                texts += sample(_training_lines(entry, budget, bar), budget)
-    return tokenizers.train(texts, options)
-
-
-def _training_lines(entry: _Input, budget: int, bar: tqdm) -> Iterator[str]:
-    pieces: Iterator[str] = (
-        piece
-        for part in split(entry.source.documents(), entry.held_out)
-        if isinstance(part, Part) and part.split == "train"
-        for piece in part.pieces()
-    )
-    if entry.source.remote:  # its beginning must do: an even sample would cost a second download of everything
-        pieces = head(pieces, 4 * budget)
-    for piece in pieces:
-        bar.update(len(piece))
-        yield from lines(piece)
-
-
-def _write(folder: Path, inputs: list[_Input], tokenizer: Tokenizer) -> None:
+def _write(folder: Path, inputs: list[Input], tokenizer: Tokenizer) -> None:
     """Fill a folder of the cache."""
     sizes = [entry.source.bytes for entry in inputs]
     total = None if None in sizes else sum(size or 0 for size in sizes)
@@ -130,7 +69,7 @@ def _write(folder: Path, inputs: list[_Input], tokenizer: Tokenizer) -> None:
     (folder / "info.json").write_text(json.dumps(info, indent=2) + "\n")
 
 
-def _write_source(entry: _Input, writers: dict[str, TokenWriter], bar: tqdm) -> dict[str, Any]:
+def _write_source(entry: Input, writers: dict[str, TokenWriter], bar: tqdm) -> dict[str, Any]:
     """Append the documents of one source to the token files of its splits, and tell what became of each of them."""
     documents, skipped = 0, Counter[str]()
     counts = {split: Count() for split in writers}

@@ -17,6 +17,7 @@ from lmlong import recipe
 from lmlong.errors import UsageError
 from lmlong.text.token_file import TokenFile
 from lmlong.text.tokenizer import Tokenizer
+from lmlong.text import tokenizer as tokenizers
 from lmlong.text.tokens import prepare
 
 from .conftest import sentences
@@ -109,6 +110,13 @@ def test_a_given_tokenizer_takes_the_place_of_the_recipes(text_of: TextOf, subwo
     found = prepare(text, tokenizer=subwords)
     assert found.tokenizer.hash == subwords.hash
     assert found.folder != prepare(text).folder
+
+
+def test_a_trained_tokenizer_given_back_finds_the_tokens_it_made(text_of: TextOf, cache: Path) -> None:
+    """A run that is resumed or evaluated names its own tokenizer, and must not tokenize its corpus again."""
+    text = text_of(sentences(30), tokenizer={"kind": "sentencepiece", "vocabulary": 300})
+    found = prepare(text)
+    assert prepare(text, tokenizer=tokenizers.load(found.folder / "tokenizer.model")).folder == found.folder
 
 
 def test_text_too_short_to_train_on(text_of: TextOf) -> None:
