@@ -177,7 +177,7 @@ class Training(Options):
     """Decay of the weight matrices; norms, gains and biases never decay."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW's memory of the gradient."""
-    beta2: float = Field(0.95, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
     """AdamW's memory of the squared gradient."""
     clip: float = Field(1.0, gt=0)
     """Largest norm of the gradient; longer ones are scaled down to it."""

@@ -65,5 +65,5 @@ class LinearAttention(CausalAttention[ScanState]):
 
 
 def memory_lengths(heads: int) -> Tensor:
-    """Tokens after which a head has forgotten all but 1/e: from 16 to 8,192, evenly on a log scale over the heads."""
-    return torch.logspace(4, 13, heads, base=2.0) if heads > 1 else torch.tensor([1024.0])
+    """Tokens after which a head has forgotten all but 1/e: from 2 to 8,192, evenly on a log scale over the heads."""
+    return torch.logspace(1, 13, heads, base=2.0) if heads > 1 else torch.tensor([1024.0])

@@ -45,7 +45,8 @@ class LanguageModel(nn.Module):
         """Continue from `state` over tokens (B, T): what the model thinks at each, (B, T, width), and the state after."""
         state = self.init_state(len(tokens)) if state is None else state
         place = Place(places(starts, state.position, tokens.shape[1]), starts)
-        x = self.embedding(tokens)
+        # scaled to about 1, or the first blocks would drown what they are told; the logits want it small
+        x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
         after = []
         for block, before in zip(self.blocks, state.blocks, strict=True):
             if self.activation_checkpointing and torch.is_grad_enabled():
@@ -86,13 +87,12 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Normal weights of deviation width^-1/2; what enters the residual stream is smaller, the deeper the model."""
+        """Normal weights of deviation width^-1/2; what enters the residual stream begins at 0, so depth costs nothing."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
             elif isinstance(module, nn.Linear):
-                deep = (2 * len(self.blocks)) ** -0.5 if name.endswith("project_out") else 1.0
-                nn.init.normal_(module.weight, std=deep * module.in_features**-0.5)
+                nn.init.normal_(module.weight, std=0.0 if name.endswith("project_out") else module.in_features**-0.5)
             elif isinstance(module, ShortConvolution):
                 nn.init.normal_(module.weight, std=0.1)
                 module.weight[:, -1] += 1  # it begins near to passing the token on as it is

@@ -61,24 +61,15 @@ def test_the_run_folder_holds_what_the_readme_promises(recipe_of: Recipes, tmp_p
 
 
 def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path) -> None:
-    """Also with dropout, whose draws must be the same, and with half-done accumulation at the cut."""
-    changes = ["model.dropout=0.2", "training.accumulate=2", "training.batch_size=2"]
-    train(recipe_of(*changes), tmp_path / "whole")
-    train(recipe_of(*changes, "training.steps=12"), tmp_path / "parts")
-    first = tmp_path / "first"
-    (tmp_path / "parts").rename(first)
-    cut = tmp_path / "cut"
-    train(recipe_of(*changes, "training.checkpoint_every=5", "training.validate_every=5"), cut)
-    assert losses(first) == losses(tmp_path / "whole")
-    kept = sorted((cut / "checkpoints").glob("step-*"))
-    for checkpoint in kept:
-        checkpoint.rename(tmp_path / checkpoint.name)
-    for path in (cut / "checkpoints").iterdir():
-        path.unlink()
-    middle = next(path for path in sorted(tmp_path.glob("step-*")) if path.name != "step-00000012")
-    train(recipe_of(*changes), cut, resume=middle)
-    assert losses(cut) == losses(tmp_path / "whole")
-    assert all(torch.equal(tensor, weights(cut)[name]) for name, tensor in weights(tmp_path / "whole").items())
+    """Also with dropout, whose draws must be the same, and with accumulation."""
+    changes = ["model.dropout=0.2", "training.accumulate=2", "training.batch_size=2", "training.schedule=constant"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(recipe_of(*changes), whole)
+    train(recipe_of(*changes, "training.steps=5"), parts)
+    train(recipe_of(*changes, "training.steps=9"), parts, resume=resume_point(parts, "auto"))
+    train(recipe_of(*changes), parts, resume=resume_point(parts, "auto"))
+    assert losses(parts) == losses(whole)
+    assert all(torch.equal(tensor, weights(parts)[name]) for name, tensor in weights(whole).items())
 
 
 def test_accumulated_parts_give_the_step_of_the_whole_batch(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""Bad input to `lmlong train`: one message that names the mistake and the remedy, the right code, nothing half-written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TINY = ["text.tokenizer.kind=bytes", "text.sequence_length=16", "model.width=16", "model.layers=1", "model.heads=2"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "book.txt").write_text("once upon a time there was a book. " * 40)
+    (tmp_path / "mine.yaml").write_text("text: {sources: [{kind: files, paths: [book.txt]}]}\ntraining: {steps: 2}\n")
+    return tmp_path
+
+
+def lmlong(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "lmlong", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["model.widht=8"], 2, "model.widht=8: unknown key. Did you mean 'width'?"),
+        (["training.steps=soon"], 2, "training.steps=soon: expected a whole number"),
+        (["model.attention.kind=linaer"], 2, "'linaer' is not one of linear, softmax. Did you mean 'linear'?"),
+        (["model.heads=3"], 2, "3 heads do not divide a width of 16."),
+        (["text.sources.0.paths=[missing.txt]"], 2, "missing.txt: no such file or folder"),
+        (["text.sources.0.paths=[empty.txt]"], 2, "empty.txt: empty"),
+        (["text.sources.0.paths=[latin.txt]"], 2, "latin.txt: byte 3 is not UTF-8"),
+        (["text.sequence_length=100000"], 2, "one sequence takes 100,001"),
+        (["--resume", "nowhere"], 4, "nowhere: no such run or checkpoint."),
+        (["training.init_from=nowhere"], 4, "nowhere: no such run or checkpoint."),
+        (["training.learning_rate=1e30", "training.steps=5"], 3, "step 2: the norm of the gradient is"),
+    ],
+)
+def test_a_mistake_is_one_message(folder: Path, arguments: list[str], code: int, message: str) -> None:
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "latin.txt").write_bytes(b"caf\xe9 " * 200)
+    result = lmlong("train", "mine.yaml", *TINY, *arguments)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.returncode == code
+    assert result.stdout == ""
+    if code == 2:
+        assert not (folder / "runs").exists()
+
+
+def test_an_unknown_recipe_names_the_nearest(folder: Path) -> None:
+    result = lmlong("train", "quikstart")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "quikstart: no recipe of that name. Did you mean 'quickstart'?" in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for the GPU that is not there")
+def test_a_gpu_that_is_not_there(folder: Path) -> None:
+    result = lmlong("train", "mine.yaml", *TINY, "--device", "cuda")
+    assert result.returncode == 2
+    assert "device: cuda was asked for, but torch finds no GPU here. Use auto or cpu." in result.stderr
+
+
+def test_a_foreign_tokenizer_in_a_checkpoint_is_refused(folder: Path) -> None:
+    assert lmlong("train", "mine.yaml", *TINY).returncode == 0
+    checkpoint = (folder / "runs" / "mine" / "checkpoints" / "latest").resolve()
+    (checkpoint / "tokenizer.model").write_bytes(b"another tokenizer")
+    for command in (["generate", "mine", "--prompt", "a"], ["eval", "mine"]):
+        result = lmlong(*command)
+        assert result.returncode == 4
+        assert "tokenizer.model: not what was saved" in result.stderr
+
+
+def test_the_end_of_a_run_names_the_commands_to_try_next(folder: Path) -> None:
+    result = lmlong("train", "mine.yaml", *TINY)
+    assert result.returncode == 0
+    assert "lmlong generate runs/mine --prompt" in result.stdout
+    assert "lmlong eval runs/mine --lengths" in result.stdout
+    assert "gzip -9" in result.stdout and "bits per byte" in result.stdout
+
+
+def test_a_dry_run_leaves_nothing_behind(folder: Path) -> None:
+    result = lmlong("train", "mine.yaml", *TINY, "--dry-run")
+    assert result.returncode == 0
+    assert "steps        2 of 128 tokens: 256 tokens in all" in result.stdout
+    assert not (folder / "runs").exists()

@@ -1,0 +1,66 @@
+"""A run stopped by a signal, in a process of its own, goes on to what it would have been."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong.checkpoint import read
+
+from .conftest import lmlong
+
+STEPS = 60
+
+
+def metrics(run: Path) -> list[dict]:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def train(recipe: Path, run: Path, *options: str) -> tuple[int, str]:
+    child = lmlong("train", recipe, f"training.steps={STEPS}", "--out", run, *options)
+    _, errors = child.communicate(timeout=120)
+    return child.returncode, errors
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_run_goes_on_to_the_same_bit(
+    tiny: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    assert train(tiny, tmp_path / "whole")[0] == 0
+    run = tmp_path / "cut"
+    child = lmlong("train", tiny, f"training.steps={STEPS}", "--out", run)
+    while len(metrics(run)) < 10:
+        time.sleep(0.005)
+        assert child.poll() is None
+    child.send_signal(number)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == code, errors
+    assert "Traceback" not in errors
+    reached = metrics(run)[-1]["step"]
+    assert 10 <= reached < STEPS
+    assert f"stopped after step {reached}" in output
+    assert read.find(run).name == f"step-{reached:08d}"
+
+    assert train(tiny, run, "--resume", "auto")[0] == 0
+    ours, theirs = ([(line["step"], line["loss"]) for line in metrics(r) if "loss" in line] for r in (run, tmp_path / "whole"))
+    assert ours == theirs
+    mine, other = read.read_weights(read.find(run)), read.read_weights(read.find(tmp_path / "whole"))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def test_killed_without_warning_it_goes_on_from_its_last_checkpoint(tiny: Path, tmp_path: Path) -> None:
+    assert train(tiny, tmp_path / "whole")[0] == 0
+    run = tmp_path / "cut"
+    child = lmlong("train", tiny, f"training.steps={STEPS}", "--out", run)
+    while len(metrics(run)) < 25:
+        time.sleep(0.005)
+    child.kill()
+    child.communicate()
+    assert train(tiny, run, "--resume", "auto")[0] == 0
+    ours, theirs = ([line for line in metrics(r) if "loss" in line] for r in (run, tmp_path / "whole"))
+    assert [line["loss"] for line in ours] == [line["loss"] for line in theirs]
