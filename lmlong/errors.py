@@ -1,10 +1,10 @@
 """What can go wrong for a user: a tree of errors, each with the exit code its command ends with.
 
-    LmlongError                1  a failure that is none of the below
-    ├── UsageError             2  a recipe, an option or the data cannot be used as given
-    │   └── RecipeError        2  the mistakes of one recipe, all at once
-    ├── DivergedError          3  training left the finite numbers
-    └── CheckpointError        4  a checkpoint is missing, damaged or of another model
+LmlongError                1  a failure that is none of the below
+├── UsageError             2  a recipe, an option or the data cannot be used as given
+│   └── RecipeError        2  the mistakes of one recipe, all at once
+├── DivergedError          3  training left the finite numbers
+└── CheckpointError        4  a checkpoint is missing, damaged or of another model
 """
 
 from collections.abc import Iterable

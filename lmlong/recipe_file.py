@@ -52,7 +52,7 @@ def read(file: Path) -> str:
 
 
 def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with `overrides` (key.path=value) in place of its own values and its paths made absolute."""
+    """The recipe in a file, with `overrides` (key.path=value) in place of its own values and its paths absolute."""
     file = find(name_or_path)
     document = _compose(file)
     # Where there is no training section, the message that helps is the one about its missing steps.

@@ -57,7 +57,7 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
     ) -> Tensor:
-        """The definition, written from its formula with a full matrix of weights; what `prefill` from nothing equals."""
+        """The definition, written from its formula with a full matrix of weights: what `prefill` of all must equal."""
 
     @abstractmethod
     def state_numbers(self, tokens: int) -> int:

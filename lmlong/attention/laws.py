@@ -4,6 +4,7 @@ They hold for anything with the verbs of the contract: an attention, or the lang
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +26,18 @@ class Subject(NamedTuple):
 
 def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
     """An attention whose inputs are (q, k, v, starts, log_decay), in the type and on the device of `like`."""
-    return Subject(
-        lambda batch: attention.init_state(batch, like.device, like.dtype),
-        lambda x, state: attention.prefill(*x[:3], state, *x[3:]),  # type: ignore[arg-type]
-        lambda x, state: attention.step(*x[:3], state, *x[3:]),  # type: ignore[arg-type]
-    )
+
+    def prefill(inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
+        q, k, v, starts, log_decay = inputs
+        assert q is not None and k is not None and v is not None
+        return attention.prefill(q, k, v, state, starts, log_decay)
+
+    def step(inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
+        q, k, v, starts, log_decay = inputs
+        assert q is not None and k is not None and v is not None
+        return attention.step(q, k, v, state, starts, log_decay)
+
+    return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), prefill, step)
 
 
 def step_is_prefill(subject: Subject, inputs: Inputs) -> float:
@@ -47,7 +55,7 @@ def cuts_change_nothing(subject: Subject, inputs: Inputs, cuts: Sequence[int]) -
     whole, end = subject.prefill(inputs, subject.init_state(_batch(inputs)))
     outputs, state = [], subject.init_state(_batch(inputs))
     borders = [0, *sorted(cuts), _time(inputs)]
-    for begin, stop in zip(borders, borders[1:], strict=False):
+    for begin, stop in pairwise(borders):
         if begin < stop:
             y, state = subject.prefill(cut(inputs, begin, stop), state)
             outputs.append(y)
@@ -57,7 +65,9 @@ def cuts_change_nothing(subject: Subject, inputs: Inputs, cuts: Sequence[int]) -
 def future_leaves_past(subject: Subject, inputs: Inputs, other: Inputs, place: int) -> float:
     """Law 3: the largest change of an output before `place` when everything from there on is another text."""
     mixed = tuple(
-        None if x is None or y is None else torch.cat([_narrow(x, 0, place), _narrow(y, place, _time(inputs))], _axis(x))
+        None
+        if x is None or y is None
+        else torch.cat([_narrow(x, 0, place), _narrow(y, place, _time(inputs))], _axis(x))
         for x, y in zip(inputs, other, strict=True)
     )
     here, _ = subject.prefill(inputs, subject.init_state(_batch(inputs)))
@@ -92,7 +102,7 @@ def packed_is_alone(subject: Subject, inputs: Inputs, documents: Inputs, starts:
     packed, _ = subject.prefill(inputs, subject.init_state(_batch(inputs)))
     alone = []
     borders = [*starts, _time(inputs)]
-    for begin, stop in zip(borders, borders[1:], strict=False):
+    for begin, stop in pairwise(borders):
         y, _ = subject.prefill(cut(documents, begin, stop), subject.init_state(_batch(inputs)))
         alone.append(y)
     return error(packed, torch.cat(alone, dim=packed.ndim - 2))

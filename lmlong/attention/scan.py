@@ -1,4 +1,4 @@
-"""The causal scan over S and z: in chunks for many tokens, in one step for one, and the definition that both must equal.
+"""The causal scan over S and z: in chunks for many tokens, in one step for one, and the definition both must equal.
 
     S_t = g_t S_(t-1) + fk_t v_t^T      z_t = g_t z_(t-1) + fk_t      y_t = fq_t S_t / fq_t . z_t
 
@@ -29,7 +29,7 @@ class ScanState(NamedTuple):
 def quadratic(
     fq: Tensor, fk: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
 ) -> Tensor:
-    """The definition: y_t = sum_s<=t w_ts v_s / sum_s<=t w_ts with w_ts = (fq_t . fk_s) g_s+1 ... g_t. Slow; the oracle."""
+    """The definition: y_t = sum_s<=t w_ts v_s / sum_s<=t w_ts, w_ts = (fq_t . fk_s) g_s+1 ... g_t. Slow; the oracle."""
     time = fq.shape[2]
     weights = fq @ fk.mT
     if log_decay is not None:
@@ -155,7 +155,7 @@ def _in_chunks(x: Tensor, axis: int) -> Tensor:
 
 
 def _decay_since_border(log_decay: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """The log decay from the start of its chunk to each token, (B, H, N, C); zeros that broadcast when there is none."""
+    """The log decay from the start of its chunk to each token, (B, H, N, C); zeros that broadcast if there is none."""
     if log_decay is None:
         return torch.zeros(1, 1, *like.shape[2:4], dtype=dtype, device=like.device)
     return _in_chunks(log_decay.to(dtype), axis=2).cumsum(-1)

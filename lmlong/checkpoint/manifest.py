@@ -30,7 +30,9 @@ def verify(folder: Path, *names: str) -> None:
         if not path.is_file() or path.is_symlink():
             raise CheckpointError(f"{path}: missing, though {NAME} lists it. Use another checkpoint.")
         if path.stat().st_size != files[name]["bytes"] or sha256(path) != files[name]["sha256"]:
-            raise CheckpointError(f"{path}: not what was saved (its sha256 differs from {NAME}). Use another checkpoint.")
+            raise CheckpointError(
+                f"{path}: not what was saved (its sha256 differs from {NAME}). Use another checkpoint."
+            )
 
 
 def _files(folder: Path) -> dict[str, dict]:

@@ -65,7 +65,9 @@ class _Taps(torch.autograd.Function):
         width = weight.shape[1]
         padded = pad(gradient, (0, 0, width - 1, width - 1))
         x_gradient = _sum_of_taps(padded, weight.mT.flip(0).contiguous())
-        weight_gradient = torch.zeros(width, len(weight), device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
+        weight_gradient = torch.zeros(
+            width, len(weight), device=x.device, dtype=torch.promote_types(x.dtype, torch.float32)
+        )
         for row, begin, end in _blocks(gradient):
             for tap in range(width):
                 product = x[row, begin + tap : end + tap] * gradient[row, begin:end]

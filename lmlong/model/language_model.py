@@ -3,6 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,11 +27,13 @@ class ModelState(NamedTuple):
 class LanguageModel(nn.Module):
     """Predicts the next token from a state that it carries along."""
 
+    blocks: Sequence[Block]
+
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocabulary, options.width)
-        self.blocks = nn.ModuleList(Block(options, kind) for kind in kinds(options))
+        self.blocks = nn.ModuleList(Block(options, kind) for kind in kinds(options))  # type: ignore[assignment]
         self.norm = Norm(options.width)
         self._initialise()
 
@@ -42,7 +45,7 @@ class LanguageModel(nn.Module):
     def read(
         self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
-        """Continue from `state` over tokens (B, T): what the model thinks at each, (B, T, width), and the state after."""
+        """Continue from `state` over tokens (B, T): the vector (B, T, width) that predicts, and the state after."""
         state = self.init_state(len(tokens)) if state is None else state
         place = Place(places(starts, state.position, tokens.shape[1]), starts)
         # scaled to about 1, or the first blocks would drown what they are told; the logits want it small
@@ -87,7 +90,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Normal weights of deviation width^-1/2; what enters the residual stream begins at 0, so depth costs nothing."""
+        """Normal weights of deviation width^-1/2; what enters the residual stream begins at 0, so depth is free."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)

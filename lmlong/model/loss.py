@@ -13,7 +13,7 @@ CHUNK = 512
 
 
 def summed_nats(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The sum of -log p(target) over all scored targets: hidden (..., width), weight (vocabulary, width), targets (...)."""
+    """The sum of -log p(target) over scored targets: hidden (..., width), weight (vocabulary, width), targets (...)."""
     return _SummedNats.apply(hidden.flatten(0, -2), weight, targets.flatten())
 
 

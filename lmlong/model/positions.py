@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021): queries and keys are turned by angles that grow with their place in the document."""
+"""Rotary positions (Su et al. 2021): queries and keys are turned by angles that grow with their place in a document."""
 
 import torch
 from torch import Tensor

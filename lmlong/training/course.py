@@ -87,7 +87,9 @@ class Course(Callback):
         )
         learner.eval()
         with trainer.precision_plugin.forward_context():
-            totals = score(learner.model, (to_device(as_tensors(b), learner.device) for b in batches), learner.token_bytes)
+            totals = score(
+                learner.model, (to_device(as_tensors(b), learner.device) for b in batches), learner.token_bytes
+            )
         learner.train()
         self.journal.write(
             step=trainer.global_step,
@@ -112,4 +114,3 @@ class Course(Callback):
 
 def to_device(tensors: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
     return tuple(tensor.to(device) for tensor in tensors)
-

@@ -14,7 +14,9 @@ class Journal:
 
     def write(self, **line: Any) -> None:
         """Add a line; numbers that are not finite, which JSON has no word for, become null."""
-        finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+        }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
 

@@ -51,7 +51,7 @@ class Learner(LightningModule):
         if not math.isfinite(norm) and self.recipe.training.precision != "16":
             raise DivergedError(self._diverged(f"the norm of the gradient is {norm}"))
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The weights of the model alone, under the names the model itself gives them."""
         return self.model.state_dict()
 

@@ -77,7 +77,9 @@ def set_up(recipe: Recipe, weights: Path | None = None) -> Setup:
 def train(recipe: Recipe, folder: Path, resume: Path | None = None, overwrite: bool = False) -> Outcome:
     """Train to the end of the recipe, or until a signal; `resume` is the checkpoint to go on from."""
     if not (resume or overwrite) and folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder}: exists. Go on with it by --resume auto, replace it by --overwrite, or choose --out.")
+        raise UsageError(
+            f"{folder}: exists. Go on with it by --resume auto, replace it by --overwrite, or choose --out."
+        )
     start = read.find(recipe.training.init_from) if recipe.training.init_from and not resume else None
     setup = set_up(recipe, resume or start)
     if overwrite and not resume:
@@ -95,7 +97,7 @@ def train(recipe: Recipe, folder: Path, resume: Path | None = None, overwrite: b
 
 
 def resume_point(folder: Path, resume: str | None) -> Path | None:
-    """The checkpoint that --resume means: `auto` is the newest of the run that verifies, or none if it has not begun."""
+    """The checkpoint that --resume means: `auto` is the newest of the run that verifies, none if it has not begun."""
     if resume != "auto":
         return read.find(resume) if resume else None
     found = newest(folder)

@@ -85,7 +85,9 @@ def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype
 
     def in_two_parts(y: Inputs) -> Tensor:
         half = time // 2
-        first, state = subject.prefill(laws.cut(y, 0, half), subject.init_state(2)) if half else (None, subject.init_state(2))
+        first, state = (
+            subject.prefill(laws.cut(y, 0, half), subject.init_state(2)) if half else (None, subject.init_state(2))
+        )
         second, _ = subject.prefill(laws.cut(y, half, time), state)
         return second if first is None else torch.cat([first, second], dim=2)
 
@@ -139,7 +141,9 @@ def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float)
     upstream = torch.ones_like(v)
     truth = _with_gradients(lambda y: attention.reference(*y), x, upstream)
     subject = laws.of_attention(attention, v.float())
-    measured = _with_gradients(lambda y: subject.prefill(y, subject.init_state(2))[0], _cast(x, torch.float32), upstream)
+    measured = _with_gradients(
+        lambda y: subject.prefill(y, subject.init_state(2))[0], _cast(x, torch.float32), upstream
+    )
     naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, torch.float32), upstream)
     assert measured[0].abs().max() > 0
     for mine, formula, exact in zip(measured, naive, truth, strict=True):

@@ -60,7 +60,7 @@ def test_a_checkpoint_is_found_by_run_by_name_and_by_path(checkpoint: Path, monk
     run.rename(run.parent / "runs" / "mine")
     monkeypatch.chdir(run.parent)
     assert read.find("mine") == (run.parent / "runs/mine/checkpoints/step-00000007").resolve()
-    with pytest.raises(CheckpointError, match="mien: no such run or checkpoint. Did you mean 'mine'?"):
+    with pytest.raises(CheckpointError, match=r"mien: no such run or checkpoint\. Did you mean 'mine'\?"):
         read.find("mien")
 
 

@@ -1,4 +1,4 @@
-"""Bad input to `lmlong train`: one message that names the mistake and the remedy, the right code, nothing half-written."""
+"""Bad input to `lmlong train`: one message with mistake and remedy, the right code, nothing half-written."""
 
 import os
 import subprocess

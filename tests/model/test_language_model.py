@@ -51,7 +51,7 @@ def test_learned_gates_begin_by_remembering_from_16_to_8192_tokens() -> None:
 
 
 def test_rotary_positions_make_order_matter_where_nothing_else_does() -> None:
-    """Without positions, gates and convolution, linear attention sees the past as a bag: its last logits ignore order."""
+    """Without positions, gates and convolution, linear attention sees the past as a bag; its last logits say so."""
     plain = {"attention": recipe.Attention(decay="none"), "convolution": 0}
     swapped = TOKENS.clone()
     swapped[:, [3, 10]] = swapped[:, [10, 3]]

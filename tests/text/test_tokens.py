@@ -15,9 +15,9 @@ import pytest
 
 from lmlong import recipe
 from lmlong.errors import UsageError
+from lmlong.text import tokenizer as tokenizers
 from lmlong.text.token_file import TokenFile
 from lmlong.text.tokenizer import Tokenizer
-from lmlong.text import tokenizer as tokenizers
 from lmlong.text.tokens import prepare
 
 from .conftest import sentences

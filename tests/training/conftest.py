@@ -12,7 +12,7 @@ import pytest
 from lmlong import recipe_file
 from lmlong.recipe import Recipe
 
-WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then but so it was".split()
+WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "over", "mat", "tree", "and", "then"]
 
 TINY = """
 text:

@@ -89,7 +89,7 @@ def test_fine_tuning_starts_from_the_weights_and_the_tokenizer(recipe_of: Recipe
 def test_a_run_that_exists_is_neither_touched_nor_taken_for_another(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.steps=2"), tmp_path / "run")
     before = losses(tmp_path / "run")
-    with pytest.raises(UsageError, match="exists. Go on with it by --resume auto, replace it by --overwrite"):
+    with pytest.raises(UsageError, match=r"exists\. Go on with it by --resume auto, replace it by --overwrite"):
         train(recipe_of("training.steps=3"), tmp_path / "run")
     assert losses(tmp_path / "run") == before
     train(recipe_of("training.steps=3"), tmp_path / "run", overwrite=True)
