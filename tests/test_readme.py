@@ -84,7 +84,9 @@ def test_the_table_of_recipes_is_that_of_the_shelf() -> None:
         recipe = recipe_file.load(name)
         with torch.device("meta"):
             model = LanguageModel(recipe.model, recipe.text.tokenizer.vocabulary)
-        assert round(parameters(model) / 1e6, 1) == pytest.approx(float(millions), abs=0.5 if "." not in millions else 0.01)
+        assert round(parameters(model) / 1e6, 1) == pytest.approx(
+            float(millions), abs=0.5 if "." not in millions else 0.01
+        )
 
 
 @pytest.mark.parametrize("name", recipe_file.shelf())

@@ -39,11 +39,9 @@ def train(
         return
 
     from lmlong.cli.report import after_training
-    from lmlong.training.run import resume_point
     from lmlong.training.run import train as run
 
-    folder = out or Path("runs") / chosen.name
-    outcome = run(chosen, folder, resume_point(folder, resume), overwrite)
+    outcome = run(chosen, out or Path("runs") / chosen.name, resume, overwrite)
     click.echo(after_training(outcome))
     if outcome.signal is not None:
         raise SystemExit(128 + outcome.signal)

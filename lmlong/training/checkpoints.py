@@ -8,7 +8,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lmlong.checkpoint import manifest, read, write
-from lmlong.errors import CheckpointError
 from lmlong.model.scoring import Totals
 
 
@@ -56,14 +55,3 @@ class Shelf:
         for path in self.folder.glob("step-*"):
             if path.resolve() not in kept:
                 shutil.rmtree(path)
-
-
-def newest(run: Path) -> Path | None:
-    """The newest checkpoint of a run that verifies."""
-    for path in sorted((run / "checkpoints").glob("step-*"), reverse=True):
-        try:
-            manifest.verify(path)
-        except CheckpointError:
-            continue
-        return path
-    return None

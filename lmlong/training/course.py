@@ -1,5 +1,6 @@
 """The course of a run, step by step: what is logged, validated and saved, and when."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,16 @@ class Course(Callback):
         learning_rate = options.learning_rate * rate(step - 1, self.steps, options)
         speed = self.progress.step(step, totals, tokens, learning_rate)
         if step % options.log_every == 0 or step == self.steps:
-            self.journal.write(
-                step=step,
-                loss=totals.nats_per_token,
-                bits_per_byte=totals.bits_per_byte,
-                learning_rate=learning_rate,
-                gradient_norm=learner.gradient_norm,
-                tokens_per_second=round(speed, 1),
-            )
+            metrics = {
+                "loss": totals.nats_per_token,
+                "bits_per_byte": totals.bits_per_byte,
+                "learning_rate": learning_rate,
+                "gradient_norm": learner.gradient_norm,
+                "tokens_per_second": round(speed, 1),
+            }
+            self.journal.write(step=step, **metrics)
+            for logger in learner.trainer.loggers:
+                logger.log_metrics(metrics, step)
 
     def _validate(self, trainer: Trainer, learner: Learner, limit: int | None) -> Totals:
         """Bits per byte of the validation text, in windows as long as those of training."""
@@ -91,16 +94,10 @@ class Course(Callback):
                 learner.model, (to_device(as_tensors(b), learner.device) for b in batches), learner.token_bytes
             )
         learner.train()
-        self.journal.write(
-            step=trainer.global_step,
-            validation={
-                "nats": totals.nats,
-                "tokens": totals.tokens,
-                "bytes": totals.bytes,
-                "nats_per_token": totals.nats_per_token,
-                "bits_per_byte": totals.bits_per_byte,
-            },
-        )
+        ratios = {"nats_per_token": totals.nats_per_token, "bits_per_byte": totals.bits_per_byte}
+        self.journal.write(step=trainer.global_step, validation={**asdict(totals), **ratios})
+        for logger in trainer.loggers:
+            logger.log_metrics({f"validation/{name}": value for name, value in ratios.items()}, trainer.global_step)
         self.progress.say(
             f"step {trainer.global_step}/{self.steps}: validation {totals.bits_per_byte:.3f} bits/byte, "
             f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"

@@ -11,7 +11,7 @@ from lmlong.model.language_model import parameters
 from lmlong.recipe import Recipe
 from lmlong.training.loader import as_tensors
 from lmlong.training.optimizer import make_optimizer
-from lmlong.training.run import Setup, batches_of, set_up
+from lmlong.training.setup import Setup, set_up
 
 KEPT_CHECKPOINTS = 3
 """The newest, the best, and the one being written."""
@@ -61,15 +61,16 @@ def measure(recipe: Recipe) -> Plan:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begun
     count = parameters(model)
-    tokens = options.batch_size * options.accumulate * recipe.text.sequence_length * setup.steps
     # float32 weights, and AdamW's two means of the same size
     disk = KEPT_CHECKPOINTS * 3 * 4 * count
-    return Plan(count, setup.steps, tokens, options.precision, seconds, _peak(setup.device), disk)
+    return Plan(
+        count, setup.steps, setup.steps * setup.tokens_per_step, options.precision, seconds, _peak(setup.device), disk
+    )
 
 
 def _learn(setup: Setup, number: int) -> None:
     """Add the gradient of one batch."""
-    tokens, targets, starts = (x.to(setup.device) for x in as_tensors(batches_of(setup).batch(number)))
+    tokens, targets, starts = (x.to(setup.device) for x in as_tensors(setup.batches().batch(number)))
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(setup.recipe.training.precision)
     with torch.autocast(setup.device.type, dtype=dtype, enabled=dtype is not None):
         nats, _ = setup.model.loss(tokens, targets, starts)

@@ -4,6 +4,8 @@ from typing import Literal
 
 import torch
 
+from lmlong.errors import UsageError
+
 Format = Literal["32", "bf16", "16"]
 
 LIGHTNING = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
@@ -11,6 +13,8 @@ LIGHTNING = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 
 def resolve(wanted: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Format:
     """bf16 for `auto` where the machine multiplies in it rather than imitating it."""
+    if wanted == "16" and device.type == "cpu":
+        raise UsageError("training.precision: 16 needs a GPU. Use bf16, 32 or auto.")
     if wanted != "auto":
         return wanted
     return "bf16" if computes_in_bf16(device) else "32"

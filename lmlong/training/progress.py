@@ -2,10 +2,16 @@
 
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
 from lmlong.model.scoring import Totals
+
+RECENT = 20
+"""Steps that are shown as one: single ones are too uneven to read."""
 
 
 class Progress:
@@ -22,38 +28,33 @@ class Progress:
             bar_format="{n_fmt}/{total_fmt} |{bar}| {postfix} {remaining} left",
         )
         self._begun = time.perf_counter()
-        self._seconds_per_token = 0.0
-        self._shown: Totals | None = None
+        self._recent: deque[tuple[Totals, int, float]] = deque(maxlen=RECENT)  # losses, tokens and seconds of steps
 
     def step(self, step: int, totals: Totals, tokens: int, learning_rate: float) -> float:
         """Show a step that is done; returns its tokens per second."""
         now = time.perf_counter()
-        taken = (now - self._begun) / tokens
-        self._begun = now
-        # a running mean: single steps are too uneven to read
-        self._seconds_per_token += (taken - self._seconds_per_token) * (0.1 if self._shown else 1.0)
-        self._shown = totals
+        taken, self._begun = now - self._begun, now
+        self._recent.append((totals, tokens, taken))
+        lost = sum((part for part, _, _ in self._recent), Totals())
+        speed = sum(part for _, part, _ in self._recent) / sum(part for _, _, part in self._recent)
         text = (
-            f"loss {totals.nats_per_token:.3f}, {totals.bits_per_byte:.3f} bits/byte, "
-            f"{1 / self._seconds_per_token:,.0f} tokens/s, lr {learning_rate:.1e},"
+            f"loss {lost.nats_per_token:.3f}, {lost.bits_per_byte:.3f} bits/byte, "
+            f"{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
         )
-        if self.bar.disable:
-            if step % max(self.steps // 10, 1) == 0 or step == self.steps:
-                self.say(f"step {step}/{self.steps}: {text} {self._left(step, tokens)} left")
-        else:
+        if not self.bar.disable:
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(1)
-        return 1 / taken
+        elif step % max(self.steps // 10, 1) == 0 or step == self.steps:
+            left = tqdm.format_interval((self.steps - step) * tokens / speed)
+            self.say(f"step {step}/{self.steps}: {text} {left} left")
+        return tokens / taken
 
-    def pause(self) -> "Progress":
-        """Other work begins, which is no part of a step; use with `with`."""
-        return self
-
-    def __enter__(self) -> None:
-        self._paused = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._begun += time.perf_counter() - self._paused
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """For other work, which is no part of a step's time."""
+        paused = time.perf_counter()
+        yield
+        self._begun += time.perf_counter() - paused
 
     def say(self, line: str) -> None:
         """Print a line that stays, above the bar."""
@@ -61,6 +62,3 @@ class Progress:
 
     def close(self) -> None:
         self.bar.close()
-
-    def _left(self, step: int, tokens: int) -> str:
-        return tqdm.format_interval((self.steps - step) * tokens * self._seconds_per_token)

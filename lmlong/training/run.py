@@ -1,48 +1,31 @@
 """A training run from its recipe to its last checkpoint."""
 
-import json
 import logging
-import platform
-import shutil
 import sys
-import time
 import warnings
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lmlong import recipe_file
 from lmlong.checkpoint import read
-from lmlong.errors import CheckpointError, UsageError
-from lmlong.model.device import pick_device
-from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.errors import UsageError
+from lmlong.model.language_model import parameters
 from lmlong.model.scoring import Totals
 from lmlong.recipe import Recipe
-from lmlong.text import tokenizer as tokenizers
-from lmlong.text.batches import TrainingBatches
 from lmlong.text.gzip_baseline import gzip_bits_per_byte
-from lmlong.text.tokens import Tokens, prepare
-from lmlong.training.checkpoints import FolderIO, newest
+from lmlong.training.checkpoints import FolderIO
 from lmlong.training.course import Course
+from lmlong.training.folder import check_free, open_folder, resume_point
 from lmlong.training.loader import Loader
 from lmlong.training.module import Learner
-from lmlong.training.optimizer import count_steps
-from lmlong.training.precision import LIGHTNING, resolve
+from lmlong.training.precision import LIGHTNING
+from lmlong.training.setup import Setup, set_up
 from lmlong.training.signals import StopOnSignal
-
-
-class Setup(NamedTuple):
-    """What a recipe becomes before the first step."""
-
-    recipe: Recipe  # with what was left to the machine filled in
-    tokens: Tokens
-    model: LanguageModel
-    steps: int
-    device: torch.device
 
 
 class Outcome(NamedTuple):
@@ -55,78 +38,36 @@ class Outcome(NamedTuple):
     signal: int | None  # what stopped it
 
 
-def set_up(recipe: Recipe, weights: Path | None = None) -> Setup:
-    """Text, tokens and a model for a recipe; the tokenizer and weights of a checkpoint where one is given."""
-    device = pick_device(recipe.device)
-    tokenizer = tokenizers.load(read.tokenizer_path(weights)) if weights else None
-    tokens = prepare(recipe.text, tokenizer)
-    precision = resolve(recipe.training.precision, device)
-    training = recipe.training.model_copy(update={"precision": precision})
-    recipe = recipe.model_copy(update={"training": training, "device": device.type})
-
-    torch.manual_seed(recipe.seed)
-    model = LanguageModel(recipe.model, tokens.tokenizer.vocabulary, training.activation_checkpointing)
-    if weights:
-        read.load_weights(model, weights)
-    if training.compile:
-        model.read = torch.compile(model.read)  # type: ignore[method-assign]
-    steps = count_steps(training, training.batch_size * training.accumulate * recipe.text.sequence_length)
-    return Setup(recipe, tokens, model, steps, device)
-
-
-def train(recipe: Recipe, folder: Path, resume: Path | None = None, overwrite: bool = False) -> Outcome:
-    """Train to the end of the recipe, or until a signal; `resume` is the checkpoint to go on from."""
-    if not (resume or overwrite) and folder.exists() and any(folder.iterdir()):
-        raise UsageError(
-            f"{folder}: exists. Go on with it by --resume auto, replace it by --overwrite, or choose --out."
-        )
-    start = read.find(recipe.training.init_from) if recipe.training.init_from and not resume else None
-    setup = set_up(recipe, resume or start)
-    if overwrite and not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-    _open_folder(folder, setup)
+def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bool = False) -> Outcome:
+    """Train to the end of the recipe, or until a signal; `resume` is `auto` or the checkpoint to go on from."""
+    if resume is None and not overwrite:
+        check_free(folder)
+    going_on = resume_point(folder, resume) if resume else None
+    start = read.find(recipe.training.init_from) if recipe.training.init_from and not going_on else None
+    setup = set_up(recipe, going_on or start)
+    open_folder(folder, setup, keep=going_on is not None)
+    _say(setup, going_on or start)
 
     signals = StopOnSignal()
     course = Course(folder, setup.tokens, setup.steps, signals)
     trainer = _trainer(folder, setup, [signals, course])
     learner = Learner(setup.model, setup.recipe, setup.steps, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
     learner.train_dataloader = lambda: _loader(setup, trainer)  # type: ignore[method-assign]
-    trainer.fit(learner, ckpt_path=resume, weights_only=True)
+    trainer.fit(learner, ckpt_path=going_on, weights_only=True)
     gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if course.final else None
     return Outcome(folder, trainer.global_step, course.final, gzip, signals.received)
 
 
-def resume_point(folder: Path, resume: str | None) -> Path | None:
-    """The checkpoint that --resume means: `auto` is the newest of the run that verifies, none if it has not begun."""
-    if resume != "auto":
-        return read.find(resume) if resume else None
-    found = newest(folder)
-    if found is None and folder.exists() and any(folder.iterdir()):
-        raise CheckpointError(f"{folder}: holds no checkpoint that verifies. Start anew with --overwrite.")
-    return found
+def _say(setup: Setup, start: Path | None) -> None:
+    """Tell on stderr what begins."""
+    print(
+        f"{parameters(setup.model):,} parameters, {setup.steps:,} steps of {setup.tokens_per_step:,} tokens, "
+        f"{setup.recipe.training.precision} on {setup.device.type}" + (f", from {start}" if start else ""),
+        file=sys.stderr,
+    )
 
 
-def _open_folder(folder: Path, setup: Setup) -> None:
-    """Write down what the run is made of."""
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    (folder / "recipe.yaml").write_text(recipe_file.dump(setup.recipe), encoding="utf-8")
-    setup.tokens.tokenizer.save(folder / "tokenizer.model")
-    packages = ("lmlong", "torch", "lightning", "sentencepiece", "safetensors", "numpy")
-    environment = {
-        "command": sys.argv,
-        "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
-        "machine": platform.platform(),
-        "device": torch.cuda.get_device_name() if setup.device.type == "cuda" else platform.processor(),
-        "threads": torch.get_num_threads(),
-        "parameters": parameters(setup.model),
-        "text": setup.tokens.info,
-    }
-    (folder / "environment.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
-
-
-def _trainer(folder: Path, setup: Setup, callbacks: list) -> Trainer:
+def _trainer(folder: Path, setup: Setup, callbacks: list[Callback]) -> Trainer:
     """Lightning's Trainer without the parts that are done here: bars, checkpoints, samplers, summaries."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -142,7 +83,7 @@ def _trainer(folder: Path, setup: Setup, callbacks: list) -> Trainer:
         gradient_clip_val=training.clip,
         callbacks=callbacks,
         plugins=[FolderIO(recipe_file.dump(setup.recipe), (folder / "tokenizer.model").read_bytes())],
-        logger=TensorBoardLogger(str(folder), name="", version="tensorboard") if training.tensorboard else False,
+        logger=_tensorboard(folder) if training.tensorboard else False,
         log_every_n_steps=training.log_every,
         use_distributed_sampler=False,
         enable_checkpointing=False,
@@ -151,21 +92,13 @@ def _trainer(folder: Path, setup: Setup, callbacks: list) -> Trainer:
     )
 
 
-def batches_of(setup: Setup) -> TrainingBatches:
-    """The batches of a run, all of them, in order."""
-    recipe, tokens = setup.recipe, setup.tokens
-    return TrainingBatches(
-        [file.tokens for file in tokens.train],
-        tokens.weights,
-        tokens.tokenizer.bos,
-        tokens.tokenizer.eos,
-        recipe.text.sequence_length,
-        recipe.training.batch_size,
-        recipe.seed,
-    )
+def _tensorboard(folder: Path) -> TensorBoardLogger:
+    if find_spec("tensorboard") is None:
+        raise UsageError("training.tensorboard: not installed. Run pip install 'lmlong[tensorboard]', or leave it out.")
+    return TensorBoardLogger(str(folder), name="", version="tensorboard")
 
 
 def _loader(setup: Setup, trainer: Trainer) -> Loader:
     """Batches from where the run stands."""
     first = trainer.global_step * setup.recipe.training.accumulate
-    return Loader(batches_of(setup), first, trainer.global_rank, trainer.world_size)
+    return Loader(setup.batches(), first, trainer.global_rank, trainer.world_size)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lmlong.checkpoint import manifest, read
 from lmlong.errors import DivergedError, UsageError
@@ -13,8 +14,10 @@ from lmlong.model.scoring import score
 from lmlong.recipe import Recipe
 from lmlong.text.batches import validation_batches
 from lmlong.training.dry_run import measure
+from lmlong.training.folder import resume_point
 from lmlong.training.loader import as_tensors
-from lmlong.training.run import resume_point, set_up, train
+from lmlong.training.run import train
+from lmlong.training.setup import set_up
 
 Recipes = Callable[..., Recipe]
 
@@ -66,8 +69,8 @@ def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Pat
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(recipe_of(*changes), whole)
     train(recipe_of(*changes, "training.steps=5"), parts)
-    train(recipe_of(*changes, "training.steps=9"), parts, resume=resume_point(parts, "auto"))
-    train(recipe_of(*changes), parts, resume=resume_point(parts, "auto"))
+    train(recipe_of(*changes, "training.steps=9"), parts, resume="auto")
+    train(recipe_of(*changes), parts, resume="auto")
     assert losses(parts) == losses(whole)
     assert all(torch.equal(tensor, weights(parts)[name]) for name, tensor in weights(whole).items())
 
@@ -115,6 +118,33 @@ def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, tmp_path: Pat
         (older / path.name).write_bytes(path.read_bytes())
     (newest / "training.pt").write_bytes(b"")
     assert resume_point(run, "auto") in {older, (run / "checkpoints" / "best").resolve()}
+
+
+def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
+    train(recipe_of("training.steps=2"), run, resume="auto")
+    assert len(losses(run)) == 2 and 9.0 not in losses(run)
+
+
+def test_tensorboard_is_told_what_the_journal_is(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.tensorboard=true"), tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses(tmp_path / "run"), rel=1e-6)
+    last = metrics(tmp_path / "run")[-1]["validation"]["bits_per_byte"]
+    assert events.Scalars("validation/bits_per_byte")[-1].value == pytest.approx(last, rel=1e-6)
+
+
+def test_half_precision_needs_a_gpu(recipe_of: Recipes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"training\.precision: 16 needs a GPU"):
+        train(recipe_of("training.precision=16", "device=cpu"), tmp_path / "run")
+
+
+def test_bfloat16_learns_what_float32_learns(recipe_of: Recipes, tmp_path: Path) -> None:
+    for precision in ("32", "bf16"):
+        train(recipe_of(f"training.precision={precision}"), tmp_path / precision)
+    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "32"), rel=0.02)
 
 
 def test_a_dry_run_tells_the_parameters_and_the_tokens(recipe_of: Recipes) -> None:

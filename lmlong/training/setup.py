@@ -1,0 +1,61 @@
+"""What a recipe becomes before the first step: tokens, a model, and a number of steps."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from lmlong.checkpoint import read
+from lmlong.model.device import pick_device
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import Recipe
+from lmlong.text import tokenizer as tokenizers
+from lmlong.text.batches import TrainingBatches
+from lmlong.text.tokens import Tokens, prepare
+from lmlong.training.optimizer import count_steps
+from lmlong.training.precision import resolve
+
+
+class Setup(NamedTuple):
+    """All that training needs."""
+
+    recipe: Recipe  # with what was left to the machine filled in
+    tokens: Tokens
+    model: LanguageModel
+    steps: int
+    device: torch.device
+
+    @property
+    def tokens_per_step(self) -> int:
+        training = self.recipe.training
+        return training.batch_size * training.accumulate * self.recipe.text.sequence_length
+
+    def batches(self) -> TrainingBatches:
+        """The batches of the run, all of them, in order."""
+        tokenizer = self.tokens.tokenizer
+        return TrainingBatches(
+            [file.tokens for file in self.tokens.train],
+            self.tokens.weights,
+            tokenizer.bos,
+            tokenizer.eos,
+            self.recipe.text.sequence_length,
+            self.recipe.training.batch_size,
+            self.recipe.seed,
+        )
+
+
+def set_up(recipe: Recipe, start: Path | None = None) -> Setup:
+    """Read the text and build the model; a checkpoint to start from lends its tokenizer and weights."""
+    device = pick_device(recipe.device)
+    training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
+    recipe = recipe.model_copy(update={"training": training, "device": device.type})
+    tokens = prepare(recipe.text, tokenizers.load(read.tokenizer_path(start)) if start else None)
+
+    torch.manual_seed(recipe.seed)
+    model = LanguageModel(recipe.model, tokens.tokenizer.vocabulary, training.activation_checkpointing)
+    if start:
+        read.load_weights(model, start)
+    if training.compile:
+        model.read = torch.compile(model.read)  # type: ignore[method-assign]
+    steps = count_steps(training, training.batch_size * training.accumulate * recipe.text.sequence_length)
+    return Setup(recipe, tokens, model, steps, device)
