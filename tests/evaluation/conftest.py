@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
+from models import stirred
 
 from lmlong import recipe_file
 from lmlong.checkpoint.write import Contents, point, write
@@ -21,7 +21,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.txt").write_text(TRAINING_TEXT)
     for number, text in enumerate(VALIDATION_TEXTS):
         (tmp_path / f"validation-{number}.txt").write_text(text)
-    torch.manual_seed(3)
     options = Model(width=16, layers=2, heads=2)
     recipe = Recipe(
         text=Text(
@@ -34,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         training=Training(steps=7, batch_size=2, accumulate=3),
     )
     ByteTokenizer().save(tmp_path / "tokenizer.model")
-    weights = LanguageModel(options, ByteTokenizer().vocabulary).state_dict()
+    weights = stirred(LanguageModel(options, ByteTokenizer().vocabulary)).state_dict()
     folder = tmp_path / "runs" / "tiny"
     checkpoint = folder / "checkpoints" / "step-00000007"
     tokenizer = (tmp_path / "tokenizer.model").read_bytes()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from models import stirred
 
 from lmlong import recipe_file
 from lmlong.checkpoint.write import Contents, point, write
@@ -22,8 +22,7 @@ def model_of() -> Callable[[AttentionKind], LanguageModel]:
     """A model of bytes in float64; different tokens are likeliest at different places."""
 
     def build(kind: AttentionKind) -> LanguageModel:
-        torch.manual_seed(3)
-        return LanguageModel(tiny(kind), ByteTokenizer().vocabulary).double().eval()
+        return stirred(LanguageModel(tiny(kind), ByteTokenizer().vocabulary)).double().eval()
 
     return build
 
@@ -31,8 +30,7 @@ def model_of() -> Callable[[AttentionKind], LanguageModel]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder with one checkpoint of a tiny model of bytes."""
-    torch.manual_seed(3)
-    model, tokenizer = LanguageModel(tiny(), ByteTokenizer().vocabulary), tmp_path / "tokenizer.model"
+    model, tokenizer = stirred(LanguageModel(tiny(), ByteTokenizer().vocabulary)), tmp_path / "tokenizer.model"
     ByteTokenizer().save(tokenizer)
     recipe = Recipe(text=Text(tokenizer=Tokenizer(kind="bytes")), model=tiny(), training=Training(steps=1))
     folder = tmp_path / "runs" / "tiny"

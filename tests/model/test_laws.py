@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention.cases import FORMS, both_types, every_form, name
+from models import stirred
 
 from lmlong import recipe
 from lmlong.attention import laws
@@ -17,12 +18,8 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def build(form: recipe.Attention, dtype: torch.dtype, **shape: object) -> LanguageModel:
-    torch.manual_seed(0)
     options = recipe.Model(width=16, layers=2, heads=2, attention=form, **shape)  # type: ignore[arg-type]
-    model = LanguageModel(options, VOCABULARY).to(dtype)
-    for weight in model.parameters():  # gates and norms too, so that nothing rests at a harmless 0 or 1
-        torch.nn.init.normal_(weight, std=0.3)
-    return model.eval()
+    return stirred(LanguageModel(options, VOCABULARY)).to(dtype).eval()
 
 
 def subject(model: LanguageModel) -> Subject:
