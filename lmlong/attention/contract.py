@@ -22,6 +22,10 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     gated = False
     """Whether the block must supply a `log_decay` learned from each token."""
 
+    turned_by_position = False
+    """Whether queries and keys are turned by their place first, unless the recipe says otherwise: whatever knows no
+    other order needs it."""
+
     largest_scale = 1e4
     """Largest deviation of q and k up to which outputs and gradients stay as exact as the number format allows."""
 

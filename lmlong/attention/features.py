@@ -1,6 +1,9 @@
 """Feature maps: what stands in for softmax's exponential, so that sim(q, k) = phi(q) . phi(k) is never negative.
 
-Each is a small class with a face for queries, one for keys, and the number of features it makes.
+Each is a small class with a face for queries, one for keys, and the number of features it makes. It sees each token
+alone: a map that looked at other keys to scale its own would let the future change the past.
+
+B batch, H heads, T time.
 """
 
 from abc import ABC, abstractmethod
@@ -8,17 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 
 class FeatureMap(nn.Module, ABC):
-    """(..., width) -> (..., features), by each token alone."""
+    """(B, H, T, width) -> (B, H, T, features), by each token alone."""
 
     largest_scale = 1e4
     """Largest deviation of q and k up to which outputs and gradients stay as exact as the number format allows."""
 
-    def __init__(self, width: int):
+    turned_by_position = False
+    """Whether queries and keys are turned by their place first, unless the recipe says otherwise."""
+
+    def __init__(self, features: int):
         super().__init__()
-        self.features = width
+        self.features = features
 
     @abstractmethod
     def query(self, q: Tensor) -> Tensor:
@@ -59,7 +66,63 @@ class _EluPlusOne(torch.autograd.Function):
 class Relu(FeatureMap):
     """relu(x) plus a floor, which keeps the denominator from 0 where all features are off."""
 
-    floor = 1e-2
+    FLOOR = 1e-2
 
     def query(self, q: Tensor) -> Tensor:
-        return torch.relu(q) + self.floor
+        return torch.relu(q) + self.FLOOR
+
+
+class Cosine(FeatureMap):
+    """[1, c x / |x|]: sim is 1 + c^2 cos(q, k), softmax to first order, kept positive by unit norms (Su 2020)."""
+
+    turned_by_position = True
+
+    SHRINK = 0.99
+    """c: below 1 by more than bfloat16 rounds, or opposite vectors would make a denominator of 0 or less."""
+
+    TINY = 1e-6
+
+    def __init__(self, width: int):
+        super().__init__(1 + width)
+
+    def query(self, q: Tensor) -> Tensor:
+        precise = q.to(torch.promote_types(q.dtype, torch.float32))
+        length = (precise.square().sum(-1, keepdim=True) + self.TINY).sqrt()
+        direction = (self.SHRINK * precise / length).to(q.dtype)
+        return torch.cat([torch.ones_like(direction[..., :1]), direction], dim=-1)
+
+
+class Softmax(FeatureMap):
+    """Softmax over the features of each token, for queries and keys alike, in the form that can be causal (after
+    Shen et al. 2018), plus a floor, since two different one-hot vectors have nothing in common."""
+
+    FLOOR = 1e-4
+
+    def query(self, q: Tensor) -> Tensor:
+        return q.softmax(-1).to(q.dtype) + self.FLOOR
+
+
+class Taylor(FeatureMap):
+    """[1, x, x (x) x / sqrt 2] of a small learned projection: 1 + s + s^2 / 2, the exponential of s to second order.
+
+    The projections are brought to one length, so that |s| is at most sqrt(inner): the sum of squares and mixed terms is
+    positive in exact numbers only, and would lose that to rounding where s is large.
+    """
+
+    def __init__(self, heads: int, width: int, inner: int):
+        # of x (x) x each pair is kept once, with weight sqrt 2, which leaves all products as they were
+        super().__init__(1 + inner + inner * (inner + 1) // 2)
+        self.query_weight = nn.Parameter(torch.randn(heads, width, inner) * width**-0.5)
+        self.key_weight = nn.Parameter(torch.randn(heads, width, inner) * width**-0.5)
+        self.inner = inner
+
+    def query(self, q: Tensor) -> Tensor:
+        return self._expand(q, self.query_weight)
+
+    def key(self, k: Tensor) -> Tensor:
+        return self._expand(k, self.key_weight)
+
+    def _expand(self, x: Tensor, weight: Tensor) -> Tensor:
+        x = rms_norm(x @ weight.to(x.dtype), (self.inner,), eps=1e-6) * self.inner**-0.25
+        left, right = torch.triu_indices(self.inner, self.inner, offset=1, device=x.device)
+        return torch.cat([torch.ones_like(x[..., :1]), x, x[..., left] * x[..., right], x * x * 0.5**0.5], dim=-1)

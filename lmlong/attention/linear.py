@@ -20,7 +20,7 @@ class LinearAttention(CausalAttention[ScanState]):
     def __init__(self, heads: int, width: int, features: FeatureMap, decay: str = "none"):
         super().__init__()
         self.heads, self.width, self.feature_map = heads, width, features
-        self.largest_scale = features.largest_scale
+        self.largest_scale, self.turned_by_position = features.largest_scale, features.turned_by_position
         self.gated = decay == "learned"
         fixed = torch.log1p(-1 / memory_lengths(heads)) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)

@@ -34,7 +34,7 @@ def quadratic(
     weights = fq @ fk.mT
     if log_decay is not None:
         total = log_decay.cumsum(-1)
-        weights = weights * (total[..., :, None] - total[..., None, :]).tril().exp()
+        weights = weights * (total[..., :, None] - total[..., None, :]).tril().exp().to(weights.dtype)
     reach = torch.ones(time, time, dtype=torch.bool, device=fq.device).tril()
     if starts is not None:
         document = starts.cumsum(1)

@@ -22,6 +22,7 @@ class SoftmaxAttention(CausalAttention[KeyValueState]):
     """y_t = softmax(q_t K^T / sqrt(width)) V over the tokens of the document so far."""
 
     largest_scale = 10.0  # torch's backward pass overflows where one key outweighs all others by far
+    turned_by_position = True
 
     def __init__(self, heads: int, width: int):
         super().__init__()

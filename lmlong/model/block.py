@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, logsigmoid, rms_norm, silu
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL, TURNED_BY_POSITION
+from lmlong.attention import CAUSAL
 from lmlong.attention.linear import memory_lengths
 from lmlong.model.convolution import ShortConvolution
 from lmlong.model.positions import rotate
@@ -56,7 +56,8 @@ class Mixer(nn.Module):
         self.convolution = ShortConvolution(3 * width, options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, self.head_width, options.attention)
         self.forget = Forget(width, self.heads) if self.attention.gated else None
-        self.rotary = options.positions == "rotary" or (options.positions == "auto" and kind in TURNED_BY_POSITION)
+        wanted = self.attention.turned_by_position
+        self.rotary = options.positions == "rotary" or (options.positions == "auto" and wanted)
         self.head_norm = Norm(self.heads, self.head_width)
         self.project_out = nn.Linear(width, width, bias=False)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import CAUSAL, FEATURE_MAPS
-from lmlong.attention.contract import CausalAttention
+from lmlong.attention.contract import CausalAttention, at_least_float32
 from lmlong.attention.laws import Inputs
 
 HEADS, WIDTH = 3, 8
@@ -16,24 +16,39 @@ DECAYS = get_args(recipe.Attention.model_fields["decay"].annotation)
 
 
 def _forms() -> list[recipe.Attention]:
-    """One of each kind, and all forms of the linear one."""
+    """One of each kind, with windows both shorter and longer than a chunk, and all forms of the linear one."""
     linear = [
-        recipe.Attention(kind="linear", feature_map=name, decay=decay) for name in FEATURE_MAPS for decay in DECAYS
+        recipe.Attention(feature_map=name, decay=decay, taylor=recipe.Taylor(width=4))
+        for name in FEATURE_MAPS
+        for decay in DECAYS
     ]
-    return linear + [recipe.Attention(kind=kind) for kind in CAUSAL if kind != "linear"]
+    favor = [
+        recipe.Attention(feature_map="favor", decay="none", favor=recipe.Favor(form=form, norms=norms))
+        for form in ("positive", "hyperbolic")
+        for norms in ("chi", "fixed", "quantile")
+    ]
+    windows = [recipe.Attention(kind="window", window=window) for window in (1, 16, 100)]
+    return linear + favor[1:] + windows + [recipe.Attention(kind="softmax")]
 
 
 def name(options: recipe.Attention) -> str:
-    return f"{options.kind}-{options.feature_map}-{options.decay}" if options.kind == "linear" else str(options.kind)
+    if options.kind != "linear":
+        return f"window-{options.window}" if options.kind == "window" else str(options.kind)
+    favor = f"-{options.favor.form}-{options.favor.norms}" if options.favor != recipe.Favor() else ""
+    return f"{options.feature_map}-{options.decay}{favor}"
 
 
 FORMS = _forms()
 every_form = pytest.mark.parametrize("form", FORMS, ids=name)
+each_type = pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["float64", "float32", "bfloat16"]
+)
 both_types = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
 def build(form: recipe.Attention) -> CausalAttention:
     assert isinstance(form.kind, str)
+    torch.manual_seed(0)  # of random features
     return CAUSAL[form.kind](HEADS, WIDTH, form)
 
 
@@ -48,6 +63,10 @@ def inputs(
 
     q, k, v = (normal(batch, HEADS, time, WIDTH) for _ in range(3))
     # gates from about 0.001 to 0.9999, as a trained model has them
-    gates = torch.nn.functional.logsigmoid(3 * normal(batch, HEADS, time) + 3) if attention.gated else None
+    gates = (
+        torch.nn.functional.logsigmoid(3 * normal(batch, HEADS, time).to(at_least_float32(dtype)) + 3)
+        if attention.gated
+        else None
+    )
     begun = torch.rand(batch, time, generator=draw) < 1 / 30 if starts else None
     return q, k, v, begun, gates

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attention.cases import FORMS, HEADS, WIDTH, both_types, build, every_form, inputs
+from attention.cases import FORMS, HEADS, WIDTH, both_types, build, each_type, every_form, inputs, name
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws, scan
+from lmlong.attention.contract import at_least_float32
 from lmlong.attention.laws import Inputs
 
 LENGTHS = [1, scan.CHUNK - 1, scan.CHUNK, scan.CHUNK + 1, 211]
@@ -55,7 +56,7 @@ def test_any_cut_of_any_text(form: recipe.Attention, time: int, seed: int, cuts:
 
 
 @every_form
-@both_types
+@each_type
 def test_the_future_never_changes_the_past(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
     x, other = inputs(attention, 211, dtype), inputs(attention, 211, dtype, seed=1)
@@ -73,7 +74,7 @@ def test_the_state_is_not_touched(form: recipe.Attention, dtype: torch.dtype) ->
 
 
 @every_form
-@both_types
+@each_type
 @lengths
 def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
     """Read in two parts, so that the gradient of the first part's keys and values flows through the state."""
@@ -95,7 +96,7 @@ def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype
     naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, dtype), upstream)
     rounding = torch.finfo(dtype).eps
     for mine, formula, exact in zip(measured, naive, truth, strict=True):
-        allowed = 1e-10 if dtype == torch.float64 else 4 * max(_distance(formula, exact, upstream), 4 * rounding)
+        allowed = 1e-10 if dtype == torch.float64 else 4 * max(_distance(formula, exact, upstream), 16 * rounding)
         assert _distance(mine, exact, upstream) < allowed
 
 
@@ -152,7 +153,7 @@ def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float)
         assert _distance(mine, exact, upstream) < allowed
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form.kind != "softmax"], ids=str)
+@pytest.mark.parametrize("form", [form for form in FORMS if form.kind != "softmax"], ids=name)
 def test_a_hundred_thousand_tokens(form: recipe.Attention) -> None:
     """In float32, the end of a long text is still what float64 makes of it."""
     attention = build(form)
@@ -174,7 +175,9 @@ def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
 
 
 def _cast(x: Inputs, dtype: torch.dtype) -> Inputs:
-    return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in x)
+    q, k, v, starts, gates = x
+    assert q is not None and k is not None and v is not None
+    return q.to(dtype), k.to(dtype), v.to(dtype), starts, None if gates is None else gates.to(at_least_float32(dtype))
 
 
 def _distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:

@@ -1,0 +1,89 @@
+"""Exact softmax attention over the last W tokens: a constant state, and the companion of linear attention.
+
+B batch, H heads, T new tokens, W window, N blocks, C tokens in a block.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from lmlong.attention.contract import CausalAttention
+
+
+class WindowState(NamedTuple):
+    k: Tensor  # (B, H, W - 1, width) the last keys
+    v: Tensor  # (B, H, W - 1, width) and values
+    current: Tensor  # (B, W - 1) bool: of the document the row is in
+
+
+class WindowAttention(CausalAttention[WindowState]):
+    """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document, the token itself among them."""
+
+    largest_scale = 10.0  # torch's backward pass overflows where one key outweighs all others by far
+    turned_by_position = True
+
+    def __init__(self, heads: int, width: int, window: int):
+        super().__init__()
+        self.heads, self.width, self.window = heads, width, window
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
+        empty = torch.zeros(batch, self.heads, self.window - 1, self.width, device=device, dtype=dtype)
+        return WindowState(empty, empty, torch.zeros(batch, self.window - 1, device=device, dtype=torch.bool))
+
+    def prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: WindowState,
+        starts: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> tuple[Tensor, WindowState]:
+        """Block by block: each block of up to W queries sees its own keys and the W - 1 before them."""
+        time, past = k.shape[2], self.window - 1
+        keys, values = torch.cat([state.k.to(k.dtype), k], dim=2), torch.cat([state.v.to(v.dtype), v], dim=2)
+        document = _documents(state.current, starts, time)  # (B, W - 1 + T)
+        block = min(self.window, time)
+        missing = -time % block
+        q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, width)
+        k_blocks, v_blocks = (pad(x, (0, 0, 0, missing)).unfold(2, past + block, block).mT for x in (keys, values))
+        mask = self._mask(pad(document, (0, missing)), block)
+        y = scaled_dot_product_attention(
+            *(x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks)), attn_mask=mask[:, None]
+        )
+        y = y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
+        kept = document[:, time:] == document[:, -1:]
+        return y, WindowState(keys[:, :, time:], values[:, :, time:], kept)
+
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
+    ) -> Tensor:
+        seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril().triu(1 - self.window)
+        if starts is not None:
+            document = starts.cumsum(1)
+            seen = seen & (document[:, None, :, None] == document[:, None, None, :])
+        scores = (q @ k.mT / self.width**0.5).masked_fill(~seen, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    def state_numbers(self, tokens: int) -> int:
+        return (self.window - 1) * (2 * self.heads * self.width + 1)
+
+    def _mask(self, document: Tensor, block: int) -> Tensor:
+        """(B N, C, W - 1 + C), true where a query of a block may look: near enough, and in the same document."""
+        past = self.window - 1
+        place = torch.arange(past + block, device=document.device)
+        distance = place[past:, None] - place
+        near = (distance >= 0) & (distance <= past)
+        keys = document.unfold(1, past + block, block)  # (B, N, W - 1 + C)
+        same = keys[..., past:, None] == keys[..., None, :]
+        return (near & same).flatten(0, 1)
+
+
+def _documents(current: Tensor, starts: Tensor | None, time: int) -> Tensor:
+    """The document of each token kept and each new one: 0 is the one that came in, -1 an older one or none."""
+    kept = current.long() - 1
+    if starts is None:
+        return torch.cat([kept, kept.new_zeros(len(kept), time)], dim=1)
+    return torch.cat([kept, starts.cumsum(1)], dim=1)
