@@ -229,7 +229,8 @@ class Training(Options):
     tensorboard: bool = False
     """Write TensorBoard events into the run folder too (needs the extra: pip install 'lmlong[tensorboard]')."""
     init_from: str | None = None
-    """A run or checkpoint whose weights are the start; its optimizer and progress are not taken over."""
+    """A run or checkpoint whose weights are the start, where the attention may be another one; its optimizer and
+    progress are not taken over."""
 
     @field_validator("precision", mode="before")
     @classmethod

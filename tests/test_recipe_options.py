@@ -37,7 +37,7 @@ def test_an_option_is_described_in_plain_words() -> None:
     assert options["training", None].type == "a section"
     assert options["training", None].required
     assert options["model.attention.kind", None].type == (
-        "one of linear, softmax or a list of 1 or more, each one of linear, softmax"
+        "one of linear, window, softmax or a list of 1 or more, each one of linear, window, softmax"
     )
     assert options["text.sources", None].type == "a list of 1 or more, each a section of kind python-stdlib, files, hub"
     assert options["text.sources", None].default == [{"kind": "python-stdlib", "weight": 1.0}]

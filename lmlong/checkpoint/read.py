@@ -64,9 +64,16 @@ def read_training(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"{checkpoint / TRAINING}: cannot be read safely. Use another checkpoint.") from error
 
 
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Put the weights of a checkpoint into a model of the same shape."""
+def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False) -> None:
+    """Put the weights of a checkpoint into a model of the same shape.
+
+    With `new_attention`, what belongs to one kind of attention alone may be missing, and stays as the model has it, or
+    be too much, and is left out: queries, keys and values mean the same to all of them.
+    """
     weights, wanted = read_weights(checkpoint), model.state_dict()
+    if new_attention:
+        weights = {name: tensor for name, tensor in weights.items() if name in wanted or not _of_attention(name)}
+        weights |= {name: wanted[name] for name in wanted.keys() - weights.keys() if _of_attention(name)}
     for name in [*wanted, *(weights.keys() - wanted.keys())]:
         here, there = (tuple(side[name].shape) if name in side else "none" for side in (wanted, weights))
         if here != there:
@@ -75,3 +82,8 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
                 "Use the recipe this checkpoint was trained by."
             )
     model.load_state_dict(weights)
+
+
+def _of_attention(name: str) -> bool:
+    """Whether a weight is the attention's own: its features, its forget gate."""
+    return ".mixer.attention." in name or ".mixer.forget." in name

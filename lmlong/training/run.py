@@ -24,6 +24,7 @@ from lmlong.training.folder import check_free, open_folder, resume_point
 from lmlong.training.loader import Loader
 from lmlong.training.module import Learner
 from lmlong.training.precision import LIGHTNING
+from lmlong.training.redraw import Redraw
 from lmlong.training.setup import Setup, set_up
 from lmlong.training.signals import StopOnSignal
 
@@ -44,13 +45,16 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
         check_free(folder)
     going_on = resume_point(folder, resume) if resume else None
     start = read.find(recipe.training.init_from) if recipe.training.init_from and not going_on else None
-    setup = set_up(recipe, going_on or start)
+    setup = set_up(recipe, going_on or start, new_attention=going_on is None)
     open_folder(folder, setup, keep=going_on is not None)
     _say(setup, going_on or start)
 
     signals = StopOnSignal()
     course = Course(folder, setup.tokens, setup.steps, signals)
-    trainer = _trainer(folder, setup, [signals, course])
+    callbacks: list[Callback] = [signals, course]
+    if every := recipe.model.attention.favor.redraw_every:
+        callbacks.append(Redraw(setup.model, recipe.seed, every))
+    trainer = _trainer(folder, setup, callbacks)
     learner = Learner(setup.model, setup.recipe, setup.steps, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
     learner.train_dataloader = lambda: _loader(setup, trainer)  # type: ignore[method-assign]
     trainer.fit(learner, ckpt_path=going_on, weights_only=True)

@@ -44,8 +44,11 @@ class Setup(NamedTuple):
         )
 
 
-def set_up(recipe: Recipe, start: Path | None = None) -> Setup:
-    """Read the text and build the model; a checkpoint to start from lends its tokenizer and weights."""
+def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = False) -> Setup:
+    """Read the text and build the model; a checkpoint to start from lends its tokenizer and weights.
+
+    With `new_attention` the checkpoint's attention may be another one than the recipe's; all else must fit.
+    """
     device = pick_device(recipe.device)
     training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
@@ -54,7 +57,7 @@ def set_up(recipe: Recipe, start: Path | None = None) -> Setup:
     torch.manual_seed(recipe.seed)
     model = LanguageModel(recipe.model, tokens.tokenizer.vocabulary, training.activation_checkpointing)
     if start:
-        read.load_weights(model, start)
+        read.load_weights(model, start, new_attention)
     if training.compile:
         model.read = torch.compile(model.read)  # type: ignore[method-assign]
     steps = count_steps(training, training.batch_size * training.accumulate * recipe.text.sequence_length)

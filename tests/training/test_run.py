@@ -9,7 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lmlong.checkpoint import manifest, read
-from lmlong.errors import DivergedError, UsageError
+from lmlong.errors import CheckpointError, DivergedError, UsageError
 from lmlong.model.scoring import score
 from lmlong.recipe import Recipe
 from lmlong.text.batches import validation_batches
@@ -75,6 +75,26 @@ def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Pat
     assert all(torch.equal(tensor, weights(parts)[name]) for name, tensor in weights(whole).items())
 
 
+def test_a_run_that_redraws_its_features_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path) -> None:
+    favor = ["model.attention.feature_map=favor", "model.attention.favor.redraw_every=3", "training.accumulate=2"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(recipe_of(*favor, "training.schedule=constant"), whole)
+    for steps in (4, 6, 12):
+        train(recipe_of(*favor, "training.schedule=constant", f"training.steps={steps}"), parts, resume="auto")
+    assert losses(parts) == losses(whole)
+    assert all(torch.equal(tensor, weights(parts)[name]) for name, tensor in weights(whole).items())
+
+
+def test_features_are_redrawn_only_when_their_step_has_come(recipe_of: Recipes, tmp_path: Path) -> None:
+    favor = ["model.attention.feature_map=favor", "model.attention.favor.redraw_every=3"]
+    rows = {}
+    for steps in (1, 3, 4, 6, 7):
+        train(recipe_of(*favor, f"training.steps={steps}"), tmp_path / str(steps))
+        rows[steps] = weights(tmp_path / str(steps))["blocks.0.mixer.attention.feature_map.rows"]
+    assert torch.equal(rows[1], rows[3]) and torch.equal(rows[4], rows[6])
+    assert not torch.equal(rows[3], rows[4]) and not torch.equal(rows[6], rows[7])
+
+
 def test_accumulated_parts_give_the_step_of_the_whole_batch(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.batch_size=4"), tmp_path / "whole")
     train(recipe_of("training.batch_size=1", "training.accumulate=4"), tmp_path / "parts")
@@ -87,6 +107,27 @@ def test_fine_tuning_starts_from_the_weights_and_the_tokenizer(recipe_of: Recipe
     train(recipe_of("training.steps=1", f"training.init_from={tmp_path / 'base'}"), tmp_path / "tuned")
     assert losses(tmp_path / "tuned")[0] < outcome.validation.nats_per_token + 0.3
     assert (tmp_path / "tuned" / "tokenizer.model").read_bytes() == (tmp_path / "base/tokenizer.model").read_bytes()
+
+
+@pytest.mark.parametrize("change", [["feature_map=favor", "decay=none"], ["feature_map=taylor", "decay=learned"]])
+def test_fine_tuning_may_change_the_attention(recipe_of: Recipes, tmp_path: Path, change: list[str]) -> None:
+    """All that is not the attention's own is taken over, and the attention's own is as a new model has it."""
+    attention = [f"model.attention.{word}" for word in change]
+    train(recipe_of("model.attention.kind=softmax"), tmp_path / "base")
+    recipe = recipe_of(*attention)
+    fresh, tuned = set_up(recipe).model.state_dict(), set_up(recipe, read.find(tmp_path / "base"), True).model
+    base = weights(tmp_path / "base")
+    for name, tensor in tuned.state_dict().items():
+        assert torch.equal(tensor, base.get(name, fresh[name])), name
+    with pytest.raises(CheckpointError, match=r"mixer\.(attention|forget)"):
+        set_up(recipe, read.find(tmp_path / "base"))
+    train(recipe_of("model.attention.kind=softmax", f"training.init_from={tmp_path / 'base'}"), tmp_path / "back")
+
+
+def test_fine_tuning_must_not_change_anything_else(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.steps=1"), tmp_path / "base")
+    with pytest.raises(CheckpointError, match="embedding"):
+        train(recipe_of("model.width=16", f"training.init_from={tmp_path / 'base'}"), tmp_path / "tuned")
 
 
 def test_a_run_that_exists_is_neither_touched_nor_taken_for_another(recipe_of: Recipes, tmp_path: Path) -> None:
