@@ -19,6 +19,10 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     forgotten. `log_decay` (B, H, T), at most 0, is given exactly to those attentions that say they are `gated`.
     """
 
+    heads: int
+    width: int
+    """Of one head, in keys and values alike."""
+
     gated = False
     """Whether the block must supply a `log_decay` learned from each token."""
 

@@ -42,11 +42,25 @@ class LinearAttention(CausalAttention[ScanState]):
         starts: Tensor | None = None,
         log_decay: Tensor | None = None,
     ) -> tuple[Tensor, ScanState]:
-        fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-        log_decay = self._decay(q, log_decay)
         run = scan.step if q.shape[2] == 1 else scan.prefill
-        y, state = run(fq, fk, v.to(fq.dtype), state, starts, log_decay)
+        with _in_its_own_type(q):
+            fq, fk = self.feature_map.query(q), self.feature_map.key(k)
+            y, state = run(fq, fk, v.to(fq.dtype), state, starts, self._decay(q, log_decay))
         return y.to(v.dtype), state
+
+    def denominators(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: ScanState,
+        starts: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> Tensor:
+        """What the outputs of `prefill` were divided by, (B, H, T)."""
+        with _in_its_own_type(q):
+            fq, fk = self.feature_map.query(q), self.feature_map.key(k)
+            return scan.denominators(fq, fk, v.to(fq.dtype), state, starts, self._decay(q, log_decay))
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
@@ -62,6 +76,11 @@ class LinearAttention(CausalAttention[ScanState]):
         if self.log_decay is None:
             return learned
         return self.log_decay.to(at_least_float32(q.dtype))[None, :, None].expand(q.shape[:3])
+
+
+def _in_its_own_type(like: Tensor) -> torch.autocast:
+    """Products computed in the type of their factors: autocast would round the float32 sums to bfloat16."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
 def memory_lengths(heads: int) -> Tensor:

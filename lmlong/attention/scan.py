@@ -6,6 +6,7 @@ B batch, H heads, T time, F features, E value width, N chunks, C tokens in a chu
 after their feature map, not negative; g_t = exp(log_decay_t), and 0 where a document starts.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -77,21 +78,41 @@ def prefill(
     log_decay: Tensor | None = None,
 ) -> tuple[Tensor, ScanState]:
     """Any number of tokens: what folding `step` over them gives, in products of matrices."""
+    outputs, after = [], state
+    for numerator, denominator, after in _spans(fq, fk, v, state, starts, log_decay):  # noqa: B007
+        outputs.append((numerator / denominator.clamp_min(SMALLEST)[..., None]).to(v.dtype))
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)), after
+
+
+def denominators(
+    fq: Tensor,
+    fk: Tensor,
+    v: Tensor,
+    state: ScanState,
+    starts: Tensor | None = None,
+    log_decay: Tensor | None = None,
+) -> Tensor:
+    """What `prefill` divides by, (B, H, T): the sum of all weights, which must not come near 0."""
+    return torch.cat([sums[1] for sums in _spans(fq, fk, v, state, starts, log_decay)], dim=2)
+
+
+def _spans(
+    fq: Tensor, fk: Tensor, v: Tensor, state: ScanState, starts: Tensor | None, log_decay: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, ScanState]]:
+    """Numerators (B, H, T, E), denominators (B, H, T) and the state after, span by span."""
     # split, not slices: the gradient of a slice is as long as the whole, so a loop of them would be quadratic
     parts = [x.split(SPAN, dim=2) for x in (fq, fk, v)]
     spans = len(parts[0])
     parts.append((None,) * spans if log_decay is None else log_decay.split(SPAN, dim=2))
     starts_of = (None,) * spans if starts is None else starts.split(SPAN, dim=1)
-    outputs = []
     for fq_part, fk_part, v_part, decay_part, starts_part in zip(*parts, starts_of, strict=True):
-        y, state = _span(fq_part, fk_part, v_part, state, starts_part, decay_part)
-        outputs.append(y)
-    return (outputs[0] if spans == 1 else torch.cat(outputs, dim=2)), state
+        numerator, denominator, state = _span(fq_part, fk_part, v_part, state, starts_part, decay_part)
+        yield numerator, denominator, state
 
 
 def _span(
     fq: Tensor, fk: Tensor, v: Tensor, state: ScanState, starts: Tensor | None, log_decay: Tensor | None
-) -> tuple[Tensor, ScanState]:
+) -> tuple[Tensor, Tensor, ScanState]:
     """All chunks of one span side by side, joined by the states at their borders."""
     time, precise = fq.shape[2], state.S.dtype
     fq, fk, v = (_in_chunks(x, axis=2) for x in (fq, fk, v))  # (B, H, N, C, ...)
@@ -114,8 +135,7 @@ def _span(
     numerator = numerator + (fq @ before.S.to(fq.dtype)) * seen[..., None].to(fq.dtype)
     denominator = denominator + (fq.to(precise) @ before.z[..., None])[..., 0] * seen
 
-    y = numerator / denominator.clamp_min(SMALLEST)[..., None]
-    return y.to(v.dtype).flatten(2, 3)[:, :, :time], after
+    return numerator.flatten(2, 3)[:, :, :time], denominator.flatten(2, 3)[:, :, :time], after
 
 
 def _border_states(

@@ -50,9 +50,8 @@ class WindowAttention(CausalAttention[WindowState]):
         q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, width)
         k_blocks, v_blocks = (pad(x, (0, 0, 0, missing)).unfold(2, past + block, block).mT for x in (keys, values))
         mask = self._mask(pad(document, (0, missing)), block)
-        y = scaled_dot_product_attention(
-            *(x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks)), attn_mask=mask[:, None]
-        )
+        rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H, ...)
+        y = scaled_dot_product_attention(next(rows), next(rows), next(rows), mask[:, None])
         y = y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
         kept = document[:, time:] == document[:, -1:]
         return y, WindowState(keys[:, :, time:], values[:, :, time:], kept)

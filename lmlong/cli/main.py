@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
     "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
+    "check": ("lmlong.cli.check:check", "Hold the laws of causal attention against a trained model."),
     "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity against length."),
 }
 

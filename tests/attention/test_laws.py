@@ -166,6 +166,22 @@ def test_a_hundred_thousand_tokens(form: recipe.Attention) -> None:
     assert laws.error(fast, exact) < 1e-4
 
 
+@every_form
+def test_autocast_changes_nothing(form: recipe.Attention) -> None:
+    """Left to itself it would round the sums between chunks to bfloat16."""
+    attention = build(form)
+    x = inputs(attention, 211, torch.bfloat16)
+    subject = laws.of_attention(attention, x[0])
+    plain, state = subject.prefill(x, subject.init_state(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        cast, state_cast = subject.prefill(x, subject.init_state(2))
+        after, _ = subject.step(laws.cut(x, 0, 1), state)
+    assert torch.equal(cast, plain)
+    assert torch.equal(after, subject.step(laws.cut(x, 0, 1), state)[0])
+    for mine, truth in zip(laws.tensors(state_cast), laws.tensors(state), strict=True):
+        assert mine.dtype == truth.dtype and torch.equal(mine, truth)
+
+
 def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
     """A running sum of keys kept in bfloat16 would stop growing near 256 and read far below the truth."""
     attention = build(recipe.Attention(kind="linear", feature_map="elu", decay="none"))

@@ -1,0 +1,115 @@
+"""`lmlong check` passes on every form of attention and fails on code that was tampered with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention.cases import FORMS, every_form
+from click.testing import CliRunner
+from models import stirred
+
+from lmlong import recipe
+from lmlong.attention import scan
+from lmlong.attention.features import Elu
+from lmlong.cli.check import check as command
+from lmlong.evaluation.check import Report, check
+from lmlong.evaluation.health import denominators
+from lmlong.inference.loading import Loaded
+from lmlong.inference.sampled_text import sampled_text
+from lmlong.model.language_model import LanguageModel
+from lmlong.text.tokenizer import ByteTokenizer
+
+
+def checked(form: recipe.Attention, precision: Any = "32", tokens: int = 100) -> Report:
+    options = recipe.Model(width=16, layers=2, heads=2, attention=form)
+    model = stirred(LanguageModel(options, ByteTokenizer().vocabulary), 0.3).eval()
+    training = recipe.Training(steps=1, precision=precision)
+    loaded = Loaded(model, ByteTokenizer(), recipe.Recipe(model=options, training=training), Path())
+    return check(loaded, *sampled_text(loaded, rows=2, tokens=tokens))
+
+
+def broken(report: Report) -> set[str]:
+    return {verdict.law for verdict in report.verdicts if not verdict.kept}
+
+
+@every_form
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) -> None:
+    report = checked(form, precision)
+    assert broken(report) == set()
+    assert len(report.verdicts) == 10
+    assert bool(report.denominators) == (form.kind == "linear")
+
+
+def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    reach = scan._reach
+    monkeypatch.setattr(scan, "_reach", lambda total, document: reach(total, document) + 1e-3)
+    assert {"the future leaves the past", "step = prefill"} <= broken(checked(FORMS[0]))
+
+
+def test_a_key_scaled_by_other_keys_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classic leak: a maximum over the sequence, which cancels but for the floor."""
+    monkeypatch.setattr(Elu, "key", lambda self, k: self.query(k - k.amax(2, keepdim=True)))
+    assert {"the future leaves the past", "step = prefill", "any cut = prefill"} <= broken(checked(FORMS[0]))
+
+
+def test_starts_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = scan._documents
+    monkeypatch.setattr(scan, "_documents", lambda starts, like: documents(None, like))
+    assert "packed documents are alone" in broken(checked(FORMS[0]))
+
+
+def test_a_normaliser_in_bfloat16_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = scan.step
+
+    def coarse(*inputs: Any) -> Any:
+        y, state = step(*inputs)
+        return y, state._replace(z=state.z.bfloat16().float())
+
+    monkeypatch.setattr(scan, "step", coarse)
+    assert "step = prefill" in broken(checked(FORMS[0]))
+
+
+def test_a_state_changed_in_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = scan.step
+
+    def careless(fq: Any, fk: Any, v: Any, state: Any, *rest: Any) -> Any:
+        y, after = step(fq, fk, v, state, *rest)
+        state.z.copy_(after.z)
+        return y, after
+
+    monkeypatch.setattr(scan, "step", careless)
+    assert "the state is not touched" in broken(checked(FORMS[0]))
+
+
+def test_a_dead_denominator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Elu, "query", lambda self, q: q.exp() * 1e-12)
+    assert "1 / smallest denominator" in broken(checked(FORMS[0]))
+
+
+def test_denominators_by_position_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With features of one everywhere the t-th token of a document divides by t times the number of features."""
+    monkeypatch.setattr(Elu, "query", lambda self, q: torch.ones_like(q))
+    form = recipe.Attention(decay="none")
+    model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=form), 50)
+    starts = torch.zeros(1, 100, dtype=torch.bool)
+    starts[0, [0, 60]] = True  # documents of 60 and 40 tokens
+    buckets = denominators(model, torch.zeros(1, 100, dtype=torch.long), starts)
+    assert [(b.first, b.last) for b in buckets] == [(1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, 60)]
+    assert [(b.smallest, b.largest) for b in buckets] == [(8.0 * b.first, 8.0 * b.last) for b in buckets]
+
+
+def test_the_command_prints_a_table_or_json_and_its_exit_code(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [str(run), "--tokens", "60", "--device", "cpu"]
+    done = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "all laws kept" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    monkeypatch.setattr(Elu, "key", lambda self, k: self.query(k - k.amax(2, keepdim=True)))
+    done = CliRunner().invoke(command, [*words, "--json"], catch_exceptions=False)
+    assert done.exit_code == 1
+    result = json.loads(done.stdout)
+    assert not result["kept"]
+    assert "the future leaves the past" in [law["law"] for law in result["laws"] if not law["kept"]]
