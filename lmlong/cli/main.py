@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
     "check": ("lmlong.cli.check:check", "Hold the laws of causal attention against a trained model."),
     "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity against length."),
+    "bench": ("lmlong.cli.bench:bench", "Compare attentions by experiment."),
 }
 
 INTERRUPTED = 130

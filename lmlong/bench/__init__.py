@@ -1,0 +1,1 @@
+"""What attentions are worth, measured: against each other, and against what they approximate."""

@@ -1,0 +1,115 @@
+"""Every attention trained alike: same text, same tokens, same grid of learning rates, several seeds."""
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lmlong import recipe_file
+from lmlong.inference.loading import load
+from lmlong.inference.state_size import state_size
+from lmlong.model.language_model import parameters
+from lmlong.recipe import Recipe
+from lmlong.training.run import train
+
+CONTESTANTS = {
+    "softmax": ["kind=softmax"],
+    "window": ["kind=window", "window=64"],
+    "elu": ["feature_map=elu", "decay=none"],
+    "relu": ["feature_map=relu", "decay=none"],
+    "cosine": ["feature_map=cosine", "decay=none"],
+    "softmax-features": ["feature_map=softmax", "decay=none"],
+    "taylor": ["feature_map=taylor", "decay=none"],
+    "favor": ["feature_map=favor", "decay=none"],
+    "elu-learned": ["feature_map=elu", "decay=learned"],
+    "elu-learned-window": ["kind=[linear, linear, linear, window]", "feature_map=elu", "decay=learned", "window=64"],
+}
+"""What is compared, by name: its options below model.attention."""
+
+
+class Trained(NamedTuple):
+    """One run and what came of it."""
+
+    contestant: str
+    rate: float
+    seed: int
+    bits_per_byte: float
+    tokens: int
+    tokens_per_second: float
+    parameters: int
+    state_bytes: int  # after as many tokens as a training sequence has
+
+
+class Standing(NamedTuple):
+    """One contestant at its best learning rate, over all seeds."""
+
+    name: str
+    runs: list[Trained]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(run.bits_per_byte for run in self.runs)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over the seeds; 0 for a single one."""
+        return statistics.stdev(run.bits_per_byte for run in self.runs) if len(self.runs) > 1 else 0.0
+
+
+def compare(
+    recipe: str, overrides: Sequence[str], names: Sequence[str], rates: Sequence[float], seeds: int, out: Path
+) -> tuple[list[Standing], list[Trained]]:
+    """The standings and all runs; each run has a folder under `out`, and one that is there is gone on with or reused.
+
+    The learning rate is chosen by the first seed; the others run at the best one only.
+    """
+    standings, runs = [], []
+    for name in names:
+        first = [trained(recipe, overrides, name, rate, 0, out) for rate in rates]
+        best = min(first, key=lambda run: run.bits_per_byte)
+        more = [trained(recipe, overrides, name, best.rate, seed, out) for seed in range(1, seeds)]
+        standings.append(Standing(name, [best, *more]))
+        runs += [*first, *more]
+    return standings, runs
+
+
+def trained(recipe: str, overrides: Sequence[str], name: str, rate: float, seed: int, out: Path) -> Trained:
+    """Train a contestant, unless it was trained already."""
+    options = [f"model.attention.{option}" for option in CONTESTANTS[name]]
+    chosen = recipe_file.load(recipe, [*overrides, *options, f"training.learning_rate={rate}", f"seed={seed}"])
+    folder = out / f"{name}-{rate:g}-{seed}"
+    if not (folder / "result.json").exists():
+        print(f"{name}, learning rate {rate:g}, seed {seed}", file=sys.stderr)
+        train(chosen, folder, resume="auto")
+        result = Trained(name, rate, seed, *_measured(folder, chosen))
+        (folder / "result.json").write_text(json.dumps(result._asdict()) + "\n", encoding="utf-8")
+    return Trained(**json.loads((folder / "result.json").read_text(encoding="utf-8")))
+
+
+def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int]:
+    """What a finished run says of itself; its speed is the median of its log, which no pause distorts."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    bits = next(line["validation"]["bits_per_byte"] for line in reversed(lines) if "validation" in line)
+    speed = statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
+    training, length = recipe.training, recipe.text.sequence_length
+    tokens = lines[-1]["step"] * training.batch_size * training.accumulate * length
+    model = load(folder).model
+    state = state_size(model)
+    return bits, tokens, speed, parameters(model), state.empty.bytes + length * state.per_token.bytes
+
+
+def table(standings: Sequence[Standing]) -> str:
+    """The best first, for an 80-column terminal."""
+    lines = [
+        f"{'attention':<20}{'bits/byte':>10}{'spread':>9}{'rate':>9}{'parameters':>12}{'tokens/s':>10}{'state':>10}"
+    ]
+    for standing in sorted(standings, key=lambda s: s.mean):
+        run = standing.runs[0]
+        speed = statistics.median(run.tokens_per_second for run in standing.runs)
+        lines.append(
+            f"{standing.name:<20}{standing.mean:>10.4f}{standing.spread:>9.4f}{run.rate:>9g}{run.parameters:>12,}"
+            f"{speed:>10,.0f}{run.state_bytes / 1024:>6,.0f} KiB"
+        )
+    return "\n".join(lines)
