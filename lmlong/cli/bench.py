@@ -73,6 +73,34 @@ def attentions(
     click.echo(table(standings))
 
 
+@bench.command()
+@click.option("--seeds", default=40, show_default=True, type=click.IntRange(1), help="Draws of inputs and features.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all errors as JSON.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw error against features.")
+def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None:
+    """Measure how near the random features of FAVOR+ come to exact softmax attention.
+
+    For positive, hyperbolic and trigonometric features of equal width, with orthogonal and independent rows of three
+    kinds of norm, on normal inputs of several sizes.
+
+    \b
+    Example: the chart of the README.
+      lmlong bench approximation --plot approximation.png
+    """
+    from lmlong.bench.approximation import study
+    from lmlong.bench.approximation_report import draw, plain, table
+    from lmlong.charts import check_format
+
+    if plot:
+        check_format(plot)
+    results = study(seeds)
+    if json_file:
+        json_file.write_text(json.dumps(plain(results), indent=2) + "\n", encoding="utf-8")
+    if plot:
+        draw(results, plot)
+    click.echo(table(results))
+
+
 def _numbers(text: str) -> list[float]:
     try:
         return [float(word) for word in text.split(",")]

@@ -47,9 +47,10 @@ def eval_(
       lmlong eval runs/quickstart --lengths 256,1k,4k --tokens 100000
       lmlong eval linear softmax --data 'books/*.txt' --plot length.png
     """
+    from lmlong.charts import check_format
     from lmlong.evaluation.lengths import parse_lengths
     from lmlong.evaluation.perplexity import measure, validation_text
-    from lmlong.evaluation.plots import check_format, draw
+    from lmlong.evaluation.plots import draw
     from lmlong.evaluation.tables import plain, table
     from lmlong.inference.loading import load
 

@@ -7,20 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lmlong.errors import UsageError
+from lmlong.charts import COLOURS, LINES, MARKERS, clear
 from lmlong.evaluation.lengths import name_length
 from lmlong.evaluation.perplexity import Curve
-
-FORMATS = (".png", ".pdf", ".svg")
-STYLES = [("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--")]
-# dark to light, so that neighbours differ in grey as well as in hue
-COLOURS = ["#1b3a6b", "#c2571a", "#2a8c7f", "#a9708f", "#4d4d4d", "#8f9a2b"]
-
-
-def check_format(path: Path) -> None:
-    """Refuse a name whose format cannot be drawn, before hours are spent on what it should show."""
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{path}: cannot be drawn. Give a name that ends in {', '.join(FORMATS)}.")
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
@@ -42,14 +31,13 @@ def figure(curves: Sequence[Curve]) -> Figure:
 
 
 def _line(axes: Axes, curve: Curve, number: int) -> None:
-    marker, line = STYLES[number % len(STYLES)]
     axes.plot(
         [point.length for point in curve.points],
         [point.totals.bits_per_byte for point in curve.points],
-        marker=marker,
+        marker=MARKERS[number % len(MARKERS)],
         markeredgecolor="white",
         markersize=8,
-        linestyle=line,
+        linestyle=LINES[number % len(LINES)],
         color=COLOURS[number % len(COLOURS)],
         label=curve.name,
     )
@@ -63,11 +51,10 @@ def _trained(axes: Axes, curves: Sequence[Curve]) -> None:
             f"trained at {name_length(length)}",
             (length, 1),
             xycoords=("data", "axes fraction"),
-            xytext=(-4, -6),
+            xytext=(0, 4),
             textcoords="offset points",
-            rotation=90,
-            ha="right",
-            va="top",
+            ha="center",
+            va="bottom",
             fontsize="small",
             color="0.35",
         )
@@ -80,6 +67,4 @@ def _axes(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("tokens in a window, each window read from an empty state")
     axes.set_ylabel("bits per byte")
-    axes.grid(axis="y", color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
+    clear(axes)

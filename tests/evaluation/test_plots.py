@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lmlong.charts import check_format
 from lmlong.errors import UsageError
 from lmlong.evaluation.perplexity import AtLength, Curve
-from lmlong.evaluation.plots import check_format, draw, figure
+from lmlong.evaluation.plots import draw, figure
 from lmlong.inference.state_size import Size, StateSize
 from lmlong.model.scoring import Totals
 

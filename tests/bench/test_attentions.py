@@ -1,0 +1,72 @@
+"""The comparison of attentions: whom it compares, how it chooses, what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong import recipe_file
+from lmlong.bench.attentions import CONTESTANTS, Standing, Trained, compare, table
+from lmlong.bench.copies import write_copies
+from lmlong.model.language_model import LanguageModel, parameters
+
+TINY = ["model.width=16", "model.layers=2", "model.heads=2", "training.steps=3", "training.batch_size=2"]
+
+
+def test_all_contestants_are_of_one_size() -> None:
+    counts = {}
+    for name, options in CONTESTANTS.items():
+        chosen = recipe_file.load("compare", [f"model.attention.{option}" for option in options])
+        with torch.device("meta"):
+            counts[name] = parameters(LanguageModel(chosen.model, chosen.text.tokenizer.vocabulary))
+    assert max(counts.values()) / min(counts.values()) < 1.02, counts
+
+
+def test_each_is_trained_at_every_rate_and_at_its_best_by_every_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    write_copies(tmp_path / "copies.jsonl", documents=60)
+    source = json.dumps([{"kind": "files", "paths": [str(tmp_path / "copies.jsonl")]}])
+    changes = [*TINY, f"text.sources={source}", "text.tokenizer.kind=bytes", "text.sequence_length=32"]
+    names = ["elu", "softmax"]
+    standings, runs = compare("compare", changes, names, [1e-5, 1e-2], 2, tmp_path / "out")
+    assert [(r.contestant, r.rate, r.seed) for r in runs] == [
+        (name, rate, seed) for name in names for rate, seed in ((1e-5, 0), (1e-2, 0), (1e-2, 1))
+    ]
+    for standing, name in zip(standings, names, strict=True):
+        own = [run for run in runs if run.contestant == name]
+        assert standing.runs == own[1:]
+        assert own[1].bits_per_byte < own[0].bits_per_byte < 8.5
+        assert own[1].bits_per_byte != own[2].bits_per_byte
+    assert runs[0].tokens == 3 * 2 * 32
+    linear, softmax = (standing.runs[0].state_bytes for standing in standings)
+    tail, position = 3 * 48, 8
+    assert linear == 2 * 4 * (2 * 8 * 9 + tail) + position
+    assert softmax == 2 * (4 * tail + 32 * (2 * 16 * 4 + 1)) + position
+
+    marker = tmp_path / "out" / "elu-0.01-1" / "metrics.jsonl"
+    marker.unlink()
+    again, _ = compare("compare", changes, names, [1e-5, 1e-2], 2, tmp_path / "out")
+    assert again == standings and not marker.exists()  # what is there is not trained again
+
+
+def test_a_standing_is_a_mean_and_a_deviation() -> None:
+    runs = [Trained("elu", 0.01, seed, bits, 100, 5000.0, 10**6, 2048) for seed, bits in enumerate((1.0, 2.0, 3.0))]
+    assert (Standing("elu", runs).mean, Standing("elu", runs).spread, Standing("elu", runs[:1]).spread) == (2, 1, 0)
+    worse = [run._replace(contestant="relu", bits_per_byte=4.0) for run in runs]
+    lines = table([Standing("relu", worse), Standing("elu", runs)]).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["elu", "relu"]
+    assert lines[1].split()[1:] == ["2.0000", "1.0000", "0.01", "1,000,000", "5,000", "2", "KiB"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_copies_say_the_same_line_again(tmp_path: Path) -> None:
+    write_copies(tmp_path / "a.jsonl", documents=50, block=30, times=4)
+    texts = [json.loads(line)["text"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert len(set(texts)) == 50
+    for text in texts:
+        lines = text.splitlines()
+        assert len(lines) == 4 and len(set(lines)) == 1 and len(lines[0]) == 30
+    assert len(set("".join(texts))) == 27
