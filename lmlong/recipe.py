@@ -223,7 +223,15 @@ class Training(Options):
     validation_tokens: int = Field(200_000, gt=0)
     """Tokens of validation text read by the validations on the way."""
     checkpoint_every: int = Field(500, gt=0)
-    """Steps between checkpoints; the newest and the best are kept."""
+    """Steps between checkpoints."""
+    keep_last: int = Field(1, gt=0)
+    """How many of the newest checkpoints are kept, beside the best."""
+    keep_every: int | None = Field(None, gt=0)
+    """Checkpoints whose step is a multiple of this are never removed."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do when a loss or gradient is not finite: stop before the step, or leave out that step."""
+    skips: int = Field(5, gt=0)
+    """on_nonfinite: skip: how many steps in a row may be left out before training stops."""
     log_every: int = Field(10, gt=0)
     """Steps between lines of metrics.jsonl."""
     tensorboard: bool = False

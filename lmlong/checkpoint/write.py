@@ -1,7 +1,9 @@
 """Writing a checkpoint: beside its place, flushed to disk, manifest last, then renamed into place."""
 
+import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmlong.checkpoint import manifest
+from lmlong.errors import LmlongError
 
 WEIGHTS, TRAINING, RECIPE, TOKENIZER = "model.safetensors", "training.pt", "recipe.yaml", "tokenizer.model"
 
@@ -29,22 +32,75 @@ def write(folder: Path, contents: Contents) -> None:
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in contents.weights.items()}, staged / WEIGHTS)
-        torch.save(contents.training, staged / TRAINING)
-        (staged / RECIPE).write_text(contents.recipe, encoding="utf-8")
-        (staged / TOKENIZER).write_bytes(contents.tokenizer)
-        for path in staged.iterdir():
-            flush(path)
-        (staged / manifest.NAME).write_text(manifest.make(staged), encoding="utf-8")
-        flush(staged / manifest.NAME)
-        flush(staged)
-        if folder.exists():
-            shutil.rmtree(folder)
+        _check_space(staged, contents)
+        _fill(staged, contents)
+        remove(folder)
         staged.rename(folder)
         flush(folder.parent)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
+    except BaseException as error:
+        if isinstance(error, Exception) and staged.exists():
+            _check_space(staged, contents, error)
         raise
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _fill(staged: Path, contents: Contents) -> None:
+    """Write all files of a checkpoint, the manifest last."""
+    save_file({name: tensor.contiguous() for name, tensor in contents.weights.items()}, staged / WEIGHTS)
+    torch.save(contents.training, staged / TRAINING)
+    (staged / RECIPE).write_text(contents.recipe, encoding="utf-8")
+    (staged / TOKENIZER).write_bytes(contents.tokenizer)
+    for path in staged.iterdir():
+        flush(path)
+    (staged / manifest.NAME).write_text(manifest.make(staged), encoding="utf-8")
+    flush(staged / manifest.NAME)
+    flush(staged)
+
+
+def _check_space(staged: Path, contents: Contents, cause: Exception | None = None) -> None:
+    """Refuse to write, or say why writing failed, where the disk holds less than the checkpoint takes."""
+    need = size(contents)
+    there = shutil.disk_usage(staged).free + sum(path.stat().st_size for path in staged.iterdir())
+    if need <= there and not (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)):
+        return
+    missing = f"{need - there:,} are missing" if need > there else "the disk or a quota is full"
+    raise LmlongError(
+        f"{staged.parent}: a checkpoint takes {need:,} bytes, {missing}. Free some space and go on with --resume auto."
+    ) from cause
+
+
+def size(contents: Contents) -> int:
+    """The bytes a checkpoint takes, but for what names and lists add; a little is allowed for them."""
+    tensors = [*contents.weights.values(), *_tensors(contents.training)]
+    data = sum(tensor.numel() * tensor.element_size() + 512 for tensor in tensors)
+    return data + len(contents.recipe) + len(contents.tokenizer) + (1 << 16)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor within plain values, however they are nested."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from (tensor for part in value.values() for tensor in _tensors(part))
+    elif isinstance(value, list | tuple):
+        yield from (tensor for part in value for tensor in _tensors(part))
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint so that, whenever the machine stops, it is complete or not there under its name."""
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.removed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def clean(checkpoints: Path) -> None:
+    """Remove what a process left that was stopped while it wrote or removed a checkpoint."""
+    for pattern in (".*.partial", ".*.removed"):
+        for path in checkpoints.glob(pattern):
+            path.unlink() if path.is_symlink() else shutil.rmtree(path)
 
 
 def point(link: Path, folder: Path) -> None:

@@ -1,6 +1,5 @@
 """When checkpoints are written, which are kept, and how Lightning writes and reads them through our own format."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,14 @@ class FolderIO(CheckpointIO):
         return {**read.read_training(Path(path)), "state_dict": read.read_weights(Path(path))}
 
     def remove_checkpoint(self, path: Any) -> None:
-        shutil.rmtree(path)
+        write.remove(Path(path))
 
 
 class Shelf:
-    """The checkpoints of a run: the newest and the best by validation, each under a link of its own."""
+    """The checkpoints of a run: the newest and the best by validation under links of their own, and others kept."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, keep_last: int, keep_every: int | None):
+        self.folder, self.keep_last, self.keep_every = folder, keep_last, keep_every
         self.best_bits: float | None = None
 
     def save(self, trainer: Trainer, validation: Totals | None) -> None:
@@ -50,8 +49,11 @@ class Shelf:
         self._prune()
 
     def _prune(self) -> None:
-        """Remove all but the newest and the best; called only after the newest was verified."""
+        """Remove those that need not be kept; called only after the newest was verified."""
+        checkpoints = sorted(path for path in self.folder.glob("step-*"))
         kept = {(self.folder / name).resolve() for name in (read.LATEST, read.BEST)}
-        for path in self.folder.glob("step-*"):
-            if path.resolve() not in kept:
-                shutil.rmtree(path)
+        kept |= {path.resolve() for path in checkpoints[-self.keep_last :]}
+        for path in checkpoints:
+            for_ever = self.keep_every and int(path.name.removeprefix("step-")) % self.keep_every == 0
+            if path.resolve() not in kept and not for_ever:
+                write.remove(path)

@@ -1,11 +1,16 @@
 """The course of a run, step by step: what is logged, validated and saved, and when."""
 
+import math
+import statistics
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
+from lmlong import recipe
+from lmlong.errors import UsageError
 from lmlong.model.scoring import Totals, score
 from lmlong.text.batches import validation_batches
 from lmlong.text.tokens import Tokens
@@ -15,26 +20,44 @@ from lmlong.training.loader import as_tensors
 from lmlong.training.module import Learner
 from lmlong.training.optimizer import rate
 from lmlong.training.progress import Progress
+from lmlong.training.randomness import random_states, restore
 from lmlong.training.signals import StopOnSignal
+
+RECENT = 20
+SPIKE = 1.5
+"""A loss more than so many times the median of the last steps is noted."""
 
 
 class Course(Callback):
     """Acts at the end of each optimizer step, the only place where a run may be saved or stopped."""
 
-    def __init__(self, run: Path, tokens: Tokens, steps: int, signals: StopOnSignal):
+    def __init__(self, run: Path, tokens: Tokens, options: recipe.Training, steps: int, signals: StopOnSignal):
         self.tokens, self.steps, self.signals = tokens, steps, signals
         self.journal = Journal(run / "metrics.jsonl")
-        self.shelf = Shelf(run / "checkpoints")
+        self.shelf = Shelf(run / "checkpoints", options.keep_last, options.keep_every)
         self.progress: Progress | None = None
+        self.recent: deque[float] = deque(maxlen=RECENT)  # losses, to see a spike by
         self.final: Totals | None = None
+        self._random: dict[str, Any] = {}  # to be restored
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_bits": self.shelf.best_bits}
+        return {
+            "best_bits": self.shelf.best_bits,
+            "recent": list(self.recent),
+            "text": self.tokens.folder.name,
+            "random": random_states(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["text"] != self.tokens.folder.name:
+            raise UsageError("--resume: the text has changed since the run began. Put it back, or begin another run.")
         self.shelf.best_bits = state_dict["best_bits"]
+        self.recent.extend(state_dict["recent"])
+        self._random = state_dict["random"]
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if self._random:
+            restore(self._random)
         self.journal.cut_back(trainer.global_step)
         self.progress = Progress(self.steps, trainer.global_step)
 
@@ -52,6 +75,7 @@ class Course(Callback):
                 self.final = validated if last else None
             stop = self.signals.agreed(trainer)
             if last or stop or step % options.checkpoint_every == 0:
+                self.journal.flush()
                 self.shelf.save(trainer, validated)
             trainer.should_stop = trainer.should_stop or stop
 
@@ -68,6 +92,7 @@ class Course(Callback):
         options = learner.recipe.training
         learning_rate = options.learning_rate * rate(step - 1, self.steps, options)
         speed = self.progress.step(step, totals, tokens, learning_rate)
+        self._note(step, totals.nats_per_token, learner.skipped)
         if step % options.log_every == 0 or step == self.steps:
             metrics = {
                 "loss": totals.nats_per_token,
@@ -79,6 +104,21 @@ class Course(Callback):
             self.journal.write(step=step, **metrics)
             for logger in learner.trainer.loggers:
                 logger.log_metrics(metrics, step)
+
+    def _note(self, step: int, loss: float, skipped: int) -> None:
+        """Write down what is out of the ordinary: a step left out, or a loss far above those before it."""
+        usual = statistics.median(self.recent) if self.recent else math.inf
+        event = ""
+        if skipped:
+            event = f"left out, its gradient was not finite ({skipped} in a row)"
+        elif loss > SPIKE * usual:
+            event = f"the loss is {loss:.3f} after a usual {usual:.3f}"
+        if math.isfinite(loss):
+            self.recent.append(loss)
+        if event:
+            assert self.progress is not None
+            self.progress.say(f"step {step}/{self.steps}: {event}")
+            self.journal.write(step=step, event=event)
 
     def _validate(self, trainer: Trainer, learner: Learner, limit: int | None) -> Totals:
         """Bits per byte of the validation text, in windows as long as those of training."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from lmlong import recipe_file
-from lmlong.checkpoint import manifest, read
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.checkpoint import write
+from lmlong.errors import UsageError
 from lmlong.model.language_model import parameters
 from lmlong.training.setup import Setup
 
@@ -26,27 +26,12 @@ def check_free(folder: Path) -> None:
         raise UsageError(f"{folder}: exists. {remedy}")
 
 
-def resume_point(folder: Path, resume: str) -> Path | None:
-    """The checkpoint --resume means: `auto` is the newest of the run that verifies, or none before the first."""
-    if resume != "auto":
-        return read.find(resume)
-    checkpoints = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
-    for path in checkpoints:
-        try:
-            manifest.verify(path)
-            return path
-        except CheckpointError as error:
-            print(f"passed over: {error}", file=sys.stderr)
-    if checkpoints:
-        raise CheckpointError(f"{folder}: none of its checkpoints verifies. Start anew with --overwrite.")
-    return None
-
-
 def open_folder(folder: Path, setup: Setup, keep: bool) -> None:
     """Write down what the run is made of, into a new folder unless what is there is to be kept."""
     if not keep:
         shutil.rmtree(folder, ignore_errors=True)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    write.clean(folder / "checkpoints")
     (folder / "recipe.yaml").write_text(recipe_file.dump(setup.recipe), encoding="utf-8")
     setup.tokens.tokenizer.save(folder / "tokenizer.model")
     environment = {

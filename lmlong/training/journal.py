@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from lmlong.checkpoint.write import flush
+
 
 class Journal:
     """The lines of a run, written as they come."""
@@ -19,6 +21,11 @@ class Journal:
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
+
+    def flush(self) -> None:
+        """Have the disk hold what was written: no line before a checkpoint may be lost to a power cut after it."""
+        if self.path.exists():
+            flush(self.path)
 
     def cut_back(self, step: int) -> None:
         """Drop what lies after a step, and a line that was never finished."""

@@ -27,14 +27,16 @@ class Learner(LightningModule):
         self.register_buffer("token_bytes", token_bytes, persistent=False)
         self.step_totals = Totals()  # of the optimizer step under way
         self.gradient_norm = math.nan
+        self.skipped = 0  # steps left out in a row, up to now
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         tokens, targets, starts = batch
         self._seed(batch_idx)
         nats, scored = self.model.loss(tokens, targets, starts)
-        if not torch.isfinite(nats):
-            raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {float(nats)}"))
-        self.step_totals += Totals(float(nats.detach()), int(scored), count_bytes(targets, self.token_bytes))
+        lost = float(nats.detach())
+        if not math.isfinite(lost) and self.recipe.training.on_nonfinite == "stop":
+            raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {lost}"))
+        self.step_totals += Totals(lost, int(scored), count_bytes(targets, self.token_bytes))
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
         return nats / targets.numel()
 
@@ -44,12 +46,27 @@ class Learner(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        """Clip, and keep a gradient that is not finite from ever reaching the weights."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip))
+        """Clip, and keep a gradient that is not finite, as of any loss that is not, from reaching the weights."""
+        training = self.recipe.training
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip))
         self.gradient_norm = norm
         # float16 overflows now and then by design: its gradient scaler skips such a step and lowers the scale
-        if not math.isfinite(norm) and self.recipe.training.precision != "16":
+        if math.isfinite(norm) or training.precision == "16":
+            self.skipped = 0
+            return
+        if training.on_nonfinite == "stop":
             raise DivergedError(self._diverged(f"the norm of the gradient is {norm}"))
+        self.skipped += 1
+        if self.skipped > training.skips:
+            raise DivergedError(self._diverged(f"{self.skipped} steps in a row had a gradient that is not finite"))
+        for weight in self.model.parameters():
+            weight.grad = None  # without one AdamW leaves a weight, and what it knows of it, alone
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["skipped"] = self.skipped
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.skipped = checkpoint["skipped"]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The weights of the model alone, under the names the model itself gives them."""

@@ -20,11 +20,12 @@ from lmlong.recipe import Recipe
 from lmlong.text.gzip_baseline import gzip_bits_per_byte
 from lmlong.training.checkpoints import FolderIO
 from lmlong.training.course import Course
-from lmlong.training.folder import check_free, open_folder, resume_point
+from lmlong.training.folder import check_free, open_folder
 from lmlong.training.loader import Loader
 from lmlong.training.module import Learner
 from lmlong.training.precision import LIGHTNING
 from lmlong.training.redraw import Redraw
+from lmlong.training.resume import check_same_run, resume_point
 from lmlong.training.setup import Setup, set_up
 from lmlong.training.signals import StopOnSignal
 
@@ -46,11 +47,13 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
     going_on = resume_point(folder, resume) if resume else None
     start = read.find(recipe.training.init_from) if recipe.training.init_from and not going_on else None
     setup = set_up(recipe, going_on or start, new_attention=going_on is None)
+    if going_on:
+        check_same_run(read.read_recipe(going_on), setup.recipe)
     open_folder(folder, setup, keep=going_on is not None)
     _say(setup, going_on or start)
 
     signals = StopOnSignal()
-    course = Course(folder, setup.tokens, setup.steps, signals)
+    course = Course(folder, setup.tokens, setup.recipe.training, setup.steps, signals)
     callbacks: list[Callback] = [signals, course]
     if every := recipe.model.attention.favor.redraw_every:
         callbacks.append(Redraw(setup.model, recipe.seed, every))

@@ -1,5 +1,6 @@
 """A recipe small enough to train in a second, and a book for it."""
 
+import json
 import os
 import random
 import subprocess
@@ -48,6 +49,13 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def recipe_of(tiny: Path) -> Callable[..., Recipe]:
     """The recipe with overrides."""
     return lambda *overrides: recipe_file.load(str(tiny), overrides)
+
+
+def metrics(run: Path) -> list[dict]:
+    """The whole lines of a run's journal so far."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def lmlong(*arguments: object, **options: object) -> subprocess.Popen:

@@ -1,6 +1,5 @@
 """A run stopped by a signal, in a process of its own, goes on to what it would have been."""
 
-import json
 import signal
 import time
 from pathlib import Path
@@ -10,15 +9,9 @@ import torch
 
 from lmlong.checkpoint import read
 
-from .conftest import lmlong
+from .conftest import lmlong, metrics
 
 STEPS = 60
-
-
-def metrics(run: Path) -> list[dict]:
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def train(recipe: Path, run: Path, *options: str) -> tuple[int, str]:
@@ -53,16 +46,3 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_same_bit(
     assert ours == theirs
     mine, other = read.read_weights(read.find(run)), read.read_weights(read.find(tmp_path / "whole"))
     assert all(torch.equal(mine[name], other[name]) for name in other)
-
-
-def test_killed_without_warning_it_goes_on_from_its_last_checkpoint(tiny: Path, tmp_path: Path) -> None:
-    assert train(tiny, tmp_path / "whole")[0] == 0
-    run = tmp_path / "cut"
-    child = lmlong("train", tiny, f"training.steps={STEPS}", "--out", run)
-    while len(metrics(run)) < 25:
-        time.sleep(0.005)
-    child.kill()
-    child.communicate()
-    assert train(tiny, run, "--resume", "auto")[0] == 0
-    ours, theirs = ([line for line in metrics(r) if "loss" in line] for r in (run, tmp_path / "whole"))
-    assert [line["loss"] for line in ours] == [line["loss"] for line in theirs]

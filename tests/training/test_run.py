@@ -1,6 +1,5 @@
 """Whole runs of a tiny recipe: what they report is true, and how they are cut up changes nothing."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,16 +13,14 @@ from lmlong.model.scoring import score
 from lmlong.recipe import Recipe
 from lmlong.text.batches import validation_batches
 from lmlong.training.dry_run import measure
-from lmlong.training.folder import resume_point
 from lmlong.training.loader import as_tensors
+from lmlong.training.resume import resume_point
 from lmlong.training.run import train
 from lmlong.training.setup import set_up
 
+from .conftest import metrics
+
 Recipes = Callable[..., Recipe]
-
-
-def metrics(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def losses(run: Path) -> list[float]:
