@@ -7,6 +7,8 @@ from pathlib import Path
 from lmlong.errors import CheckpointError
 
 NAME = "manifest.json"
+LARGEST = 1 << 20
+"""Bytes beyond which a manifest is not one of ours, and is not read."""
 FORMAT = 1
 
 
@@ -39,6 +41,8 @@ def _files(folder: Path) -> dict[str, dict]:
     path = folder / NAME
     if not path.is_file():
         raise CheckpointError(f"{folder}: no checkpoint, it has no {NAME}.")
+    if path.stat().st_size > LARGEST:
+        raise CheckpointError(f"{path}: too large for a manifest. Use another checkpoint.")
     try:
         manifest = json.loads(path.read_bytes())
         found, files = manifest["format"], dict(manifest["files"])

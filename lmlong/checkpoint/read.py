@@ -1,10 +1,12 @@
 """Reading a checkpoint: found by run, by name or by path; every file verified before it is opened."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -58,10 +60,16 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 def read_training(checkpoint: Path) -> dict[str, Any]:
     """The state of training, verified; only tensors and plain values are ever built from it."""
     manifest.verify(checkpoint, TRAINING)
+    path = checkpoint / TRAINING
     try:
-        return torch.load(checkpoint / TRAINING, map_location="cpu", weights_only=True)
+        with ZipFile(path) as archive:  # which torch writes uncompressed; a small file must not become a large one
+            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                raise CheckpointError(f"{path}: compressed, which no checkpoint of lmlong is. Use another checkpoint.")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:  # torch raises many kinds here, and each means the same
-        raise CheckpointError(f"{checkpoint / TRAINING}: cannot be read safely. Use another checkpoint.") from error
+        raise CheckpointError(f"{path}: cannot be read safely. Use another checkpoint.") from error
 
 
 def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False) -> None:
@@ -74,14 +82,36 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
     if new_attention:
         weights = {name: tensor for name, tensor in weights.items() if name in wanted or not _of_attention(name)}
         weights |= {name: wanted[name] for name in wanted.keys() - weights.keys() if _of_attention(name)}
-    for name in [*wanted, *(weights.keys() - wanted.keys())]:
-        here, there = (tuple(side[name].shape) if name in side else "none" for side in (wanted, weights))
-        if here != there:
-            raise CheckpointError(
-                f"{checkpoint / WEIGHTS}: {name} is {there}, the recipe's model has {here}. "
-                "Use the recipe this checkpoint was trained by."
-            )
+    _compare(checkpoint, _shapes(weights), _shapes(wanted))
     model.load_state_dict(weights)
+
+
+def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:
+    """Refuse a checkpoint whose recipe is of another model than its weights, before that model takes any memory."""
+    manifest.verify(checkpoint, WEIGHTS)
+    try:
+        with safe_open(checkpoint / WEIGHTS, "pt") as file:
+            there = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise CheckpointError(f"{checkpoint / WEIGHTS}: {error}. Use another checkpoint.") from error
+    if recipe.model.layers > len(there):
+        raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than there are weights. Use another checkpoint.")
+    with torch.device("meta"):
+        _compare(checkpoint, there, _shapes(build(recipe).state_dict()))
+
+
+def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
+def _compare(checkpoint: Path, there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> None:
+    """Refuse weights by the name of the first that is not what the model has."""
+    for name in [*here, *(there.keys() - here.keys())]:
+        if here.get(name) != there.get(name):
+            raise CheckpointError(
+                f"{checkpoint / WEIGHTS}: {name} is {there.get(name, 'none')}, the recipe's model has "
+                f"{here.get(name, 'none')}. Use the recipe this checkpoint was trained by."
+            )
 
 
 def _of_attention(name: str) -> bool:

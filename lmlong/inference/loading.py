@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmlong.checkpoint.read import find, load_weights, read_recipe, tokenizer_path
+from lmlong.checkpoint.read import check_size, find, load_weights, read_recipe, tokenizer_path
 from lmlong.errors import UsageError
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.streaming import stream, stream_text
@@ -60,6 +60,7 @@ def load(run: str | Path, device: str = "auto") -> Loaded:
     place = pick_device(device)
     checkpoint = find(run)
     recipe, tokenizer = read_recipe(checkpoint), tokenizers.load(tokenizer_path(checkpoint))
+    check_size(checkpoint, recipe, lambda recipe: LanguageModel(recipe.model, tokenizer.vocabulary))
     model = LanguageModel(recipe.model, tokenizer.vocabulary)
     load_weights(model, checkpoint)
     return Loaded(model.to(place).eval(), tokenizer, recipe, checkpoint)

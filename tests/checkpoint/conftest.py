@@ -1,0 +1,32 @@
+"""A checkpoint of a tiny model of bytes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong import recipe, recipe_file
+from lmlong.checkpoint import read, write
+from lmlong.model.language_model import LanguageModel
+from lmlong.text.tokenizer import ByteTokenizer
+
+RECIPE = recipe.Recipe(
+    model=recipe.Model(width=16, layers=1, heads=2), training=recipe.Training(steps=1), text=recipe.Text()
+)
+
+
+def model(seed: int = 0, **options: object) -> LanguageModel:
+    torch.manual_seed(seed)
+    return LanguageModel(RECIPE.model.model_copy(update=options), 258)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    tokenizer = tmp_path / "tokenizer"
+    ByteTokenizer().save(tokenizer)
+    folder = tmp_path / "run" / "checkpoints" / "step-00000007"
+    training = {"global_step": 7, "optimizer_states": [{"state": {0: torch.arange(5.0)}}]}
+    contents = write.Contents(model().state_dict(), training, recipe_file.dump(RECIPE), tokenizer.read_bytes())
+    write.write(folder, contents)
+    write.point(folder.parent / read.LATEST, folder)
+    return folder

@@ -1,0 +1,161 @@
+"""Checkpoints from strangers: damaged ones are found, crafted ones are refused, and nothing in them is ever run."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lmlong import recipe_file
+from lmlong.checkpoint import manifest, read, write
+from lmlong.errors import CheckpointError
+from lmlong.inference.loading import load
+
+from .conftest import RECIPE
+
+CUTS, FLIPS = 50, 200
+
+
+def sign(checkpoint: Path) -> None:
+    """Rewrite the manifest, as an attacker would."""
+    (checkpoint / manifest.NAME).write_text(manifest.make(checkpoint))
+
+
+def test_every_cut_and_every_changed_bit_is_found(checkpoint: Path) -> None:
+    """Each draw takes a file by its size, so large files get most; the small ones get some of their own."""
+    draw = random.Random(0)
+    files = sorted(checkpoint.iterdir())
+    sizes = [path.stat().st_size for path in files]
+    for number in range(CUTS + FLIPS):
+        path = files[number % len(files)] if number % 2 else draw.choices(files, sizes)[0]
+        whole = path.read_bytes()
+        place, bit = draw.randrange(len(whole)), 1 << draw.randrange(8)
+        cut = whole[:place]
+        flipped = cut + bytes([whole[place] ^ bit]) + whole[place + 1 :]
+        path.write_bytes(cut if number < CUTS else flipped)
+        try:
+            manifest.verify(checkpoint)
+            assert path.name == manifest.NAME and _same_meaning(whole, path.read_bytes()), (path, place, bit)
+        except CheckpointError:
+            pass
+        path.write_bytes(whole)
+    manifest.verify(checkpoint)
+
+
+def _same_meaning(one: bytes, other: bytes) -> bool:
+    """Whether two manifests list the same files: white space may change without harm."""
+    return json.loads(one) == json.loads(other)
+
+
+def test_a_recipe_of_a_larger_model_takes_no_memory(checkpoint: Path) -> None:
+    recipe = (checkpoint / write.RECIPE).read_text()
+    for change in (("width: 16", "width: 16000000"), ("layers: 1\n", "layers: 1000000000\n")):
+        assert change[0] in recipe
+        (checkpoint / write.RECIPE).write_text(recipe.replace(*change))
+        sign(checkpoint)
+        with pytest.raises(CheckpointError, match=r"the recipe's model has|more layers than there are weights"):
+            load(checkpoint, "cpu")
+
+
+def test_weights_that_are_no_safetensors_are_refused(checkpoint: Path) -> None:
+    for header in (b"\xff" * 8, (10**12).to_bytes(8, "little"), b""):
+        (checkpoint / write.WEIGHTS).write_bytes(header + b"{}")
+        sign(checkpoint)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            load(checkpoint, "cpu")
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(checkpoint: Path) -> None:
+    path = checkpoint / write.TRAINING
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+        archive.writestr("archive/data/99", bytes(10_000_000))
+    sign(checkpoint)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(CheckpointError, match="compressed"):
+        read.read_training(checkpoint)
+
+
+def test_a_manifest_as_large_as_a_book_is_not_read(checkpoint: Path) -> None:
+    (checkpoint / manifest.NAME).write_bytes(b"[" * (manifest.LARGEST + 1))
+    with pytest.raises(CheckpointError, match="too large for a manifest"):
+        manifest.verify(checkpoint)
+
+
+def test_a_tokenizer_that_was_exchanged_is_refused(checkpoint: Path) -> None:
+    (checkpoint / write.TOKENIZER).write_bytes(b"another")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model: not what was saved"):
+        load(checkpoint, "cpu")
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, witness: Path):
+        self.witness = witness
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.witness,))
+
+
+COMMANDS = {
+    "resume": ["train", "RECIPE", "--resume", "CHECKPOINT", "--out", "RUN"],
+    "fine-tune": ["train", "RECIPE", "training.init_from=CHECKPOINT", "--out", "RUN"],
+    "generate": ["generate", "CHECKPOINT", "--prompt", "a"],
+    "eval": ["eval", "CHECKPOINT", "--data", "BOOK"],
+    "check": ["check", "CHECKPOINT", "--tokens", "8"],
+}
+BOTH = [write.WEIGHTS, write.TRAINING]
+
+
+@pytest.mark.parametrize(("name", "where"), [*((name, BOTH) for name in COMMANDS), ("resume", [write.TRAINING])])
+def test_no_command_runs_what_a_checkpoint_holds(checkpoint: Path, tmp_path: Path, name: str, where: list[str]) -> None:
+    witness, book, recipe = tmp_path / "witness", tmp_path / "book.txt", tmp_path / "run.yaml"
+    book.write_text("words and more words " * 300)
+    recipe.write_text(
+        f"text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 64}}\n"
+        'model: {width: 16, layers: 1, heads: 2}\ntraining: {steps: 1, precision: "32"}\n'
+    )
+    (checkpoint / write.RECIPE).write_text(recipe_file.dump(recipe_file.load(str(recipe))))
+    for file in where:
+        torch.save({"global_step": Payload(witness), "state_dict": Payload(witness)}, checkpoint / file)
+    sign(checkpoint)
+
+    words = " ".join(COMMANDS[name])
+    for word, path in {"CHECKPOINT": checkpoint, "RECIPE": recipe, "BOOK": book, "RUN": tmp_path / "new"}.items():
+        words = words.replace(word, str(path))
+    done = subprocess.run(
+        [sys.executable, "-m", "lmlong", *words.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "LMLONG_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
+    )
+    assert not witness.exists()
+    assert done.returncode == 4, done.stderr
+    assert where[0] in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_payload_works_where_it_is_let(tmp_path: Path) -> None:
+    torch.save(Payload(tmp_path / "witness"), tmp_path / "payload.pt")
+    torch.load(tmp_path / "payload.pt", weights_only=False)
+    assert (tmp_path / "witness").exists()
+
+
+def test_weights_beyond_those_of_the_model_are_refused(checkpoint: Path) -> None:
+    weights = read.read_weights(checkpoint)
+    save_file({**weights, "blocks.0.mixer.extra": torch.zeros(3)}, checkpoint / write.WEIGHTS)
+    sign(checkpoint)
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.mixer\.extra is \(3,\), the recipe's model has none"):
+        load(checkpoint, "cpu")
+    assert RECIPE.model.layers == 1
