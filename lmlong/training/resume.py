@@ -12,6 +12,9 @@ from lmlong.recipe import Recipe
 FIXED = ("seed", "text.", "model.", "training.batch_size", "training.accumulate")
 """What weights, data order and draws hang on; all else may change on the way."""
 
+LEFT_TO_THE_MACHINE = ("device", "training.precision")
+"""`auto` here is no change: a run knows what it became."""
+
 
 def resume_point(folder: Path, resume: str) -> Path | None:
     """The checkpoint --resume means: `auto` is the newest of the run that verifies, or none before the first."""
@@ -32,6 +35,8 @@ def resume_point(folder: Path, resume: str) -> Path | None:
 def check_same_run(old: Recipe, new: Recipe) -> None:
     """Tell what has changed since the checkpoint; refuse what would make it another run."""
     for key, before, now in changes(old.model_dump(), new.model_dump()):
+        if key in LEFT_TO_THE_MACHINE and now == "auto":
+            continue
         if key.startswith(FIXED):
             raise UsageError(
                 f"--resume: {key} was {before} in this run and is {now} now. Put it back, or begin another run by "

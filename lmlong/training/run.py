@@ -46,9 +46,9 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
         check_free(folder)
     going_on = resume_point(folder, resume) if resume else None
     start = read.find(recipe.training.init_from) if recipe.training.init_from and not going_on else None
-    setup = set_up(recipe, going_on or start, new_attention=going_on is None)
     if going_on:
-        check_same_run(read.read_recipe(going_on), setup.recipe)
+        check_same_run(read.read_recipe(going_on), recipe)
+    setup = set_up(recipe, going_on or start, new_attention=going_on is None)
     open_folder(folder, setup, keep=going_on is not None)
     _say(setup, going_on or start)
 

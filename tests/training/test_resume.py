@@ -1,0 +1,104 @@
+"""Going on with a run: what may change on the way, and what would make it another run."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lmlong.checkpoint import read
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.recipe import Recipe
+from lmlong.training.randomness import random_states, restore
+from lmlong.training.resume import changes, resume_point
+from lmlong.training.run import train
+
+Recipes = Callable[..., Recipe]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["model.width=64", "text.sequence_length=32", "text.tokenizer={kind: sentencepiece, vocabulary: 300}",
+     "seed=1", "training.batch_size=2", "training.accumulate=2", "model.attention.decay=none"],
+)  # fmt: skip
+def test_a_change_that_makes_another_run_is_refused_by_name(recipe_of: Recipes, tmp_path: Path, change: str) -> None:
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    key = change.partition("=")[0]
+    with pytest.raises(UsageError, match=f"--resume: {key}"):
+        train(recipe_of(change, "training.steps=8"), tmp_path / "run", resume="auto")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_a_change_that_does_not_is_told(recipe_of: Recipes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    outcome = train(recipe_of("training.steps=6", "training.log_every=2"), tmp_path / "run", resume="auto")
+    assert outcome.step == 6
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("changed")]
+    assert told == [
+        "changed since the checkpoint: training.steps from 4 to 6",
+        "changed since the checkpoint: training.log_every from 1 to 2",
+    ]
+
+
+def test_changes_are_found_at_every_depth() -> None:
+    old = {"a": 1, "b": {"c": [1], "d": {"e": None}}}
+    new = {"a": 1, "b": {"c": [2], "d": {"e": 3}}, "f": 0}
+    assert list(changes(old, new)) == [("b.c", [1], [2]), ("b.d.e", None, 3), ("f", None, 0)]
+
+
+def test_a_text_that_has_changed_is_refused(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    with (tmp_path / "book.txt").open("a") as book:
+        book.write("and then some more " * 50)
+    with pytest.raises(UsageError, match="the text has changed since the run began"):
+        train(recipe_of("training.steps=8"), tmp_path / "run", resume="auto")
+
+
+def test_an_explicit_path_is_gone_on_from_and_what_came_after_is_cut(recipe_of: Recipes, tmp_path: Path) -> None:
+    keep = "training.keep_last=5"
+    train(recipe_of(keep), tmp_path / "whole")
+    train(recipe_of(keep), tmp_path / "again")
+    first = tmp_path / "again" / "checkpoints" / "step-00000004"
+    train(recipe_of(keep), tmp_path / "again", resume=str(first))
+    assert (tmp_path / "again/metrics.jsonl").read_text().count("loss") == 12
+    mine, other = (read.read_weights(read.find(tmp_path / name)) for name in ("again", "whole"))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def test_a_damaged_checkpoint_named_by_its_path_is_refused(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.keep_last=5"), tmp_path / "run")
+    bad = tmp_path / "run" / "checkpoints" / "step-00000012"
+    data = (bad / "training.pt").read_bytes()
+    (bad / "training.pt").write_bytes(data[:-1])
+    with pytest.raises(CheckpointError, match=r"step-00000012/training\.pt: not what was saved"):
+        train(recipe_of("training.steps=14"), tmp_path / "run", resume=str(bad))
+    assert resume_point(tmp_path / "run", "auto") == bad.with_name("step-00000008")
+
+
+def test_checkpoints_are_kept_as_asked(recipe_of: Recipes, tmp_path: Path) -> None:
+    def kept(*options: str) -> list[int]:
+        folder = tmp_path / ("-".join(options) or "default")
+        train(recipe_of("training.checkpoint_every=1", "training.validate_every=100", *options), folder)
+        return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+
+    assert kept() == [12]
+    assert kept("training.keep_last=3") == [10, 11, 12]
+    assert kept("training.keep_every=5") == [5, 10, 12]
+
+
+def test_random_states_are_put_back_exactly() -> None:
+    states = random_states()
+    drawn = (random.random(), np.random.rand(3).tolist(), torch.rand(3).tolist())
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    restore(states)
+    assert (random.random(), np.random.rand(3).tolist(), torch.rand(3).tolist()) == drawn
+
+
+def test_random_states_are_part_of_a_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    state = read.read_training(read.find(tmp_path / "run"))["callbacks"]["Course"]
+    assert set(state["random"]) == {"python", "numpy", "torch", "cuda"}
+    assert len(state["random"]["python"]) == 625
