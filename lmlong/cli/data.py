@@ -57,18 +57,27 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 def _table(source: dict[str, Any]) -> str:
     """One source: what became of its documents, and a line for each split."""
-    skipped = [f"{count:,} skipped ({reason})" for reason, count in source["skipped"].items()]
-    columns = ("documents", "bytes", "tokens", "bytes/token", "replaced")
+    read = source["read"]
+    columns = ("documents", "bytes", "tokens", "bytes/token")
     lines = [
         source["name"],
-        "  " + ", ".join([f"{source['documents']:,} documents read", *skipped]),
+        f"  read {read['documents']:,} documents, {read['bytes']:,} bytes",
+        *(
+            f"  skipped {count['documents']:,} documents, {count['bytes']:,} bytes ({reason})"
+            for reason, count in source["skipped"].items()
+        ),
+        *(
+            [f"  replaced {read['replaced_bytes']:,} bytes that are not UTF-8 by {read['put_in_bytes']:,} of U+FFFD"]
+            if read["replaced_bytes"]
+            else []
+        ),
         f"  {'':<10}" + "".join(f"{column:>13}" for column in columns),
     ]
     for split in SPLITS:
         if count := source.get(split):
             text_tokens = count["tokens"] - 2 * count["documents"]  # bos and eos stand for no text
             ratio = f"{count['bytes'] / text_tokens:.2f}" if text_tokens else "-"
-            numbers = (count["documents"], count["bytes"], count["tokens"], ratio, count["replaced_bytes"])
+            numbers = (count["documents"], count["bytes"], count["tokens"], ratio)
             cells = (number if isinstance(number, str) else f"{number:,}" for number in numbers)
             lines.append(f"  {split:<10}" + "".join(f"{cell:>13}" for cell in cells))
     return "\n".join(lines)

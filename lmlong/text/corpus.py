@@ -56,7 +56,7 @@ def _stdlib_document(root: Path, name: str) -> Document | Skipped:
     try:
         return text_document(name, (root / name).read_bytes().decode(), "strict")
     except UnicodeDecodeError:
-        return Skipped(name, "not UTF-8")
+        return Skipped(name, "not UTF-8", (root / name).stat().st_size)
 
 
 def _files(options: recipe.Files, errors: Errors) -> Source:

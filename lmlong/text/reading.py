@@ -26,7 +26,8 @@ class Measure(NamedTuple):
     """What one pass over a document finds; `digest` depends on nothing but the text."""
 
     digest: bytes
-    bytes: int  # of the text in UTF-8
+    bytes: int  # of the text in UTF-8: those read, less those replaced, plus those put in their place
+    read_bytes: int  # as they lay in the document
     replaced_bytes: int  # that were read but are not UTF-8
 
 
@@ -35,6 +36,7 @@ class Skipped(NamedTuple):
 
     name: str
     reason: str
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,19 @@ class Document:
 
     def measure(self) -> Measure:
         """Read the document once for its hash and its size."""
-        digest, size, replaced = sha256(), 0, 0
-        for piece, bad in decode(self.chunks(), self.name, self.errors):
+        digest, size, read, replaced = sha256(), 0, 0, 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal read
+            for chunk in self.chunks():
+                read += len(chunk)
+                yield chunk
+
+        for piece, bad in decode(counted(), self.name, self.errors):
             data = piece.encode()
             digest.update(data)
             size, replaced = size + len(data), replaced + bad
-        return Measure(digest.digest(), size, replaced)
+        return Measure(digest.digest(), size, read, replaced)
 
 
 def file_document(path: Path, errors: Errors) -> Document:

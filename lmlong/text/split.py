@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Literal, NamedTuple
 
+from lmlong.errors import UsageError
 from lmlong.text.reading import Document, Measure, Skipped
 
 FEW = 20  # a source of fewer documents gives the end of each, since a hash could well choose none of them
@@ -16,7 +17,7 @@ class Part(NamedTuple):
     start: int
     end: int
     split: Literal["train", "validation"]
-    replaced_bytes: int  # of the whole document, counted with its first part
+    read: Measure  # what was found in the whole document
 
     def pieces(self) -> Iterator[str]:
         """The text of this part; a character that crosses a border belongs to the part before it."""
@@ -29,6 +30,8 @@ class Part(NamedTuple):
             offset += len(data)
             if offset >= self.end:
                 return
+        if offset < self.end:
+            raise UsageError(f"{self.document.name}: became shorter while it was read. Try again when it is at rest.")
 
 
 def split(entries: Iterable[Document | Skipped], fraction: float) -> Iterator[Part | Skipped]:
@@ -57,18 +60,18 @@ def _measure(entries: Iterable[Document | Skipped]) -> Iterator[tuple[Document, 
         elif (measure := entry.measure()).bytes:
             yield entry, measure
         else:
-            yield Skipped(entry.name, "empty")
+            yield Skipped(entry.name, "empty", measure.read_bytes)
 
 
 def _by_hash(document: Document, measure: Measure, fraction: float) -> Iterator[Part]:
     held_out = int.from_bytes(measure.digest[:8], "big") < fraction * 2**64
-    yield Part(document, 0, measure.bytes, "validation" if held_out else "train", measure.replaced_bytes)
+    yield Part(document, 0, measure.bytes, "validation" if held_out else "train", measure)
 
 
 def _by_place(document: Document, measure: Measure, fraction: float) -> Iterator[Part]:
     border = max(1, round(measure.bytes * (1 - fraction)))
-    yield Part(document, 0, border, "train", measure.replaced_bytes)
-    yield Part(document, border, measure.bytes, "validation", 0)
+    yield Part(document, 0, border, "train", measure)
+    yield Part(document, border, measure.bytes, "validation", measure)
 
 
 def _border(data: bytes, place: int) -> int:

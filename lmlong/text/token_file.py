@@ -23,7 +23,6 @@ class Count(NamedTuple):
     documents: int = 0
     bytes: int = 0
     tokens: int = 0
-    replaced_bytes: int = 0
 
     def add(self, other: "Count") -> "Count":
         """The two together."""

@@ -23,7 +23,7 @@ from lmlong.text.token_file import Count, TokenFile, TokenWriter, read_tokens
 from lmlong.text.tokenizer import Tokenizer
 from lmlong.text.trained_tokenizer import tokenizer_of
 
-FORMAT = 1  # part of the key: raised when the files, or how text becomes tokens, change
+FORMAT = 2  # part of the key: raised when the files, or how text becomes tokens, change
 
 
 class Tokens(NamedTuple):
@@ -71,18 +71,22 @@ def _write(folder: Path, inputs: list[Input], tokenizer: Tokenizer) -> None:
 
 def _write_source(entry: Input, writers: dict[str, TokenWriter], bar: tqdm) -> dict[str, Any]:
     """Append the documents of one source to the token files of its splits, and tell what became of each of them."""
-    documents, skipped = 0, Counter[str]()
+    read = Counter({"documents": 0, "bytes": 0, "replaced_bytes": 0, "put_in_bytes": 0})
+    skipped: dict[str, Counter[str]] = {}
     counts = {split: Count() for split in writers}
     for part in split(entry.source.documents(), entry.held_out):
         if isinstance(part, Skipped):
-            skipped[part.reason] += 1
+            skipped.setdefault(part.reason, Counter()).update(documents=1, bytes=part.bytes)
             continue
         written = writers[part.split].write(part.pieces())
-        counts[part.split] = counts[part.split].add(written._replace(replaced_bytes=part.replaced_bytes))
-        documents += part.start == 0
+        counts[part.split] = counts[part.split].add(written)
         bar.update(written.bytes)
+        if part.start == 0:
+            found = part.read
+            put_in = found.bytes - (found.read_bytes - found.replaced_bytes)
+            read.update(documents=1, bytes=found.read_bytes, replaced_bytes=found.replaced_bytes, put_in_bytes=put_in)
     splits = {split: counts[split]._asdict() for split in sorted(counts)}
-    return {"name": entry.source.name, "documents": documents, "skipped": dict(skipped), **splits}
+    return {"name": entry.source.name, "read": read, "skipped": skipped, **splits}
 
 
 def _open(folder: Path, weights: list[float]) -> Tokens:
@@ -104,7 +108,7 @@ def _check(tokens: Tokens, text: recipe.Text) -> None:
     if not len(tokens.validation.tokens) and text.validation.sources:
         raise UsageError("the validation text is empty: text.validation.sources hold no text. Name others.")
     if not len(tokens.validation.tokens):
-        documents = sum(source["documents"] for source in tokens.info["sources"])
+        documents = sum(source["read"]["documents"] for source in tokens.info["sources"])
         raise UsageError(
             f"the validation text is empty: of {documents:,} documents, text.validation.fraction="
             f"{text.validation.fraction} holds out none. Raise it, or name text.validation.sources."

@@ -59,9 +59,10 @@ def test_counts_add_up(text_of: TextOf) -> None:
     found = prepare(text)
     (source,) = found.info["sources"]
     train, validation = source["train"], source["validation"]
-    assert source["documents"] == 42 == train["documents"] + validation["documents"]
-    assert source["skipped"] == {"empty": 1}
-    assert train["replaced_bytes"] + validation["replaced_bytes"] == 2
+    assert source["read"]["documents"] == 42 == train["documents"] + validation["documents"]
+    assert source["skipped"] == {"empty": {"documents": 1, "bytes": 0}}
+    assert source["read"]["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert (source["read"]["replaced_bytes"], source["read"]["put_in_bytes"]) == (2, 6)
     size = sum(len(text.encode()) for text in [*texts, "a\ufffd\ufffdb"])
     assert train["bytes"] + validation["bytes"] == size
     for count, file in ((train, found.train[0]), (validation, found.validation)):
