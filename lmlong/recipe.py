@@ -190,6 +190,8 @@ class Training(Options):
     """Optimizer steps to take; with `tokens` given too, whichever ends first."""
     tokens: int | None = Field(None, gt=0)
     """Tokens to train on, in place of or beside `steps`."""
+    devices: int = Field(1, gt=0)
+    """GPUs of this machine to train on together, or processes where there is none; each has a batch of its own."""
     batch_size: int = Field(8, gt=0)
     """Sequences in one forward pass on one device."""
     accumulate: int = Field(1, gt=0)

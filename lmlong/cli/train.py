@@ -42,6 +42,7 @@ def train(
     from lmlong.training.run import train as run
 
     outcome = run(chosen, out or Path("runs") / chosen.name, resume, overwrite)
-    click.echo(after_training(outcome))
+    if outcome.speaks:
+        click.echo(after_training(outcome))
     if outcome.signal is not None:
         raise SystemExit(128 + outcome.signal)

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections import deque
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lmlong.training.module import Learner
 from lmlong.training.optimizer import rate
 from lmlong.training.progress import Progress
 from lmlong.training.randomness import random_states, restore
+from lmlong.training.ranks import is_first, summed
 from lmlong.training.signals import StopOnSignal
 
 RECENT = 20
@@ -33,7 +35,7 @@ class Course(Callback):
 
     def __init__(self, run: Path, tokens: Tokens, options: recipe.Training, steps: int, signals: StopOnSignal):
         self.tokens, self.steps, self.signals = tokens, steps, signals
-        self.journal = Journal(run / "metrics.jsonl")
+        self.journal = Journal(run / "metrics.jsonl", silent=not is_first())
         self.shelf = Shelf(run / "checkpoints", options.keep_last, options.keep_every)
         self.progress: Progress | None = None
         self.recent: deque[float] = deque(maxlen=RECENT)  # losses, to see a spike by
@@ -59,7 +61,7 @@ class Course(Callback):
         if self._random:
             restore(self._random)
         self.journal.cut_back(trainer.global_step)
-        self.progress = Progress(self.steps, trainer.global_step)
+        self.progress = Progress(self.steps, trainer.global_step, silent=not trainer.is_global_zero)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         options = pl_module.recipe.training
@@ -67,7 +69,7 @@ class Course(Callback):
             return
         assert self.progress is not None
         step, last = trainer.global_step, trainer.global_step == self.steps
-        self._report(step, pl_module, batch[0].numel() * options.accumulate)
+        self._report(step, pl_module, batch[0].numel() * options.accumulate * trainer.world_size)
         with self.progress.pause():
             validated = None
             if last or step % options.validate_every == 0:
@@ -88,7 +90,7 @@ class Course(Callback):
     def _report(self, step: int, learner: Learner, tokens: int) -> None:
         """Show the step and, now and then, write it down."""
         assert self.progress is not None
-        totals, learner.step_totals = learner.step_totals, Totals()
+        totals, learner.step_totals = summed(learner.trainer, learner.step_totals), Totals()
         options = learner.recipe.training
         learning_rate = options.learning_rate * rate(step - 1, self.steps, options)
         speed = self.progress.step(step, totals, tokens, learning_rate)
@@ -128,11 +130,11 @@ class Course(Callback):
         batches = validation_batches(
             self.tokens.validation.tokens, tokenizer.bos, tokenizer.eos, length, training.batch_size, limit
         )
+        share = islice(batches, trainer.global_rank, None, trainer.world_size)
         learner.eval()
         with trainer.precision_plugin.forward_context():
-            totals = score(
-                learner.model, (to_device(as_tensors(b), learner.device) for b in batches), learner.token_bytes
-            )
+            own = score(learner.model, (to_device(as_tensors(b), learner.device) for b in share), learner.token_bytes)
+        totals = summed(trainer, own)
         learner.train()
         ratios = {"nats_per_token": totals.nats_per_token, "bits_per_byte": totals.bits_per_byte}
         self.journal.write(step=trainer.global_step, validation={**asdict(totals), **ratios})

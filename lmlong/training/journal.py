@@ -9,13 +9,15 @@ from lmlong.checkpoint.write import flush
 
 
 class Journal:
-    """The lines of a run, written as they come."""
+    """The lines of a run, written as they come; by one process only, where several train together."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, silent: bool = False):
+        self.path, self.silent = path, silent
 
     def write(self, **line: Any) -> None:
         """Add a line; numbers that are not finite, which JSON has no word for, become null."""
+        if self.silent:
+            return
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
         }
@@ -29,7 +31,7 @@ class Journal:
 
     def cut_back(self, step: int) -> None:
         """Drop what lies after a step, and a line that was never finished."""
-        if not self.path.exists():
+        if self.silent or not self.path.exists():
             return
         kept = [line for line in self._whole_lines() if json.loads(line)["step"] <= step]
         new = self.path.with_name(self.path.name + ".partial")

@@ -34,7 +34,9 @@ class Learner(LightningModule):
         self._seed(batch_idx)
         nats, scored = self.model.loss(tokens, targets, starts)
         lost = float(nats.detach())
-        if not math.isfinite(lost) and self.recipe.training.on_nonfinite == "stop":
+        # among several ranks the gradient tells, which all of them see: one that stopped alone would hang the others
+        alone = self.trainer.world_size == 1
+        if not math.isfinite(lost) and alone and self.recipe.training.on_nonfinite == "stop":
             raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {lost}"))
         self.step_totals += Totals(lost, int(scored), count_bytes(targets, self.token_bytes))
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient

@@ -17,12 +17,12 @@ RECENT = 20
 class Progress:
     """Step, loss, bits per byte, tokens/s, learning rate and time left, on stderr."""
 
-    def __init__(self, steps: int, first: int):
-        self.steps = steps
+    def __init__(self, steps: int, first: int, silent: bool):
+        self.steps, self.silent = steps, silent
         self.bar = tqdm(
             total=steps,
             initial=first,
-            disable=None,
+            disable=True if silent else None,
             dynamic_ncols=True,
             leave=False,
             bar_format="{n_fmt}/{total_fmt} |{bar}| {postfix} {remaining} left",
@@ -58,7 +58,8 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Print a line that stays, above the bar."""
-        tqdm.write(line, file=sys.stderr)
+        if not self.silent:
+            tqdm.write(line, file=sys.stderr)
 
     def close(self) -> None:
         self.bar.close()

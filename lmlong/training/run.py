@@ -24,6 +24,7 @@ from lmlong.training.folder import check_free, open_folder
 from lmlong.training.loader import Loader
 from lmlong.training.module import Learner
 from lmlong.training.precision import LIGHTNING
+from lmlong.training.ranks import is_first
 from lmlong.training.redraw import Redraw
 from lmlong.training.resume import check_same_run, resume_point
 from lmlong.training.setup import Setup, set_up
@@ -38,19 +39,21 @@ class Outcome(NamedTuple):
     validation: Totals | None  # over the whole validation text; None when the run was stopped before its end
     gzip: float | None  # bits per byte of gzip -9 on the same text
     signal: int | None  # what stopped it
+    speaks: bool = True  # whether this process is the one, of several, that tells
 
 
 def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bool = False) -> Outcome:
     """Train to the end of the recipe, or until a signal; `resume` is `auto` or the checkpoint to go on from."""
-    if resume is None and not overwrite:
+    if resume is None and not overwrite and is_first():
         check_free(folder)
     going_on = resume_point(folder, resume) if resume else None
     start = read.find(recipe.training.init_from) if recipe.training.init_from and not going_on else None
     if going_on:
         check_same_run(read.read_recipe(going_on), recipe)
     setup = set_up(recipe, going_on or start, new_attention=going_on is None)
-    open_folder(folder, setup, keep=going_on is not None)
-    _say(setup, going_on or start)
+    if is_first():
+        open_folder(folder, setup, keep=going_on is not None)
+        _say(setup, going_on or start)
 
     signals = StopOnSignal()
     course = Course(folder, setup.tokens, setup.recipe.training, setup.steps, signals)
@@ -61,8 +64,9 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
     learner = Learner(setup.model, setup.recipe, setup.steps, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
     learner.train_dataloader = lambda: _loader(setup, trainer)  # type: ignore[method-assign]
     trainer.fit(learner, ckpt_path=going_on, weights_only=True)
-    gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if course.final else None
-    return Outcome(folder, trainer.global_step, course.final, gzip, signals.received)
+    final = course.final if is_first() else None
+    gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if final else None
+    return Outcome(folder, trainer.global_step, final, gzip, signals.received, is_first())
 
 
 def _say(setup: Setup, start: Path | None) -> None:
@@ -78,11 +82,13 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback]) -> Trainer:
     """Lightning's Trainer without the parts that are done here: bars, checkpoints, samplers, summaries."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
     training = setup.recipe.training
     return Trainer(
         accelerator="gpu" if setup.device.type == "cuda" else "cpu",
-        devices=1,
+        devices=training.devices,
+        strategy="ddp" if training.devices > 1 else "auto",
         precision=LIGHTNING[training.precision],  # type: ignore[arg-type]
         max_steps=setup.steps,
         max_epochs=-1,

@@ -27,8 +27,7 @@ class Setup(NamedTuple):
 
     @property
     def tokens_per_step(self) -> int:
-        training = self.recipe.training
-        return training.batch_size * training.accumulate * self.recipe.text.sequence_length
+        return tokens_per_step(self.recipe)
 
     def batches(self) -> TrainingBatches:
         """The batches of the run, all of them, in order."""
@@ -60,5 +59,10 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
         read.load_weights(model, start, new_attention)
     if training.compile:
         model.read = torch.compile(model.read)  # type: ignore[method-assign]
-    steps = count_steps(training, training.batch_size * training.accumulate * recipe.text.sequence_length)
-    return Setup(recipe, tokens, model, steps, device)
+    return Setup(recipe, tokens, model, count_steps(training, tokens_per_step(recipe)), device)
+
+
+def tokens_per_step(recipe: Recipe) -> int:
+    """Tokens that all devices together read before the weights change."""
+    training = recipe.training
+    return training.devices * training.batch_size * training.accumulate * recipe.text.sequence_length

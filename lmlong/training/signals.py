@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lmlong.training.ranks import is_first, largest
+
 
 class StopOnSignal(Callback):
     """Sets a flag when a signal comes, and has every rank stop together at the end of a step."""
@@ -27,14 +29,16 @@ class StopOnSignal(Callback):
         self._restore()
 
     def agreed(self, trainer: Trainer) -> bool:
-        """Whether any rank was told to stop; all ranks must ask together."""
-        return trainer.strategy.reduce_boolean_decision(self.received is not None, all=False)
+        """Whether any rank was told to stop, which they all know then; all must ask together."""
+        self.received = largest(trainer, self.received or 0) or None
+        return self.received is not None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             os._exit(128 + number)
         self.received = number
-        print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+        if is_first():
+            print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

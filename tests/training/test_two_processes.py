@@ -1,0 +1,70 @@
+"""Two processes that train one model are the same run as one with their batches together, and stop together."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong.checkpoint import read
+from lmlong.recipe import Recipe
+from lmlong.training.run import train
+
+from .conftest import lmlong, metrics
+
+TWO = ("training.devices=2", "training.batch_size=2", "training.steps=40", "training.checkpoint_every=7")
+
+
+def run_two(recipe: Path, run: Path, *options: str) -> tuple[int, str, str]:
+    child = lmlong("train", recipe, *TWO, "--out", run, *options, start_new_session=True)
+    output, errors = child.communicate(timeout=120)
+    return child.returncode, output, errors
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in metrics(run) if "loss" in line]
+
+
+@pytest.fixture
+def whole(tiny: Path, tmp_path: Path) -> Path:
+    code, output, errors = run_two(tiny, tmp_path / "whole")
+    assert code == 0, errors
+    assert output.count("validation ") == 1  # the second process is silent
+    assert errors.count("parameters,") == 1
+    return tmp_path / "whole"
+
+
+def test_two_processes_learn_what_one_does_and_go_on_after_a_signal(
+    whole: Path, tiny: Path, tmp_path: Path, recipe_of: Callable[..., Recipe]
+) -> None:
+    train(recipe_of("training.batch_size=4", "training.steps=40"), tmp_path / "one")
+    one = losses(tmp_path / "one")
+    assert [step for step, _ in losses(whole)] == [step for step, _ in one] == list(range(1, 41))
+    assert [loss for _, loss in losses(whole)] == pytest.approx([loss for _, loss in one], rel=1e-4)
+    sums = [
+        [line["validation"]["tokens"] for line in metrics(run) if "validation" in line]
+        for run in (whole, tmp_path / "one")
+    ]
+    assert sums[0] == sums[1]
+
+    draw, run = random.Random(0), tmp_path / "cut"
+    for to_all in (False, True):  # as `kill PID` does, then as a terminal or a scheduler does
+        child = lmlong("train", tiny, *TWO, "--out", run, "--resume", "auto", start_new_session=True)
+        before = len(metrics(run))
+        while len(metrics(run)) in (0, before) and child.poll() is None:
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.05)
+        (os.killpg if to_all else os.kill)(child.pid, signal.SIGTERM)
+        output, errors = child.communicate(timeout=60)
+        assert child.returncode == 143, errors
+        assert output.count("stopped after step") == 1 and "Traceback" not in errors
+    assert len(losses(run)) < 40
+    code, _, errors = run_two(tiny, run, "--resume", "auto")
+    assert code == 0, errors
+    assert losses(run) == losses(whole)
+    mine, other = (read.read_weights(read.find(folder)) for folder in (run, whole))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
