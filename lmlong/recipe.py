@@ -218,6 +218,9 @@ class Training(Options):
     """Number format of the forward pass; auto takes bf16 where the machine computes in it, else 32."""
     compile: bool = False
     """Let torch.compile fuse the model (needs a C++ compiler; the first step takes minutes)."""
+    segment: int | None = Field(None, ge=16)
+    """Tokens of a sequence whose activations are held at once; the rest is computed again from the states between
+    segments, so a sequence of any length takes the memory of one segment, with the same gradient."""
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass."""
     validate_every: int = Field(500, gt=0)
@@ -267,3 +270,14 @@ class Recipe(Options):
     text: Text = Text()
     model: Model = Model()
     training: Training
+
+    @model_validator(mode="after")
+    def check(self) -> "Recipe":
+        kinds = self.model.attention.kind
+        if self.training.segment and "softmax" in ([kinds] if isinstance(kinds, str) else kinds):
+            raise mistake(
+                "training.segment",
+                "the state of softmax attention grows with each token, so segments would not bound its memory. Leave "
+                "the segment out, or let all layers be linear or window attention.",
+            )
+        return self

@@ -51,6 +51,14 @@ model:
     ]
 
 
+def test_segments_need_a_state_that_does_not_grow(file: Path) -> None:
+    for kind in ("softmax", "[linear, softmax]"):
+        (mistake,) = complaints(file, f"model:\n  attention: {{kind: {kind}}}\ntraining:\n  steps: 1\n  segment: 64\n")
+        assert mistake.startswith("file:5: training.segment: the state of softmax attention grows with each token")
+    file.write_text("model: {attention: {kind: [linear, window]}}\ntraining: {steps: 1, segment: 64}\n")
+    assert load(str(file)).training.segment == 64
+
+
 def test_each_source_is_judged_by_its_own_kind(file: Path) -> None:
     text = """\
 text:

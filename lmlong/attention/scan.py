@@ -151,7 +151,8 @@ def _border_states(
     S = torch.cat([carried.S[:, :, None], local.S], dim=2)
     z = torch.cat([carried.z[:, :, None], local.z], dim=2)
     S, z = (reach @ S.flatten(3)).view(S.shape), reach @ z
-    return ScanState(S[:, :, :-1], z[:, :, :-1]), ScanState(S[:, :, -1], z[:, :, -1])
+    # cloned, for a view would keep the states of all chunks alive
+    return ScanState(S[:, :, :-1], z[:, :, :-1]), ScanState(S[:, :, -1].clone(), z[:, :, -1].clone())
 
 
 def _reach(total: Tensor, document: Tensor) -> Tensor:

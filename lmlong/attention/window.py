@@ -54,7 +54,8 @@ class WindowAttention(CausalAttention[WindowState]):
         y = scaled_dot_product_attention(next(rows), next(rows), next(rows), mask[:, None])
         y = y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
         kept = document[:, time:] == document[:, -1:]
-        return y, WindowState(keys[:, :, time:], values[:, :, time:], kept)
+        # cloned, for a view would keep all keys and values alive
+        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), kept)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None

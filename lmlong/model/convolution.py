@@ -32,7 +32,7 @@ class ShortConvolution(nn.Module):
         x = torch.cat([tail.to(x.dtype), x], dim=1)
         weight = self.weight.to(x.dtype)
         y = _Taps.apply(x, weight)
-        tail = x[:, x.shape[1] - self.width + 1 :]
+        tail = x[:, x.shape[1] - self.width + 1 :].clone()  # a view would keep all of x alive
         if starts is not None:
             y = self._within_documents(y, x, weight, positions)
             distance = torch.arange(self.width - 2, -1, -1, device=x.device)  # of the tail's tokens from the last one

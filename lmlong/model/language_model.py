@@ -15,6 +15,7 @@ from lmlong.model.block import Block, BlockState, Norm, Place
 from lmlong.model.convolution import ShortConvolution
 from lmlong.model.loss import IGNORED, nats, summed_nats
 from lmlong.model.positions import places
+from lmlong.model.segments import nats_of_segments, split
 
 
 class ModelState(NamedTuple):
@@ -76,10 +77,25 @@ class LanguageModel(nn.Module):
         logits, state = self.prefill(token[:, None], state)
         return logits[:, 0], state
 
-    def loss(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The summed nats of the targets (B, T) and how many were scored."""
-        hidden, _ = self.read(tokens, None, starts)
-        return summed_nats(hidden, self.embedding.weight, targets), (targets != IGNORED).sum()
+    def loss(
+        self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, segment: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The summed nats of the targets (B, T) and how many were scored.
+
+        With `segment` the sequence is read in segments of so many tokens, and only the states between them are kept.
+        """
+        state, scored = self.init_state(len(tokens)), (targets != IGNORED).sum()
+        if segment is None or not torch.is_grad_enabled():
+            return self._summed(tokens, targets, starts, state)[0], scored
+        segments = split(segment, tokens, targets, starts)
+        return nats_of_segments(self._summed, segments, state, list(self.parameters()))[0], scored
+
+    def _summed(
+        self, tokens: Tensor, targets: Tensor, starts: Tensor | None, state: ModelState
+    ) -> tuple[Tensor, ModelState]:
+        """The summed nats of one segment, and the state after it."""
+        hidden, state = self.read(tokens, state, starts)
+        return summed_nats(hidden, self.embedding.weight, targets), state
 
     def score(
         self, tokens: Tensor, targets: Tensor, state: ModelState | None = None, starts: Tensor | None = None

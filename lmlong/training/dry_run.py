@@ -73,7 +73,7 @@ def _learn(setup: Setup, number: int) -> None:
     tokens, targets, starts = (x.to(setup.device) for x in as_tensors(setup.batches().batch(number)))
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(setup.recipe.training.precision)
     with torch.autocast(setup.device.type, dtype=dtype, enabled=dtype is not None):
-        nats, _ = setup.model.loss(tokens, targets, starts)
+        nats, _ = setup.model.loss(tokens, targets, starts, setup.recipe.training.segment)
     (nats / targets.numel()).backward()
 
 

@@ -32,7 +32,7 @@ class Learner(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         tokens, targets, starts = batch
         self._seed(batch_idx)
-        nats, scored = self.model.loss(tokens, targets, starts)
+        nats, scored = self.model.loss(tokens, targets, starts, self.recipe.training.segment)
         lost = float(nats.detach())
         # among several ranks the gradient tells, which all of them see: one that stopped alone would hang the others
         alone = self.trainer.world_size == 1

@@ -129,7 +129,11 @@ def test_the_state_is_as_large_as_declared(form: recipe.Attention) -> None:
     attention = build(form)
     for time in (1, 64, 211):
         x = inputs(attention, time, torch.float32)
-        assert laws.numbers_in_state(laws.of_attention(attention, x[0]), x) == attention.state_numbers(time)
+        subject = laws.of_attention(attention, x[0])
+        assert laws.numbers_in_state(subject, x) == attention.state_numbers(time)
+        _, state = subject.prefill(x, subject.init_state(2))
+        for tensor in laws.tensors(state):  # and holds no more memory than that, as a view of something larger would
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 @every_form

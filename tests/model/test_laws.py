@@ -1,13 +1,16 @@
 """The laws of the contract once more, on the logits of whole language models."""
 
+import shlex
+
 import pytest
 import torch
 from attention.cases import FORMS, both_types, every_form, name
 from models import stirred
 
-from lmlong import recipe
+from lmlong import recipe, recipe_file
 from lmlong.attention import laws
 from lmlong.attention.laws import Inputs, Subject
+from lmlong.bench.attentions import CONTESTANTS
 from lmlong.model.language_model import LanguageModel
 
 VOCABULARY, TIME = 50, 131
@@ -66,12 +69,32 @@ def test_packed_documents_are_alone(form: recipe.Attention, shape: dict) -> None
     assert laws.packed_is_alone(subject(model), (tokens, starts), (tokens, None), begins) < 1e-10
 
 
+@pytest.mark.parametrize("recipe_name", [*recipe_file.shelf(), "compare elu-learned-window"])
+@torch.no_grad()
+def test_every_recipe_keeps_the_laws(recipe_name: str) -> None:
+    """Its own pattern of layers, convolution and positions, at a small width."""
+    shelf_name, _, contestant = recipe_name.partition(" ")
+    options = CONTESTANTS[contestant] if contestant else []
+    first = recipe_file.shelf()[shelf_name].read_text().splitlines()[0]
+    needed = [word for word in shlex.split(first)[4:] if "=" in word]
+    chosen = recipe_file.load(shelf_name, [*needed, *(f"model.attention.{option}" for option in options)]).model
+    model = stirred(LanguageModel(chosen.model_copy(update={"width": 16, "heads": 2}), VOCABULARY), 0.3).double().eval()
+    reader, x, other = subject(model), text(), text(seed=1)
+    assert laws.step_is_prefill(reader, x) < 1e-10
+    assert laws.cuts_change_nothing(reader, x, [1, 2, 40, 64, 129]) < 1e-10
+    assert max(laws.future_leaves_past(reader, x, other, place) for place in (1, 64, 130)) == 0.0
+    assert laws.rows_are_alone(reader, x, other) == 0.0
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if form.kind == "linear"], ids=name)
 @torch.no_grad()
 def test_the_state_of_a_linear_model_never_grows(form: recipe.Attention) -> None:
     model = build(form, torch.float32)
     sizes = {laws.numbers_in_state(subject(model), text(time=time)) for time in (1, 50, 131)}
     assert len(sizes) == 1
+    tokens, starts = text()
+    for tensor in laws.tensors(model.prefill(tokens, None, starts)[1]):
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def test_gradients_of_packed_documents_are_those_of_each_alone() -> None:

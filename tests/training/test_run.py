@@ -98,6 +98,12 @@ def test_accumulated_parts_give_the_step_of_the_whole_batch(recipe_of: Recipes, 
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
+def test_segments_change_no_loss(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.accumulate=2"), tmp_path / "whole")
+    train(recipe_of("training.accumulate=2", "training.segment=16"), tmp_path / "parts")
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
 def test_fine_tuning_starts_from_the_weights_and_the_tokenizer(recipe_of: Recipes, tmp_path: Path) -> None:
     outcome = train(recipe_of("training.steps=40"), tmp_path / "base")
     assert outcome.validation is not None

@@ -1,0 +1,139 @@
+"""A sequence trained segment by segment: the gradient of the whole, for every attention, at the memory of a part."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from attention.cases import FORMS, name
+from models import stirred
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.attention import laws
+from lmlong.model.language_model import LanguageModel
+
+TIME = 300
+CONSTANT = [form for form in FORMS if form.kind != "softmax"]
+every_constant_form = pytest.mark.parametrize("form", CONSTANT, ids=name)
+
+
+def build(form: recipe.Attention, dtype: torch.dtype, **options: object) -> LanguageModel:
+    shape = recipe.Model(width=16, layers=2, heads=2, attention=form, **options)  # type: ignore[arg-type]
+    return stirred(LanguageModel(shape, 50), 0.3).to(dtype)
+
+
+def gradients(model: LanguageModel, segment: int | None, seed: int = 0) -> tuple[Tensor, list[Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(50, (2, TIME), generator=draw)
+    targets = tokens.roll(-1, 1).masked_fill(torch.rand(2, TIME, generator=draw) < 0.05, -100)
+    starts = torch.rand(2, TIME, generator=draw) < 1 / 40
+    nats, scored = model.loss(tokens, targets, starts, segment)
+    assert scored == (targets != -100).sum()
+    return nats.detach(), list(torch.autograd.grad(nats / scored, list(model.parameters())))
+
+
+@every_constant_form
+@pytest.mark.parametrize("segment", [16, 50, 64, 299])
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"])
+def test_gradients_are_those_of_the_whole(
+    form: recipe.Attention, segment: int, dtype: torch.dtype, allowed: float
+) -> None:
+    model = build(form, dtype)
+    loss, whole = gradients(model, None)
+    loss_of_parts, parts = gradients(model, segment)
+    assert loss_of_parts == pytest.approx(float(loss), rel=allowed)
+    largest = max(float(gradient.norm()) for gradient in whole)
+    for mine, truth in zip(parts, whole, strict=True):
+        # a gradient that is 0 in exact numbers, as of a gain that cancels, is only noise
+        assert laws.error(mine, truth) < allowed or float((mine - truth).norm()) < allowed * 1e-2 * largest
+
+
+@every_constant_form
+def test_in_bfloat16_it_is_no_farther_from_the_truth_than_the_whole(form: recipe.Attention) -> None:
+    model = build(form, torch.float32)
+    _, truth = gradients(model, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, whole = gradients(model, None)
+        _, parts = gradients(model, 64)
+    distance = [
+        torch.cat([(mine - exact).flatten() for mine, exact in zip(some, truth, strict=True)]).norm()
+        for some in (whole, parts)
+    ]
+    assert distance[1] <= 1.1 * distance[0]
+
+
+@pytest.mark.parametrize("options", [{"convolution": 0}, {"positions": "rotary"}, {"dropout": 0.2}], ids=str)
+def test_with_every_other_option(options: dict) -> None:
+    model = build(recipe.Attention(), torch.float64, **options)
+    torch.manual_seed(0)
+    _, parts = gradients(model, 64)
+    if "dropout" in options:  # drawn in another order, but the same again in the backward pass: the loss falls
+        loss = []
+        for _ in range(2):
+            torch.manual_seed(1)
+            nats, found = gradients(model, 64)
+            loss.append(nats)
+            with torch.no_grad():
+                for weight, gradient in zip(model.parameters(), found, strict=True):
+                    weight -= 1e-3 * gradient
+        assert loss[1] < loss[0]
+        return
+    _, whole = gradients(model, None)
+    for mine, truth in zip(parts, whole, strict=True):
+        assert laws.error(mine, truth) < 1e-10
+
+
+def test_activation_checkpointing_within_segments_changes_nothing() -> None:
+    model = build(recipe.Attention(), torch.float64)
+    _, plain = gradients(model, 64)
+    model.activation_checkpointing = True
+    _, both = gradients(model, 64)
+    assert all(torch.equal(mine, other) for mine, other in zip(both, plain, strict=True))
+
+
+def test_a_truncated_gradient_would_be_found() -> None:
+    """What the other trainers do: the state goes on, its gradient does not."""
+    model = build(recipe.Attention(), torch.float64)
+    _, whole = gradients(model, None)
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(50, (2, TIME), generator=draw)
+    state, total = model.init_state(2), torch.zeros(())
+    for part in tokens.split(64, 1):
+        nats, state = model._summed(part, part.roll(-1, 1), None, state)
+        state = type(state)(*(_detached(field) for field in state))
+        total = total + nats
+    truncated = torch.autograd.grad(total, list(model.parameters()))
+    assert max(laws.error(mine, truth) for mine, truth in zip(truncated, whole, strict=True)) > 0.01
+
+
+def _detached(state: object) -> object:
+    if isinstance(state, Tensor):
+        return state.detach()
+    if isinstance(state, tuple):
+        parts = [_detached(part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+PEAK = """
+import resource, sys, torch
+from lmlong import recipe
+from lmlong.model.language_model import LanguageModel
+torch.set_num_threads(1)
+model = LanguageModel(recipe.Model(width=64, layers=2, heads=2), 300)
+tokens = torch.zeros(1, int(sys.argv[1]), dtype=torch.long)
+nats, _ = model.loss(tokens, tokens, None, 1024)
+nats.backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_is_that_of_a_segment() -> None:
+    def peak(time: int) -> int:
+        done = subprocess.run([sys.executable, "-c", PEAK, str(time)], capture_output=True, text=True, check=True)
+        return int(done.stdout) // 1024
+
+    short, long = peak(2048), peak(65_536)
+    # the activations of 65,536 tokens would take hundreds of megabytes; 62 more states of 17 kB take one
+    assert long - short < 40
