@@ -18,7 +18,7 @@ class Options(BaseModel):
 
 
 def mistake(key: str, message: str) -> PydanticCustomError:
-    """A mistake that only several keys together show; `key`, within the section, is where it is reported."""
+    """A mistake that only several keys together show; `key`, dotted and within the section, is where it is reported."""
     return PydanticCustomError("mistake", "{message}", {"key": key, "message": message})
 
 

@@ -35,7 +35,7 @@ def _describe(detail: ErrorDetails, values: Any) -> tuple[KeyPath, str]:
         case "missing":
             return path, f"missing. Expected {in_words(shape)}."
         case "mistake":
-            return (*path, context["key"]), context["message"]
+            return (*path, *context["key"].split(".")), context["message"]
         case "union_tag_not_found":
             return (*path, "kind"), f"missing. Expected one of {', '.join(_kinds(shape))}."
         case "union_tag_invalid":

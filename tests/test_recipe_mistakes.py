@@ -89,12 +89,12 @@ text:
 @pytest.mark.parametrize(
     ("kind", "complaint"),
     [
-        ("linaer", "kind: 'linaer' is not one of linear, softmax. Did you mean 'linear'?"),
-        ("3", "kind: 3 is not one of linear, softmax."),
-        ("[linear, sofmax]", "kind.1: 'sofmax' is not one of linear, softmax. Did you mean 'softmax'?"),
+        ("linaer", "kind: 'linaer' is not one of linear, window, softmax. Did you mean 'linear'?"),
+        ("3", "kind: 3 is not one of linear, window, softmax."),
+        ("[linear, sofmax]", "kind.1: 'sofmax' is not one of linear, window, softmax. Did you mean 'softmax'?"),
         (
             "[]",
-            "kind: expected a list of 1 or more, each one of linear, softmax, got an empty list.",
+            "kind: expected a list of 1 or more, each one of linear, window, softmax, got an empty list.",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_mistakes_of_overrides_follow_those_of_the_file(file: Path) -> None:
         "training.stpes=20: unknown key. Did you mean 'steps'?",
         "text.sources=[{kind: fils}]: text.sources.0.kind: 'fils' is not one of python-stdlib, files, hub."
         " Did you mean 'files'?",
-        "model.attention.kind=linaer: 'linaer' is not one of linear, softmax. Did you mean 'linear'?",
+        "model.attention.kind=linaer: 'linaer' is not one of linear, window, softmax. Did you mean 'linear'?",
         "steps 20: expected key.path=value, such as training.steps=20.",
         "seed=[1: broken YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'.",
     ]
