@@ -117,7 +117,8 @@ def numbers_in_state(subject: Subject, inputs: Inputs) -> int:
 
 def error(measured: Tensor, truth: Tensor) -> float:
     """The norm of the difference over the norm of the truth, in float64; infinite where anything is not finite."""
-    difference, size = (measured.double() - truth.double()).norm(), truth.double().norm()
+    measured, truth = measured.detach().double(), truth.detach().double()
+    difference, size = (measured - truth).norm(), truth.norm()
     if not torch.isfinite(difference):
         return float("inf")
     return float(difference / size) if size else float(difference)

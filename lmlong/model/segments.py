@@ -122,6 +122,11 @@ def _real(state: Any) -> list[Tensor]:
     return [x for x in leaves(state) if x.is_floating_point()]
 
 
+def detached(state: Any) -> Any:
+    """The state without the graph that made it."""
+    return _rebuilt(state, iter([x.detach() for x in leaves(state)]))
+
+
 def leaves(state: Any) -> Iterator[Tensor]:
     """Every tensor of a state, however its tuples are nested."""
     if isinstance(state, Tensor):

@@ -12,6 +12,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import detached
 
 TIME = 300
 CONSTANT = [form for form in FORMS if form.kind != "softmax"]
@@ -101,19 +102,10 @@ def test_a_truncated_gradient_would_be_found() -> None:
     state, total = model.init_state(2), torch.zeros(())
     for part in tokens.split(64, 1):
         nats, state = model._summed(part, part.roll(-1, 1), None, state)
-        state = type(state)(*(_detached(field) for field in state))
+        state = detached(state)
         total = total + nats
     truncated = torch.autograd.grad(total, list(model.parameters()))
     assert max(laws.error(mine, truth) for mine, truth in zip(truncated, whole, strict=True)) > 0.01
-
-
-def _detached(state: object) -> object:
-    if isinstance(state, Tensor):
-        return state.detach()
-    if isinstance(state, tuple):
-        parts = [_detached(part) for part in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
-    return state
 
 
 PEAK = """
