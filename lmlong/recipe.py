@@ -221,6 +221,9 @@ class Training(Options):
     segment: int | None = Field(None, ge=16)
     """Tokens of a sequence whose activations are held at once; the rest is computed again from the states between
     segments, so a sequence of any length takes the memory of one segment, with the same gradient."""
+    carry_state: bool = False
+    """Let each row of a batch go on where it ended in the batch before, its state too, without its gradient: the cheap
+    and truncated cousin of `segment`."""
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass."""
     validate_every: int = Field(500, gt=0)
@@ -274,10 +277,17 @@ class Recipe(Options):
     @model_validator(mode="after")
     def check(self) -> "Recipe":
         kinds = self.model.attention.kind
-        if self.training.segment and "softmax" in ([kinds] if isinstance(kinds, str) else kinds):
+        grows = "softmax" in ([kinds] if isinstance(kinds, str) else kinds)
+        for key in ("segment", "carry_state"):
+            if grows and getattr(self.training, key):
+                raise mistake(
+                    f"training.{key}",
+                    "the state of softmax attention grows with each token, so it cannot be handed on for ever. Leave "
+                    "this out, or let all layers be linear or window attention.",
+                )
+        if self.training.carry_state and self.model.attention.favor.redraw_every:
             raise mistake(
-                "training.segment",
-                "the state of softmax attention grows with each token, so segments would not bound its memory. Leave "
-                "the segment out, or let all layers be linear or window attention.",
+                "training.carry_state",
+                "features drawn anew make the states of the old ones meaningless. Leave this out, or redraw_every.",
             )
         return self

@@ -51,12 +51,20 @@ model:
     ]
 
 
-def test_segments_need_a_state_that_does_not_grow(file: Path) -> None:
+@pytest.mark.parametrize("option", ["segment: 64", "carry_state: true"])
+def test_a_state_that_grows_is_not_handed_on(file: Path, option: str) -> None:
     for kind in ("softmax", "[linear, softmax]"):
-        (mistake,) = complaints(file, f"model:\n  attention: {{kind: {kind}}}\ntraining:\n  steps: 1\n  segment: 64\n")
-        assert mistake.startswith("file:5: training.segment: the state of softmax attention grows with each token")
-    file.write_text("model: {attention: {kind: [linear, window]}}\ntraining: {steps: 1, segment: 64}\n")
-    assert load(str(file)).training.segment == 64
+        text = f"model:\n  attention: {{kind: {kind}}}\ntraining:\n  steps: 1\n  {option}\n"
+        (mistake,) = complaints(file, text)
+        assert mistake.startswith(f"file:5: training.{option.split(':')[0]}: the state of softmax attention grows")
+    file.write_text(f"model: {{attention: {{kind: [linear, window]}}}}\ntraining: {{steps: 1, {option}}}\n")
+    assert load(str(file)).training.steps == 1
+
+
+def test_carried_states_and_new_draws_exclude_each_other(file: Path) -> None:
+    text = "model: {attention: {favor: {redraw_every: 5}}}\ntraining:\n  steps: 1\n  carry_state: true\n"
+    (mistake,) = complaints(file, text)
+    assert mistake.startswith("file:4: training.carry_state: features drawn anew make the states")
 
 
 def test_each_source_is_judged_by_its_own_kind(file: Path) -> None:

@@ -17,9 +17,10 @@ import time
 import torch
 
 from lmlong import recipe
+from lmlong.attention.contract import tensors
 from lmlong.evaluation.lengths import name_length, parse_lengths
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.segments import detached, leaves, split
+from lmlong.model.segments import detached, split
 
 VOCABULARY = 1024
 
@@ -60,7 +61,7 @@ def measure(mode: str, length: int, segment: int) -> None:
         step(model, mode, tokens, segment)
     seconds = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    states = sum(x.numel() * x.element_size() for x in leaves(model.init_state(1))) * (length // segment - 1)
+    states = sum(x.numel() * x.element_size() for x in tensors(model.init_state(1))) * (length // segment - 1)
     print(peak - before, seconds, states)
 
 

@@ -4,7 +4,8 @@ B batch, H heads, T time, K key width, V value width.
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,15 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     @abstractmethod
     def state_numbers(self, tokens: int) -> int:
         """How many numbers one row of the state holds after so many tokens."""
+
+
+def tensors(state: Any) -> Iterator[Tensor]:
+    """Every tensor in a state, however its tuples are nested."""
+    if isinstance(state, Tensor):
+        yield state
+    elif state is not None:
+        for part in state:
+            yield from tensors(part)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

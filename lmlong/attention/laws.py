@@ -3,14 +3,14 @@
 They hold for anything with the verbs of the contract: an attention, or the language model around it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lmlong.attention.contract import CausalAttention
+from lmlong.attention.contract import CausalAttention, tensors
 
 Inputs = tuple[Tensor | None, ...]
 """Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, width)."""
@@ -127,15 +127,6 @@ def error(measured: Tensor, truth: Tensor) -> float:
 def cut(inputs: Inputs, begin: int, stop: int) -> Inputs:
     """The inputs of the tokens from `begin` up to `stop`."""
     return tuple(None if x is None else _narrow(x, begin, stop) for x in inputs)
-
-
-def tensors(state: Any) -> Iterator[Tensor]:
-    """Every tensor in a state, however its tuples are nested."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, tuple):
-        for part in state:
-            yield from tensors(part)
 
 
 def _states_differ(state: Any, truth: Any) -> float:

@@ -1,11 +1,10 @@
 """How much a model remembers while it reads and writes: the size of one row of its state."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+from lmlong.attention.contract import tensors
 from lmlong.model.language_model import LanguageModel
 
 
@@ -31,14 +30,6 @@ def state_size(model: LanguageModel) -> StateSize:
 
 
 def size(state: Any) -> Size:
-    """The size of all tensors in a state, however they are nested."""
-    tensors = list(_tensors(state))
-    return Size(sum(x.numel() for x in tensors), sum(x.numel() * x.element_size() for x in tensors))
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield state
-    elif state is not None:
-        for part in state:
-            yield from _tensors(part)
+    """The size of all tensors in a state."""
+    held = list(tensors(state))
+    return Size(sum(x.numel() for x in held), sum(x.numel() * x.element_size() for x in held))

@@ -80,15 +80,22 @@ class LanguageModel(nn.Module):
     def loss(
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, segment: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The summed nats of the targets (B, T) and how many were scored.
+        """The summed nats of the targets (B, T), read from an empty state, and how many were scored."""
+        nats, _ = self.lose(tokens, targets, starts, segment, None)
+        return nats, (targets != IGNORED).sum()
+
+    def lose(
+        self, tokens: Tensor, targets: Tensor, starts: Tensor | None, segment: int | None, state: ModelState | None
+    ) -> tuple[Tensor, ModelState]:
+        """The summed nats of the targets (B, T) read from `state`, and the state after.
 
         With `segment` the sequence is read in segments of so many tokens, and only the states between them are kept.
         """
-        state, scored = self.init_state(len(tokens)), (targets != IGNORED).sum()
+        state = self.init_state(len(tokens)) if state is None else state
         if segment is None or not torch.is_grad_enabled():
-            return self._summed(tokens, targets, starts, state)[0], scored
+            return self._summed(tokens, targets, starts, state)
         segments = split(segment, tokens, targets, starts)
-        return nats_of_segments(self._summed, segments, state, list(self.parameters()))[0], scored
+        return nats_of_segments(self._summed, segments, state, list(self.parameters()))
 
     def _summed(
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None, state: ModelState

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmlong.attention.contract import tensors
+
 Segment = tuple[Tensor, Tensor, Tensor | None]
 """Tokens, targets and starts, each (B, T)."""
 
@@ -103,44 +105,35 @@ class _Bank:
     def put(self, number: int, state: Any) -> None:
         if not self.blocks:
             self.like = state
-            self.blocks = [x.new_empty(self.states, *x.shape) for x in leaves(state)]
-        for block, x in zip(self.blocks, leaves(state), strict=True):
+            self.blocks = [x.new_empty(self.states, *x.shape) for x in tensors(state)]
+        for block, x in zip(self.blocks, tensors(state), strict=True):
             block[number] = x
 
     def get(self, number: int) -> Any:
-        return _rebuilt(self.like, iter(block[number] for block in self.blocks))
+        return rebuilt(self.like, iter(block[number] for block in self.blocks))
 
 
 def _with_gradients(state: Any) -> tuple[Any, list[Tensor]]:
     """The state as the beginning of a graph, and those of its tensors that gradients flow to."""
-    fresh = _rebuilt(state, iter([x.detach().requires_grad_(x.is_floating_point()) for x in leaves(state)]))
+    fresh = rebuilt(state, iter([x.detach().requires_grad_(x.is_floating_point()) for x in tensors(state)]))
     return fresh, _real(fresh)
 
 
 def _real(state: Any) -> list[Tensor]:
     """The tensors of a state that gradients can flow to."""
-    return [x for x in leaves(state) if x.is_floating_point()]
+    return [x for x in tensors(state) if x.is_floating_point()]
 
 
 def detached(state: Any) -> Any:
     """The state without the graph that made it."""
-    return _rebuilt(state, iter([x.detach() for x in leaves(state)]))
+    return rebuilt(state, iter([x.detach() for x in tensors(state)]))
 
 
-def leaves(state: Any) -> Iterator[Tensor]:
-    """Every tensor of a state, however its tuples are nested."""
-    if isinstance(state, Tensor):
-        yield state
-    elif state is not None:
-        for part in state:
-            yield from leaves(part)
-
-
-def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
+def rebuilt(like: Any, others: Iterator[Tensor]) -> Any:
     """A state of the same nesting from other tensors."""
     if isinstance(like, Tensor):
-        return next(tensors)
+        return next(others)
     if like is None:
         return None
-    parts = [_rebuilt(part, tensors) for part in like]
+    parts = [rebuilt(part, others) for part in like]
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)

@@ -23,7 +23,8 @@ class TrainingBatches:
     """Windows of the training text without end, mixed from its sources by weight.
 
     Each source is a ring. In every epoch it is cut into windows anew, from a drawn place on, and they come in a drawn
-    order; the seam between its ends is like any border between two documents.
+    order; the seam between its ends is like any border between two documents. As `streams`, each row of the batches is
+    instead one way round the ring, from a drawn place on, and a batch takes up each row where the last one left it.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class TrainingBatches:
         sequence_length: int,
         batch_size: int,
         seed: int,
+        streams: bool = False,
     ):
         assert all(len(tokens) > sequence_length for tokens in sources)
         self._sources = sources
@@ -44,11 +46,17 @@ class TrainingBatches:
         self._length = sequence_length
         self._rows = batch_size
         self._seed = seed
+        self._streams = streams
 
     def batch(self, micro_step: int, rank: int = 0, ranks: int = 1) -> Batch:
         """The rows of one rank in one forward pass; all ranks together take the same rows however many they are."""
-        first = (micro_step * ranks + rank) * self._rows
-        return _batch(np.stack([self._window(row) for row in range(first, first + self._rows)]), self._bos, self._eos)
+        if self._streams:
+            rows = range(rank * self._rows, (rank + 1) * self._rows)
+            windows = [self._of_stream(row, micro_step) for row in rows]
+        else:
+            first = (micro_step * ranks + rank) * self._rows
+            windows = [self._window(row) for row in range(first, first + self._rows)]
+        return _batch(np.stack(windows), self._bos, self._eos)
 
     def _window(self, row: int) -> np.ndarray:
         """The tokens of one row and the one after them."""
@@ -57,7 +65,15 @@ class TrainingBatches:
         windows = len(tokens) // self._length
         epoch, number = divmod(place, windows)
         key = (self._seed, source, epoch)
-        start = draw(*key) % len(tokens) + shuffled(number, windows, key) * self._length
+        return self._cut(tokens, draw(*key) % len(tokens) + shuffled(number, windows, key) * self._length)
+
+    def _of_stream(self, row: int, number: int) -> np.ndarray:
+        """As many tokens further along one row's own way round its source, which begins at a drawn place."""
+        source, place = _source_of(row, self._shares)
+        tokens = self._sources[source]
+        return self._cut(tokens, draw(self._seed, source, place) % len(tokens) + number * self._length)
+
+    def _cut(self, tokens: np.ndarray, start: int) -> np.ndarray:
         return tokens.take(np.arange(start, start + self._length + 1), mode="wrap").astype(np.int64)
 
 

@@ -1,17 +1,21 @@
 """One training step, for Lightning: loss of a batch, a clipped gradient, AdamW."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lmlong.attention.contract import tensors
 from lmlong.errors import DivergedError
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.loss import IGNORED
 from lmlong.model.scoring import Totals, count_bytes
+from lmlong.model.segments import detached, rebuilt
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import make_optimizer, make_schedule
+from lmlong.training.ranks import gathered, own
 
 
 class Learner(LightningModule):
@@ -28,17 +32,20 @@ class Learner(LightningModule):
         self.step_totals = Totals()  # of the optimizer step under way
         self.gradient_norm = math.nan
         self.skipped = 0  # steps left out in a row, up to now
+        self.carried: ModelState | list[Tensor] | None = None  # tensors alone when they come from a checkpoint
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         tokens, targets, starts = batch
         self._seed(batch_idx)
-        nats, scored = self.model.loss(tokens, targets, starts, self.recipe.training.segment)
+        nats, state = self.model.lose(tokens, targets, starts, self.recipe.training.segment, self._carried(tokens))
+        if self.recipe.training.carry_state:
+            self.carried = detached(state)
         lost = float(nats.detach())
         # among several ranks the gradient tells, which all of them see: one that stopped alone would hang the others
         alone = self.trainer.world_size == 1
         if not math.isfinite(lost) and alone and self.recipe.training.on_nonfinite == "stop":
             raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {lost}"))
-        self.step_totals += Totals(lost, int(scored), count_bytes(targets, self.token_bytes))
+        self.step_totals += Totals(lost, int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes))
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
         return nats / targets.numel()
 
@@ -61,14 +68,17 @@ class Learner(LightningModule):
         self.skipped += 1
         if self.skipped > training.skips:
             raise DivergedError(self._diverged(f"{self.skipped} steps in a row had a gradient that is not finite"))
+        self.carried = None  # it may hold what is not finite
         for weight in self.model.parameters():
             weight.grad = None  # without one AdamW leaves a weight, and what it knows of it, alone
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["skipped"] = self.skipped
+        checkpoint["carried"] = [gathered(self.trainer, tensor) for tensor in tensors(self.carried)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.skipped = checkpoint["skipped"]
+        self.carried = [own(self.trainer, tensor) for tensor in checkpoint["carried"]] or None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The weights of the model alone, under the names the model itself gives them."""
@@ -76,6 +86,14 @@ class Learner(LightningModule):
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         return self.model.load_state_dict(state_dict)
+
+    def _carried(self, tokens: Tensor) -> ModelState | None:
+        """The state that the batch before left, where the recipe has it go on."""
+        if isinstance(self.carried, list):
+            state = self.model.init_state(len(tokens))
+            self.carried = cast(ModelState, rebuilt(state, iter([tensor.to(tokens.device) for tensor in self.carried])))
+        assert not isinstance(self.carried, list)
+        return self.carried
 
     def _seed(self, batch_idx: int) -> None:
         """Dropout is the only draw of a forward pass: seeded by the batch, it is the same after a resume."""

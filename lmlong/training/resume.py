@@ -9,7 +9,15 @@ from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.recipe import Recipe
 
-FIXED = ("seed", "text.", "model.", "training.devices", "training.batch_size", "training.accumulate")
+FIXED = (
+    "seed",
+    "text.",
+    "model.",
+    "training.devices",
+    "training.batch_size",
+    "training.accumulate",
+    "training.carry_state",
+)
 """What weights, data order and draws hang on; all else may change on the way."""
 
 LEFT_TO_THE_MACHINE = ("device", "training.precision")

@@ -40,6 +40,7 @@ class Setup(NamedTuple):
             self.recipe.text.sequence_length,
             self.recipe.training.batch_size,
             self.recipe.seed,
+            self.recipe.training.carry_state,
         )
 
 

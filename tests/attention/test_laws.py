@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws, scan
-from lmlong.attention.contract import at_least_float32
+from lmlong.attention.contract import at_least_float32, tensors
 from lmlong.attention.laws import Inputs
 
 LENGTHS = [1, scan.CHUNK - 1, scan.CHUNK, scan.CHUNK + 1, 211]
@@ -132,7 +132,7 @@ def test_the_state_is_as_large_as_declared(form: recipe.Attention) -> None:
         subject = laws.of_attention(attention, x[0])
         assert laws.numbers_in_state(subject, x) == attention.state_numbers(time)
         _, state = subject.prefill(x, subject.init_state(2))
-        for tensor in laws.tensors(state):  # and holds no more memory than that, as a view of something larger would
+        for tensor in tensors(state):  # and holds no more memory than that, as a view of something larger would
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
@@ -182,7 +182,7 @@ def test_autocast_changes_nothing(form: recipe.Attention) -> None:
         after, _ = subject.step(laws.cut(x, 0, 1), state)
     assert torch.equal(cast, plain)
     assert torch.equal(after, subject.step(laws.cut(x, 0, 1), state)[0])
-    for mine, truth in zip(laws.tensors(state_cast), laws.tensors(state), strict=True):
+    for mine, truth in zip(tensors(state_cast), laws.tensors(state), strict=True):
         assert mine.dtype == truth.dtype and torch.equal(mine, truth)
 
 

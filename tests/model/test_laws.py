@@ -9,6 +9,7 @@ from models import stirred
 
 from lmlong import recipe, recipe_file
 from lmlong.attention import laws
+from lmlong.attention.contract import tensors
 from lmlong.attention.laws import Inputs, Subject
 from lmlong.bench.attentions import CONTESTANTS
 from lmlong.model.language_model import LanguageModel
@@ -93,7 +94,7 @@ def test_the_state_of_a_linear_model_never_grows(form: recipe.Attention) -> None
     sizes = {laws.numbers_in_state(subject(model), text(time=time)) for time in (1, 50, 131)}
     assert len(sizes) == 1
     tokens, starts = text()
-    for tensor in laws.tensors(model.prefill(tokens, None, starts)[1]):
+    for tensor in tensors(model.prefill(tokens, None, starts)[1]):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 

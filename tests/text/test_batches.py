@@ -26,6 +26,10 @@ def batches(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int
     return TrainingBatches(sources, weights, BOS, EOS, sequence_length=LENGTH, batch_size=rows, seed=seed)
 
 
+def streams(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4) -> TrainingBatches:
+    return TrainingBatches(sources, weights, BOS, EOS, LENGTH, rows, 0, streams=True)
+
+
 def equal(first: Batch, second: Batch) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -53,6 +57,31 @@ def test_ranks_share_one_order(ranks: int) -> None:
     for step in range(5):
         slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
         assert equal(alone.batch(step), Batch(*map(np.concatenate, zip(*slices, strict=True))))
+
+
+def test_as_streams_each_row_goes_on_where_it_was() -> None:
+    tokens = np.arange(10, 1010, dtype=np.uint16)
+    loader = streams(tokens)
+    read = [loader.batch(step) for step in range(300)]
+    for before, after in pairwise(read):
+        assert np.array_equal(before.targets[:, -1], after.tokens[:, 0])
+    assert len({row.tobytes() for row in read[0].tokens}) == 4  # each begins at a place of its own
+    first = np.concatenate([batch.tokens[0] for batch in read])[:1000]
+    assert sorted(first) == tokens.tolist()  # once round the ring is the whole text
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_the_streams(ranks: int) -> None:
+    alone, together = streams(text(1000), rows=8), streams(text(1000), rows=8 // ranks)
+    for step in range(5):
+        slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
+        assert equal(alone.batch(step), Batch(*map(np.concatenate, zip(*slices, strict=True))))
+
+
+def test_sources_have_streams_by_their_weight() -> None:
+    low, high = np.arange(10, 110, dtype=np.uint16), np.arange(1000, 1100, dtype=np.uint16)
+    rows = streams(low, high, weights=(1.0, 3.0), rows=8).batch(7).tokens
+    assert (rows < 500).all(axis=1).sum() == 2 and (rows > 500).all(axis=1).sum() == 6
 
 
 @pytest.mark.parametrize("size", [LENGTH + 1, 83, 1000])

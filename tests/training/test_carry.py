@@ -1,0 +1,65 @@
+"""States carried from batch to batch: each row reads on, and a checkpoint remembers where and what."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong.checkpoint import read
+from lmlong.recipe import Recipe
+from lmlong.training.loader import as_tensors
+from lmlong.training.run import train
+from lmlong.training.setup import set_up
+
+from .conftest import metrics
+
+Recipes = Callable[..., Recipe]
+CARRY = "training.carry_state=true"
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in metrics(run) if "loss" in line]
+
+
+def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -> None:
+    """With weights that do not move, three batches of 64 tokens lose what one of 192 does."""
+    train(recipe_of(), tmp_path / "base")  # for a fresh model makes nothing of its state
+    still = [f"training.init_from={tmp_path / 'base'}", "training.learning_rate=1e-30", "training.steps=3", CARRY]
+    train(recipe_of(*still), tmp_path / "run")
+    setup = set_up(recipe_of(*still), read.find(tmp_path / "base"))
+    parts = [as_tensors(setup.batches().batch(number)) for number in range(3)]
+    tokens, targets, starts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    with torch.no_grad():
+        nats, scored = setup.model.loss(tokens, targets, starts)
+        alone = [setup.model.loss(*part) for part in parts]
+    assert sum(losses(tmp_path / "run")) / 3 == pytest.approx(float(nats / scored), rel=1e-4)
+    assert sum(float(nats) for nats, _ in alone) != pytest.approx(float(nats), rel=1e-6)
+
+
+OPTIONS = [
+    [],
+    ["training.accumulate=2", "training.segment=16"],
+    ["model.attention.kind=[linear, window]", "model.attention.window=20"],
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "segments", "window"])
+def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(recipe_of(CARRY, "training.schedule=constant", *options), whole)
+    for steps in (5, 12):
+        train(recipe_of(CARRY, "training.schedule=constant", f"training.steps={steps}", *options), parts, resume="auto")
+    assert losses(parts) == losses(whole)
+    mine, other = (read.read_weights(read.find(run)) for run in (parts, whole))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def test_what_is_carried_is_in_the_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of(CARRY), tmp_path / "carried")
+    train(recipe_of(), tmp_path / "not")
+    carried, none = (read.read_training(read.find(tmp_path / name))["carried"] for name in ("carried", "not"))
+    assert none == []
+    assert [len(tensor) for tensor in carried] == [4] * len(carried)
+    assert all(tensor.isfinite().all() for tensor in carried)
+    assert losses(tmp_path / "carried") != losses(tmp_path / "not")
