@@ -25,7 +25,7 @@ class Progress:
             disable=True if silent else None,
             dynamic_ncols=True,
             leave=False,
-            bar_format="{n_fmt}/{total_fmt} |{bar}| {postfix} {remaining} left",
+            bar_format="{n_fmt}/{total_fmt} |{bar}| {desc} {remaining} left",
         )
         self._begun = time.perf_counter()
         self._recent: deque[tuple[Totals, int, float]] = deque(maxlen=RECENT)  # losses, tokens and seconds of steps
@@ -42,7 +42,8 @@ class Progress:
             f"{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
         )
         if not self.bar.disable:
-            self.bar.set_postfix_str(text, refresh=False)
+            # shorter here, so that it fits into 80 columns
+            self.bar.set_description_str(text.replace("tokens/s", "tok/s"), refresh=False)
             self.bar.update(1)
         elif step % max(self.steps // 10, 1) == 0 or step == self.steps:
             left = tqdm.format_interval((self.steps - step) * tokens / speed)
