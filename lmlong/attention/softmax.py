@@ -68,15 +68,19 @@ class SoftmaxAttention(CausalAttention[KeyValueState]):
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
     ) -> Tensor:
-        mask = mask_of_the_past(q.shape[2], q.device)
-        if starts is not None:
-            document = starts.cumsum(1)
-            mask = mask & (document[:, None, :, None] == document[:, None, None, :])
-        scores = (q @ k.mT / self.width**0.5).masked_fill(~mask, -torch.inf)
-        return scores.softmax(-1) @ v
+        return masked_softmax(q, k, v, mask_of_the_past(q.shape[2], q.device), starts)
 
     def state_numbers(self, tokens: int) -> int:
         return tokens * (2 * self.heads * self.width + 1)
+
+
+def masked_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, starts: Tensor | None) -> Tensor:
+    """The definition: softmax(q K^T / sqrt(width)) V over what the mask (time, time) shows of the same document."""
+    if starts is not None:
+        document = starts.cumsum(1)
+        mask = mask & (document[:, None, :, None] == document[:, None, None, :])
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
 
 
 def mask_of_the_past(time: int, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong.attention.contract import CausalAttention
+from lmlong.attention.softmax import mask_of_the_past, masked_softmax
 
 
 class WindowState(NamedTuple):
@@ -60,12 +61,7 @@ class WindowAttention(CausalAttention[WindowState]):
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
     ) -> Tensor:
-        seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril().triu(1 - self.window)
-        if starts is not None:
-            document = starts.cumsum(1)
-            seen = seen & (document[:, None, :, None] == document[:, None, None, :])
-        scores = (q @ k.mT / self.width**0.5).masked_fill(~seen, -torch.inf)
-        return scores.softmax(-1) @ v
+        return masked_softmax(q, k, v, mask_of_the_past(q.shape[2], q.device).triu(1 - self.window), starts)
 
     def state_numbers(self, tokens: int) -> int:
         return (self.window - 1) * (2 * self.heads * self.width + 1)

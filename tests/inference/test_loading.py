@@ -80,8 +80,8 @@ def test_options_are_refused_before_the_first_token(run: Path, options: dict, me
         load(run, "cpu").stream("a", **options)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_a_usage_error(run: Path) -> None:
+def test_a_gpu_that_is_not_there_is_a_usage_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # hidden, where there is one
     with pytest.raises(UsageError, match="no GPU"):
         load(run, "cuda")
     assert load(run).model.embedding.weight.device.type == "cpu"
