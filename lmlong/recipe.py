@@ -183,6 +183,26 @@ class Model(Options):
 # ---- training
 
 
+class DeepSpeed(Options):
+    """What strategy: deepspeed divides among the devices, and where it keeps it."""
+
+    stage: Literal[1, 2, 3] = 2
+    """What each device holds a part of: 1 AdamW's means and the weights it updates, 2 the gradients too, 3 the weights
+    of the forward pass too."""
+    offload_optimizer: bool = False
+    """Keep AdamW's part in the memory of the CPU, and let the CPU update the weights."""
+    offload_parameters: bool = False
+    """stage 3: keep the weights in the memory of the CPU until a layer is at work."""
+    config: str | None = None
+    """A JSON file of further DeepSpeed settings, which go before those made here."""
+
+    @model_validator(mode="after")
+    def check(self) -> "DeepSpeed":
+        if self.offload_parameters and self.stage != 3:
+            raise mistake("offload_parameters", f"stage {self.stage} keeps all weights on each device. Set stage: 3.")
+        return self
+
+
 class Training(Options):
     """How the weights are found."""
 
@@ -190,8 +210,10 @@ class Training(Options):
     """Optimizer steps to take; with `tokens` given too, whichever ends first."""
     tokens: int | None = Field(None, gt=0)
     """Tokens to train on, in place of or beside `steps`."""
-    devices: int = Field(1, gt=0)
-    """GPUs of this machine to train on together, or processes where there is none; each has a batch of its own."""
+    strategy: Literal["auto", "ddp", "deepspeed"] = "auto"
+    """How several devices train together: ddp (each holds all of the training state) or deepspeed (each holds a part);
+    auto takes ddp for more than one."""
+    deepspeed: DeepSpeed = DeepSpeed()
     batch_size: int = Field(8, gt=0)
     """Sequences in one forward pass on one device."""
     accumulate: int = Field(1, gt=0)
@@ -258,6 +280,12 @@ class Training(Options):
     def check(self) -> "Training":
         if self.steps is None and self.tokens is None:
             raise mistake("steps", "neither steps nor tokens is given, so training has no end. Set one of them.")
+        if self.strategy == "deepspeed" and self.precision == "16":
+            raise mistake("precision", "16 is not offered with strategy: deepspeed. Use bf16, 32 or auto.")
+        if self.strategy == "deepspeed" and self.deepspeed.stage == 3 and self.compile:
+            raise mistake(
+                "compile", "deepspeed's stage 3 gathers weights layer by layer. Use stage 1 or 2, or no compile."
+            )
         return self
 
 
@@ -270,9 +298,23 @@ class Recipe(Options):
     """Start of every random draw: weights, order of the text, dropout."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes a GPU when there is one."""
+    devices: int = Field(1, gt=0)
+    """GPUs of a machine to train on together, or processes where there is none; each has a batch of its own."""
+    nodes: int = Field(1, gt=0)
+    """Machines to train on together, each with as many devices; start `lmlong train` on all by torchrun or SLURM."""
     text: Text = Text()
     model: Model = Model()
     training: Training
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together, each on a device of its own."""
+        return self.nodes * self.devices
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences that all processes together read before the weights change."""
+        return self.processes * self.training.batch_size * self.training.accumulate
 
     @model_validator(mode="after")
     def check(self) -> "Recipe":

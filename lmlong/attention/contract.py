@@ -50,6 +50,10 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     ) -> tuple[Tensor, State]:
         """Continue from `state` over any number of tokens: outputs (B, H, T, V) and the state after them."""
 
+    def forward(self, *inputs: Any) -> tuple[Tensor, State]:
+        """`prefill`, by the name under which torch lets others act before and after a module's work."""
+        return self.prefill(*inputs)
+
     def step(
         self,
         q: Tensor,

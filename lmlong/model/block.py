@@ -70,12 +70,12 @@ class Mixer(nn.Module):
         qkv, gate = self.project_in(x).split([3 * x.shape[-1], x.shape[-1]], dim=-1)
         tail = state.tail
         if self.convolution is not None and tail is not None:
-            qkv, tail = self.convolution.prefill(qkv, tail, place.positions, place.starts)
+            qkv, tail = self.convolution(qkv, tail, place.positions, place.starts)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
         if self.rotary:
             q, k = rotate(q, place.positions), rotate(k, place.positions)
         log_decay = self.forget(x) if self.forget is not None else None
-        y, attention = self.attention.prefill(q, k, v, state.attention, place.starts, log_decay)
+        y, attention = self.attention(q, k, v, state.attention, place.starts, log_decay)
         y = self.head_norm(y.transpose(1, 2)).flatten(2)
         return self.project_out(y * silu(gate)), BlockState(attention, tail)
 

@@ -19,11 +19,11 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, width: int):
         super().__init__()
-        self.width = width
+        self.channels, self.width = channels, width
         self.weight = nn.Parameter(torch.empty(channels, width))
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(batch, self.width - 1, len(self.weight), device=device, dtype=dtype)
+        return torch.zeros(batch, self.width - 1, self.channels, device=device, dtype=dtype)
 
     def prefill(
         self, x: Tensor, tail: Tensor, positions: Tensor, starts: Tensor | None = None
@@ -38,6 +38,8 @@ class ShortConvolution(nn.Module):
             distance = torch.arange(self.width - 2, -1, -1, device=x.device)  # of the tail's tokens from the last one
             tail = tail * (positions[:, -1:] >= distance)[..., None]
         return y, tail
+
+    forward = prefill  # the name under which torch lets others act before and after a module's work
 
     def _within_documents(self, y: Tensor, x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
         """Compute anew the few outputs so near to the start of their document that they saw the one before."""

@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from lmlong import recipe
 from lmlong.model.block import Block, BlockState, Norm, Place
 from lmlong.model.convolution import ShortConvolution
-from lmlong.model.loss import IGNORED, nats, summed_nats
+from lmlong.model.loss import IGNORED, nats, scores, summed_nats
 from lmlong.model.positions import places
-from lmlong.model.segments import nats_of_segments, split
+from lmlong.model.segments import nats_by_checkpoints, nats_of_segments, split
 
 
 class ModelState(NamedTuple):
@@ -25,10 +25,23 @@ class ModelState(NamedTuple):
     position: Tensor  # (B,) tokens read of the current document
 
 
+class Output(nn.Module):
+    """Holds vectors against the embeddings of all tokens, which it shares with the input."""
+
+    def __init__(self, embedding: nn.Embedding):
+        super().__init__()
+        self.tied = (embedding,)  # in a tuple, so that its weights are not listed twice
+
+    def forward(self, use: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
+        return use(hidden, self.tied[0].weight, *others)
+
+
 class LanguageModel(nn.Module):
     """Predicts the next token from a state that it carries along."""
 
     blocks: Sequence[Block]
+    partitioned = False
+    """Whether weights are whole only while their module is at work, as under DeepSpeed's stage 3."""
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__()
@@ -36,6 +49,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(vocabulary, options.width)
         self.blocks = nn.ModuleList(Block(options, kind) for kind in kinds(options))  # type: ignore[assignment]
         self.norm = Norm(options.width)
+        self.output = Output(self.embedding)
         self._initialise()
 
     def init_state(self, batch: int) -> ModelState:
@@ -62,8 +76,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., width) -> (..., V), in float32 at least."""
-        product = hidden @ self.embedding.weight.mT
-        return product.to(torch.promote_types(product.dtype, torch.float32))
+        return self.output(scores, hidden)
 
     def prefill(
         self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
@@ -95,6 +108,8 @@ class LanguageModel(nn.Module):
         if segment is None or not torch.is_grad_enabled():
             return self._summed(tokens, targets, starts, state)
         segments = split(segment, tokens, targets, starts)
+        if self.partitioned:
+            return nats_by_checkpoints(self._summed, segments, state)
         return nats_of_segments(self._summed, segments, state, list(self.parameters()))
 
     def _summed(
@@ -102,14 +117,14 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, ModelState]:
         """The summed nats of one segment, and the state after it."""
         hidden, state = self.read(tokens, state, starts)
-        return summed_nats(hidden, self.embedding.weight, targets), state
+        return self.output(summed_nats, hidden, targets), state
 
     def score(
         self, tokens: Tensor, targets: Tensor, state: ModelState | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """The nats of each target (B, T), 0 where ignored, and the state after; for evaluation, without gradients."""
         hidden, state = self.read(tokens, state, starts)
-        return nats(hidden, self.embedding.weight, targets), state
+        return self.output(nats, hidden, targets), state
 
     @torch.no_grad()
     def _initialise(self) -> None:

@@ -21,7 +21,7 @@ def nats(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """-log p(target) of each target, 0 where it is ignored; no gradient."""
     flat_hidden, flat_targets = hidden.flatten(0, -2), targets.flatten()
     pieces = zip(flat_hidden.split(CHUNK), flat_targets.split(CHUNK), strict=True)
-    return torch.cat([_chunk_nats(_logits(h, weight), t)[0] for h, t in pieces]).view(targets.shape)
+    return torch.cat([_chunk_nats(scores(h, weight), t)[0] for h, t in pieces]).view(targets.shape)
 
 
 class _SummedNats(torch.autograd.Function):
@@ -35,7 +35,7 @@ class _SummedNats(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight, dtype=total.dtype) if wanted else None
         for begin in range(0, len(hidden), CHUNK):
             h, t = hidden[begin : begin + CHUNK], targets[begin : begin + CHUNK]
-            logits = _logits(h, weight)
+            logits = scores(h, weight)
             losses, log_total = _chunk_nats(logits, t)
             total += losses.sum()
             if hidden_gradient is not None and weight_gradient is not None:
@@ -60,8 +60,8 @@ class _SummedNats(torch.autograd.Function):
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Logits in float32 at least, whatever type they are multiplied in."""
+def scores(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Logits (..., vocabulary) in float32 at least, whatever type they are multiplied in."""
     product = hidden @ weight.to(hidden.dtype).mT
     return product.to(torch.promote_types(product.dtype, torch.float32))
 

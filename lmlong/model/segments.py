@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.contract import tensors
 
@@ -35,6 +36,17 @@ def nats_of_segments(
     carrier = _Carrier(summed, segments, state)
     total = _Segmented.apply(carrier, *weights)
     return total, carrier.state
+
+
+def nats_by_checkpoints(summed: Summed, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
+    """The same by ordinary autograd, at the price of a graph that remembers each segment: for weights that come and go
+    while they are in use, which one operation over all segments would not see."""
+    total = None
+    for segment in segments:
+        nats, state = checkpoint(summed, *segment, state, use_reentrant=False)
+        total = nats if total is None else total + nats
+    assert total is not None
+    return total, state
 
 
 class _Carrier:

@@ -78,13 +78,18 @@ class TrainingBatches:
 
 
 def validation_batches(
-    tokens: np.ndarray, bos: int, eos: int, length: int, rows: int, limit: int | None = None
+    tokens: np.ndarray, bos: int, eos: int, length: int, rows: int, limit: int | None = None, ranks: int = 1
 ) -> Iterator[Batch]:
-    """A text, or its first `limit` tokens, in windows: each token but the first is a target exactly once."""
+    """A text, or its first `limit` tokens, in windows: each token but the first is a target exactly once.
+
+    Batches without targets make their number a multiple of `ranks`, so that each rank can take as many as the others.
+    """
     tokens = tokens[:limit]
+    length = min(length, max(len(tokens) - 1, 1))
     starts = range(0, len(tokens) - 1, length)
-    for first in range(0, len(starts), rows):
-        windows = np.full((len(starts[first : first + rows]), length + 1), IGNORED, dtype=np.int64)
+    missing = -(-len(starts) // rows) % -ranks
+    for first in range(0, len(starts) - missing * rows, rows):
+        windows = np.full((max(len(starts[first : first + rows]), 1), length + 1), IGNORED, dtype=np.int64)
         for window, start in zip(windows, starts[first:], strict=False):
             text = tokens[start : start + length + 1]
             window[: len(text)] = text

@@ -44,7 +44,7 @@ class Tokenizer(ABC):
         self.eos = eos
         self.token_bytes = np.array([len(data) for data in table], dtype=np.int64)
         self.hash = sha256(file).hexdigest()
-        self._file = file
+        self.file = file
         self._table = table
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Tokenizer(ABC):
     def save(self, path: Path | str) -> None:
         """Write the file that `load` reads back."""
         try:
-            Path(path).write_bytes(self._file)
+            Path(path).write_bytes(self.file)
         except OSError as error:
             raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 

@@ -127,10 +127,11 @@ class Course(Callback):
         assert self.progress is not None
         text, training = learner.recipe.text, learner.recipe.training
         tokenizer, length = self.tokens.tokenizer, text.sequence_length
+        text_tokens, ranks = self.tokens.validation.tokens, trainer.world_size
         batches = validation_batches(
-            self.tokens.validation.tokens, tokenizer.bos, tokenizer.eos, length, training.batch_size, limit
+            text_tokens, tokenizer.bos, tokenizer.eos, length, training.batch_size, limit, ranks
         )
-        share = islice(batches, trainer.global_rank, None, trainer.world_size)
+        share = islice(batches, trainer.global_rank, None, ranks)
         learner.eval()
         with trainer.precision_plugin.forward_context():
             own = score(learner.model, (to_device(as_tensors(b), learner.device) for b in share), learner.token_bytes)

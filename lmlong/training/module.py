@@ -16,6 +16,7 @@ from lmlong.model.segments import detached, rebuilt
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import make_optimizer, make_schedule
 from lmlong.training.ranks import gathered, own
+from lmlong.training.resume import count_batches
 
 
 class Learner(LightningModule):
@@ -37,7 +38,8 @@ class Learner(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         tokens, targets, starts = batch
         self._seed(batch_idx)
-        nats, state = self.model.lose(tokens, targets, starts, self.recipe.training.segment, self._carried(tokens))
+        with self.trainer.precision_plugin.forward_context():
+            nats, state = self.model.lose(tokens, targets, starts, self.recipe.training.segment, self._carried(tokens))
         if self.recipe.training.carry_state:
             self.carried = detached(state)
         lost = float(nats.detach())
@@ -55,28 +57,34 @@ class Learner(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        """Clip, and keep a gradient that is not finite, as of any loss that is not, from reaching the weights."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip)
+        if not self.accept(float(norm)):
+            for weight in self.model.parameters():
+                weight.grad = None  # without one AdamW leaves a weight, and what it knows of it, alone
+
+    def accept(self, norm: float) -> bool:
+        """Whether a gradient of this norm is fit to move the weights: one that is not finite, as of any loss that is
+        not, must not reach them."""
         training = self.recipe.training
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip))
         self.gradient_norm = norm
         # float16 overflows now and then by design: its gradient scaler skips such a step and lowers the scale
         if math.isfinite(norm) or training.precision == "16":
             self.skipped = 0
-            return
+            return True
         if training.on_nonfinite == "stop":
             raise DivergedError(self._diverged(f"the norm of the gradient is {norm}"))
         self.skipped += 1
         if self.skipped > training.skips:
             raise DivergedError(self._diverged(f"{self.skipped} steps in a row had a gradient that is not finite"))
         self.carried = None  # it may hold what is not finite
-        for weight in self.model.parameters():
-            weight.grad = None  # without one AdamW leaves a weight, and what it knows of it, alone
+        return False
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["skipped"] = self.skipped
         checkpoint["carried"] = [gathered(self.trainer, tensor) for tensor in tensors(self.carried)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        count_batches(checkpoint["loops"], checkpoint["global_step"], self.recipe.training.accumulate)
         self.skipped = checkpoint["skipped"]
         self.carried = [own(self.trainer, tensor) for tensor in checkpoint["carried"]] or None
 

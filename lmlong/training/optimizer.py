@@ -9,11 +9,16 @@ from torch.optim.lr_scheduler import LambdaLR
 from lmlong import recipe
 
 
-def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.AdamW:
-    """AdamW that decays the matrices and leaves vectors and the convolution's few taps alone."""
+def by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The weights that decay, which are the matrices, and the others: vectors and the convolution's few taps."""
     matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)}
     decayed = [weight for weight in model.parameters() if id(weight) in matrices]
-    others = [weight for weight in model.parameters() if id(weight) not in matrices]
+    return decayed, [weight for weight in model.parameters() if id(weight) not in matrices]
+
+
+def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.AdamW:
+    """AdamW over the weights that decay and those that do not."""
+    decayed, others = by_decay(model)
     groups = [
         {"params": decayed, "weight_decay": options.weight_decay},
         {"params": others, "weight_decay": 0.0},

@@ -11,7 +11,8 @@ from lmlong.model.scoring import Totals
 
 def is_first() -> bool:
     """Whether this process is the one that writes and speaks, as its launcher has told it before training begins."""
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+    told = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
+    return int(next(told, "0")) == 0
 
 
 def summed(trainer: Trainer, totals: Totals) -> Totals:

@@ -9,16 +9,11 @@ from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.recipe import Recipe
 
-FIXED = (
-    "seed",
-    "text.",
-    "model.",
-    "training.devices",
-    "training.batch_size",
-    "training.accumulate",
-    "training.carry_state",
-)
+FIXED = ("seed", "text.", "model.", "training.carry_state")
 """What weights, data order and draws hang on; all else may change on the way."""
+
+SHARES = ("devices", "nodes", "training.batch_size", "training.accumulate")
+"""How the sequences of a step are shared out: this may change, but not how many they are."""
 
 LEFT_TO_THE_MACHINE = ("device", "training.precision")
 """`auto` here is no change: a run knows what it became."""
@@ -40,17 +35,47 @@ def resume_point(folder: Path, resume: str) -> Path | None:
     return None
 
 
-def check_same_run(old: Recipe, new: Recipe) -> None:
-    """Tell what has changed since the checkpoint; refuse what would make it another run."""
+def same_run(old: Recipe, new: Recipe) -> Recipe:
+    """The recipe to go on by: the new one, with as many sequences a step. Tells what has changed since the checkpoint
+    and refuses what would make it another run."""
+    new = _share_out(old, new)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in LEFT_TO_THE_MACHINE and now == "auto":
             continue
-        if key.startswith(FIXED):
-            raise UsageError(
-                f"--resume: {key} was {before} in this run and is {now} now. Put it back, or begin another run by "
-                "--out; training.init_from takes the weights along."
-            )
+        if key.startswith(FIXED) or (key in SHARES and old.training.carry_state):
+            raise _another_run(key, f"was {before} in this run and is {now} now. Put it back")
         print(f"changed since the checkpoint: {key} from {before} to {now}", file=sys.stderr)
+    return new
+
+
+def _share_out(old: Recipe, new: Recipe) -> Recipe:
+    """On another number of devices, accumulate what keeps the sequences of a step as many as they were."""
+    before = old.sequences_per_step
+    if before == new.sequences_per_step:
+        return new
+    changed = [key for key, _, _ in changes(old.model_dump(), new.model_dump()) if key in SHARES]
+    at_once = new.processes * new.training.batch_size
+    if new.processes == old.processes or new.training.accumulate != old.training.accumulate or before % at_once:
+        raise _another_run(
+            changed[0],
+            f"devices x nodes x batch_size x accumulate was {before} sequences a step in this run and is "
+            f"{new.sequences_per_step} now. Make it {before} again",
+        )
+    training = new.training.model_copy(update={"accumulate": before // at_once})
+    return new.model_copy(update={"training": training})
+
+
+def _another_run(key: str, why: str) -> UsageError:
+    remedy = "or begin another run by --out; training.init_from takes the weights along."
+    return UsageError(f"--resume: {key}: {why}, {remedy}")
+
+
+def count_batches(loops: dict[str, Any], steps: int, accumulate: int) -> None:
+    """Have Lightning's loops go on as if each step so far had been accumulated from so many batches."""
+    progress = loops["fit_loop"]["epoch_loop.batch_progress"]
+    for counts in (progress["total"], progress["current"]):
+        # saved at the end of a step's last batch, which is not counted as completed yet
+        counts.update({name: steps * accumulate - (name == "completed") for name in counts})
 
 
 def changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import Strategy
 
 from lmlong import recipe_file
 from lmlong.checkpoint import read
@@ -26,7 +27,7 @@ from lmlong.training.module import Learner
 from lmlong.training.precision import LIGHTNING
 from lmlong.training.ranks import is_first
 from lmlong.training.redraw import Redraw
-from lmlong.training.resume import check_same_run, resume_point
+from lmlong.training.resume import resume_point, same_run
 from lmlong.training.setup import Setup, set_up
 from lmlong.training.signals import StopOnSignal
 
@@ -49,7 +50,7 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
     going_on = resume_point(folder, resume) if resume else None
     start = read.find(recipe.training.init_from) if recipe.training.init_from and not going_on else None
     if going_on:
-        check_same_run(read.read_recipe(going_on), recipe)
+        recipe = same_run(read.read_recipe(going_on), recipe)
     setup = set_up(recipe, going_on or start, new_attention=going_on is None)
     if is_first():
         open_folder(folder, setup, keep=going_on is not None)
@@ -87,15 +88,16 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback]) -> Trainer:
     training = setup.recipe.training
     return Trainer(
         accelerator="gpu" if setup.device.type == "cuda" else "cpu",
-        devices=training.devices,
-        strategy="ddp" if training.devices > 1 else "auto",
-        precision=LIGHTNING[training.precision],  # type: ignore[arg-type]
+        devices=setup.recipe.devices,
+        num_nodes=setup.recipe.nodes,
+        strategy=_strategy(setup),
+        precision=None if training.strategy == "deepspeed" else LIGHTNING[training.precision],  # type: ignore[arg-type]
         max_steps=setup.steps,
         max_epochs=-1,
         accumulate_grad_batches=training.accumulate,
         gradient_clip_val=training.clip,
         callbacks=callbacks,
-        plugins=[FolderIO(recipe_file.dump(setup.recipe), (folder / "tokenizer.model").read_bytes())],
+        plugins=[FolderIO(recipe_file.dump(setup.recipe), setup.tokens.tokenizer.file)],
         logger=_tensorboard(folder) if training.tensorboard else False,
         log_every_n_steps=training.log_every,
         use_distributed_sampler=False,
@@ -103,6 +105,18 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback]) -> Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
+
+def _strategy(setup: Setup) -> Strategy | str:
+    """How the processes of a run share its work."""
+    training = setup.recipe.training
+    if training.strategy == "deepspeed":
+        if find_spec("deepspeed") is None:
+            raise UsageError("training.strategy: deepspeed is not installed, it is made for Linux. Use ddp or auto.")
+        from lmlong.training.sharded import Sharded
+
+        return Sharded(training, setup.device)
+    return "ddp" if training.strategy == "ddp" or setup.recipe.processes > 1 else "auto"
 
 
 def _tensorboard(folder: Path) -> TensorBoardLogger:

@@ -22,12 +22,15 @@ class Setup(NamedTuple):
     recipe: Recipe  # with what was left to the machine filled in
     tokens: Tokens
     model: LanguageModel
-    steps: int
     device: torch.device
 
     @property
     def tokens_per_step(self) -> int:
-        return tokens_per_step(self.recipe)
+        return self.recipe.sequences_per_step * self.recipe.text.sequence_length
+
+    @property
+    def steps(self) -> int:
+        return count_steps(self.recipe.training, self.tokens_per_step)
 
     def batches(self) -> TrainingBatches:
         """The batches of the run, all of them, in order."""
@@ -60,10 +63,4 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
         read.load_weights(model, start, new_attention)
     if training.compile:
         model.read = torch.compile(model.read)  # type: ignore[method-assign]
-    return Setup(recipe, tokens, model, count_steps(training, tokens_per_step(recipe)), device)
-
-
-def tokens_per_step(recipe: Recipe) -> int:
-    """Tokens that all devices together read before the weights change."""
-    training = recipe.training
-    return training.devices * training.batch_size * training.accumulate * recipe.text.sequence_length
+    return Setup(recipe, tokens, model, device)

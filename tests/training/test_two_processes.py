@@ -16,7 +16,7 @@ from lmlong.training.run import train
 
 from .conftest import lmlong, metrics
 
-TWO = ("training.devices=2", "training.batch_size=2", "training.steps=40", "training.checkpoint_every=7")
+TWO = ("devices=2", "training.batch_size=2", "training.steps=40", "training.checkpoint_every=7")
 
 
 def run_two(recipe: Path, run: Path, *options: str) -> tuple[int, str, str]:

@@ -1,0 +1,255 @@
+"""Training with DeepSpeed: each rank holds a part of the training state, a checkpoint holds all of it.
+
+A checkpoint is the same whoever wrote it: weights and AdamW's means whole, under the names and numbers AdamW itself
+uses. So any number of ranks, any stage, and training without DeepSpeed go on from it, and nothing that DeepSpeed
+writes, or would have to unpickle, is ever read.
+"""
+
+import importlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.attention.contract import CausalAttention
+from lmlong.errors import UsageError
+from lmlong.model.language_model import LanguageModel
+from lmlong.training.module import Learner
+from lmlong.training.optimizer import by_decay
+
+MEANS = ("exp_avg", "exp_avg_sq")
+"""AdamW's names of what it keeps for each weight, beside the number of steps."""
+
+FROM_THE_RECIPE = {
+    "train_batch_size": "training.batch_size",
+    "train_micro_batch_size_per_gpu": "training.batch_size",
+    "gradient_accumulation_steps": "training.accumulate",
+    "gradient_clipping": "training.clip",
+    "optimizer": "training.learning_rate and its neighbours",
+    "scheduler": "training.schedule",
+    "fp16": "training.precision",
+    "bf16": "training.precision",
+    "torch_autocast": "training.precision",
+    "zero_optimization.stage": "training.deepspeed.stage",
+}
+"""DeepSpeed's settings that a recipe makes, and where."""
+
+
+class Sharded(DeepSpeedStrategy):
+    """DeepSpeed on GPUs, or on processes of a CPU, with checkpoints of our own format."""
+
+    def __init__(self, options: recipe.Training, device: torch.device):
+        self.on_cpu = device.type == "cpu"
+        if self.on_cpu:
+            _prepare_for_cpu()
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        super().__init__(
+            config=settings(options, device),
+            precision_plugin=ShardedPrecision(device, options.precision),
+            process_group_backend="gloo" if self.on_cpu else None,
+            logging_level=logging.ERROR,
+        )
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """DeepSpeed tells ranks apart by the number of their device, so those of a CPU get one too."""
+        return [torch.device("cpu", n) for n in range(len(self._devices))] if self.on_cpu else self._devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        self._devices = devices or []
+
+    def setup_environment(self) -> None:
+        if self.on_cpu:  # all of the library's own but its check for a GPU
+            DDPStrategy.setup_environment(self)
+        else:
+            super().setup_environment()
+
+    def setup(self, trainer: Any) -> None:
+        model = self.language_model
+        self.order = [weight for group in by_decay(model) for weight in group]  # AdamW's, which numbers the weights so
+        if self.zero_stage_3:
+            model.partitioned = True
+            _say_who_needs_what(model)
+        super().setup(trainer)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        weights = self.language_model.state_dict()
+        if self.zero_stage_3:
+            weights |= {name: self._whole(weight) for name, weight in self.language_model.named_parameters()}
+        return {name: tensor.detach().cpu() for name, tensor in weights.items()}
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """What AdamW alone would save: its means of each weight, put together from all ranks, all of which must ask."""
+        kept = optimizer.optimizer.state.get(self._flat_parts()[0])  # none before the first step that was not left out
+        self._link()
+        state = {
+            number: {"step": kept["step"].clone(), **{mean: self._whole(weight, mean) for mean in MEANS}}
+            for number, weight in enumerate(self.order if kept else [])
+        }
+        numbers = iter(range(len(self.order)))
+        groups = [
+            {**options, "params": [next(numbers) for _ in weights]}
+            for options, weights in zip(optimizer.optimizer.param_groups, by_decay(self.language_model), strict=True)
+        ]
+        return {"state": state, "param_groups": groups}
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take this rank's part of AdamW's means."""
+        optimizer = self.zero_optimizer
+        (saved,) = checkpoint["optimizer_states"]
+        if not saved["state"]:
+            return
+        for flat in self._flat_parts():
+            state = optimizer.optimizer.state[flat]
+            state["step"] = saved["state"][0]["step"].clone()
+            state |= {mean: torch.zeros_like(flat) for mean in MEANS}
+        self._link()
+        for number, weight in enumerate(self.order):
+            for mean in MEANS:
+                self._take(weight, mean, saved["state"][number][mean])
+        for group, others in zip(optimizer.optimizer.param_groups, saved["param_groups"], strict=True):
+            group |= {name: value for name, value in others.items() if name != "params"}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Nothing: the model had the checkpoint's weights before they were divided."""
+
+    # a checkpoint is written and read as without DeepSpeed
+    save_checkpoint = Strategy.save_checkpoint
+    load_checkpoint = Strategy.load_checkpoint
+
+    @property
+    def language_model(self) -> LanguageModel:
+        assert isinstance(self.lightning_module, Learner)
+        return self.lightning_module.model
+
+    @property
+    def zero_optimizer(self) -> Any:
+        """DeepSpeed's optimizer, which holds AdamW as its own `optimizer`."""
+        return self.optimizers[0]
+
+    def _flat_parts(self) -> list[Tensor]:
+        """This rank's part of the weights that AdamW updates, one tensor for each of its groups."""
+        optimizer = self.optimizers[0]
+        return (
+            optimizer.fp32_partitioned_groups_flat if self.zero_stage_3 else optimizer.single_partition_of_fp32_groups
+        )
+
+    def _link(self) -> None:
+        """Tell each weight where AdamW's means of it are: DeepSpeed does it once, when only its first group has any."""
+        from deepspeed.utils.mixed_precision_linkage import lazy_init_hp_params_optimizer_state
+
+        if not self.zero_stage_3:
+            zero = self.zero_optimizer
+            for weights, flat in zip(zero.bit16_groups, self._flat_parts(), strict=True):
+                lazy_init_hp_params_optimizer_state(weights, flat, zero.optimizer.state)
+
+    def _whole(self, weight: Tensor, mean: str | None = None) -> Tensor:
+        """A weight, or AdamW's mean of it, from the parts of all ranks; all of them must ask."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        whole = safe_get_full_optimizer_state(weight, mean) if mean else safe_get_full_fp32_param(weight)
+        return whole.detach().cpu()
+
+    def _take(self, weight: Any, mean: str, whole: Tensor) -> None:
+        """Keep this rank's part of AdamW's mean of a weight."""
+        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+        if not self.zero_stage_3:
+            safe_set_full_optimizer_state(weight, whole.to(weight.device), mean)
+            return
+        size = weight.ds_tensor.numel()
+        padded = torch.zeros(size * self.world_size).index_copy(0, torch.arange(whole.numel()), whole.flatten())
+        safe_set_local_optimizer_state(weight, padded[size * self.global_rank :][:size].to(weight.device), mean)
+
+
+class ShardedPrecision(DeepSpeedPrecision):
+    """float32 weights, and products in bfloat16 where the recipe has them so: the numbers of training without
+    DeepSpeed, and sums of gradients over a thousand segments that do not round."""
+
+    def __init__(self, device: torch.device, numbers: str):
+        super().__init__("32-true")
+        self.device, self.rounds = device, numbers == "bf16"
+
+    def train_step_context(self) -> Any:
+        """None: DeepSpeed switches off what it finds switched on around it, so the step enters its own."""
+        return nullcontext()
+
+    def forward_context(self) -> Any:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.rounds)
+
+    def backward(self, tensor: Tensor, model: Any, *args: Any, **kwargs: Any) -> None:
+        # Lightning has divided by the number of accumulated batches already
+        model.trainer.model.backward(tensor, scale_wrt_gas=False)
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> None:  # type: ignore[override]
+        closure()
+        engine = model.trainer.model
+        done = engine.is_gradient_accumulation_boundary()
+        engine.step()
+        if done:  # clipped by DeepSpeed, which leaves the weights alone where the norm is not finite
+            model.accept(float(engine.get_global_grad_norm()))
+
+
+def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
+    """DeepSpeed's settings for a recipe, with those of the recipe's own file laid over them."""
+    on_gpu = device.type == "cuda"
+    memory = {"device": "cpu", "pin_memory": on_gpu}
+    chosen = options.deepspeed
+    zero: dict[str, Any] = {"stage": chosen.stage, "overlap_comm": on_gpu, "contiguous_gradients": True}
+    if chosen.offload_optimizer:
+        zero["offload_optimizer"] = memory
+    if chosen.offload_parameters:
+        zero["offload_param"] = memory
+    own = {
+        "train_micro_batch_size_per_gpu": options.batch_size,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler
+    }
+    further = _read(Path(chosen.config)) if chosen.config else {}
+    return {**own, **further, "zero_optimization": {**zero, **further.get("zero_optimization", {})}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The settings in a file, none of which may contradict the recipe."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        named = {*found, *(f"zero_optimization.{key}" for key in found.get("zero_optimization", {}))}
+    except OSError as error:
+        raise UsageError(f"training.deepspeed.config: {path}: {error.strerror}.") from error
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f"training.deepspeed.config: {path}: not a JSON object of DeepSpeed settings.") from error
+    for key in sorted(named & FROM_THE_RECIPE.keys()):
+        raise UsageError(f"training.deepspeed.config: {path}: {key} comes from the recipe's {FROM_THE_RECIPE[key]}.")
+    return found
+
+
+def _prepare_for_cpu() -> None:
+    """Have DeepSpeed run on a CPU, without the kernels for shared memory that it would compile at each start."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+
+
+def _say_who_needs_what(model: LanguageModel) -> None:
+    """Weights are gathered for the module they belong to: name those that another module works with."""
+    import deepspeed
+
+    deepspeed.zero.register_external_parameter(model.output, model.embedding.weight)
+    for module in model.modules():
+        if isinstance(module, CausalAttention):
+            for weight in (weight for part in module.children() for weight in part.parameters()):
+                deepspeed.zero.register_external_parameter(module, weight)

@@ -1,0 +1,184 @@
+"""The real DeepSpeed, on CPUs: what it trains is what training without it does, at every stage, and ends in the same
+files."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lmlong
+from lmlong.checkpoint import read
+from lmlong.errors import UsageError
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import Recipe
+from lmlong.training.run import train
+
+from .conftest import lmlong as command
+from .conftest import metrics
+
+Recipes = Callable[..., Recipe]
+
+STEPS = (
+    "training.clip=0.05",  # far below the gradients, so that their scale would show
+    "training.checkpoint_every=3",
+    "training.keep_last=9",
+    "training.schedule=constant",
+    "text.validation.fraction=0.2",
+)
+ALONE = (*STEPS, "training.batch_size=2", "training.accumulate=4")
+TWO = (*STEPS, "training.batch_size=2", "training.accumulate=2", "devices=2")
+
+
+def sharded(stage: int, folder: Path) -> list[str]:
+    """Overrides for a stage, with no weight too small to be divided."""
+    settings = folder / "settings.json"
+    settings.write_text(json.dumps({"zero_optimization": {"stage3_param_persistence_threshold": 0}}))
+    deepspeed = [f"training.deepspeed.stage={stage}", f"training.deepspeed.config={settings}"]
+    return ["training.strategy=deepspeed", *deepspeed]
+
+
+def run(recipe: Path, folder: Path, *options: str) -> str:
+    """Train by the command line; what it said on stderr."""
+    child = command("train", recipe, "--out", folder, *options, start_new_session=True)
+    output, errors = child.communicate(timeout=150)
+    assert child.returncode == 0, errors
+    assert output.startswith("validation ") and output.count("validation ") == 1
+    return errors
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder) if "loss" in line]
+
+
+def norms(folder: Path) -> list[float]:
+    return [line["gradient_norm"] for line in metrics(folder) if "loss" in line]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read.read_weights(read.find(folder))
+
+
+def close(some: Path, others: Path) -> None:
+    """Both runs are the same one, but for rounding."""
+    assert losses(some) == pytest.approx(losses(others), rel=1e-4)
+    assert norms(some) == pytest.approx(norms(others), rel=1e-2)
+    mine = weights(some)
+    for name, truth in weights(others).items():
+        assert float((mine[name] - truth).norm()) < 2e-3 * float(truth.norm()) + 1e-4, name
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_processes_are_one_run_that_goes_on_anywhere(
+    tiny: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    segments = ["training.segment=16"]
+    train(recipe_of(*ALONE), tmp_path / "alone")
+    options = [*TWO, *segments, *sharded(stage, tmp_path)]
+    errors = run(tiny, tmp_path / "whole", *options)
+    assert "Warning" not in errors and errors.count("parameters,") == 1
+    close(tmp_path / "whole", tmp_path / "alone")
+
+    checkpoint = tmp_path / "whole" / "checkpoints" / "step-00000006"
+    assert {path.name for path in checkpoint.iterdir()} == {
+        *("model.safetensors", "training.pt", "manifest.json", "recipe.yaml", "tokenizer.model")
+    }
+
+    again = tmp_path / "again"  # as many processes: the same run, to the last bit
+    shutil.copytree(tmp_path / "whole", again, symlinks=True)
+    run(tiny, again, *options, "--resume", str(again / "checkpoints" / checkpoint.name))
+    assert losses(again) == losses(tmp_path / "whole")
+    mine, other = weights(again), weights(tmp_path / "whole")
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+
+    fewer = tmp_path / "fewer"  # one process, without DeepSpeed, that reads as many sequences a step
+    shutil.copytree(tmp_path / "whole", fewer, symlinks=True)
+    train(recipe_of(*TWO, "devices=1"), fewer, resume=str(fewer / "checkpoints" / checkpoint.name))
+    assert "changed since the checkpoint: training.accumulate from 2 to 4" in capsys.readouterr().err
+    close(fewer, tmp_path / "whole")
+    written = "".join(lmlong.load(str(fewer)).stream("the ", max_tokens=20))
+    assert written
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_run_begun_without_goes_on_with_deepspeed(
+    recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(recipe_of(*ALONE), tmp_path / "alone")
+    folder = tmp_path / "other"
+    shutil.copytree(tmp_path / "alone", folder, symlinks=True)
+    recipe = recipe_of(*ALONE, *sharded(stage, tmp_path))
+    train(recipe, folder, resume=str(folder / "checkpoints" / "step-00000006"))
+    assert "changed since the checkpoint: training.strategy from auto to deepspeed" in capsys.readouterr().err
+    close(folder, tmp_path / "alone")
+
+
+OPTIONS = [
+    ["model.attention.feature_map=favor", "training.activation_checkpointing=true", "training.segment=16"],
+    ["model.attention.feature_map=taylor", "model.attention.decay=fixed", "model.dropout=0.1"],
+    ["model.attention.kind=[window, linear]", "model.attention.window=20", "training.carry_state=true"],
+    ["model.attention.kind=softmax", "model.convolution=0", "training.activation_checkpointing=true"],
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["favor", "taylor", "window", "softmax"])
+def test_weights_that_come_and_go_are_there_when_needed(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+    train(recipe_of(*ALONE, *options), tmp_path / "alone")
+    train(recipe_of(*ALONE, *options, *sharded(3, tmp_path)), tmp_path / "sharded")
+    close(tmp_path / "sharded", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_in_bfloat16_products_are_rounded_and_weights_are_not(recipe_of: Recipes, tmp_path: Path, stage: int) -> None:
+    options = [*ALONE, "training.precision=bf16"]
+    train(recipe_of(*options), tmp_path / "alone")
+    train(recipe_of(*options, *sharded(stage, tmp_path)), tmp_path / "sharded")
+    train(recipe_of(*ALONE), tmp_path / "exact")
+    assert losses(tmp_path / "sharded") == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)
+    assert losses(tmp_path / "sharded") != pytest.approx(losses(tmp_path / "exact"), rel=1e-6)
+    assert {tensor.dtype for tensor in weights(tmp_path / "sharded").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_step_that_is_not_finite_moves_no_weight(
+    recipe_of: Recipes, tmp_path: Path, stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = LanguageModel.lose, [0]
+
+    def lose(self: LanguageModel, *inputs: Any) -> Any:
+        nats, state = real(self, *inputs)
+        calls[0] += 1
+        return (nats * math.nan if calls[0] in (1, 7) else nats), state  # step 1, before AdamW has any means, and 4
+
+    monkeypatch.setattr(LanguageModel, "lose", lose)
+    skip = ["training.accumulate=2", "training.on_nonfinite=skip", "training.checkpoint_every=1"]
+    train(recipe_of(*STEPS, *skip, "training.steps=5", *sharded(stage, tmp_path)), tmp_path / "run")
+    events = [line["step"] for line in metrics(tmp_path / "run") if "event" in line]
+    assert events == [1, 4]
+    steps = [read.read_weights(tmp_path / "run" / "checkpoints" / f"step-{n:08d}") for n in (1, 2, 3, 4, 5)]
+    same = [all(torch.equal(a[name], b[name]) for name in a) for a, b in pairwise(steps)]
+    assert same == [False, False, True, False]
+
+
+def test_settings_of_its_own(recipe_of: Recipes, tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    options = ["training.strategy=deepspeed", f"training.deepspeed.config={file}"]
+    contradictions: list[tuple[dict, str]] = [
+        ({"bf16": {"enabled": True}}, "bf16 comes from the recipe's training.precision"),
+        ({"zero_optimization": {"stage": 1}}, "zero_optimization.stage comes from the recipe's training.deepspeed.sta"),
+    ]
+    for settings, message in contradictions:
+        file.write_text(json.dumps(settings))
+        with pytest.raises(UsageError, match=message):
+            train(recipe_of(*options), tmp_path / "run", overwrite=True)
+    file.write_text("[1")
+    with pytest.raises(UsageError, match="not a JSON object"):
+        train(recipe_of(*options), tmp_path / "run", overwrite=True)
+    file.unlink()
+    with pytest.raises(UsageError, match="No such file"):
+        train(recipe_of(*options), tmp_path / "run", overwrite=True)
