@@ -17,12 +17,13 @@ from lmlong.text.batches import validation_batches
 from lmlong.text.tokens import Tokens
 from lmlong.training.checkpoints import Shelf
 from lmlong.training.journal import Journal
+from lmlong.training.launch import is_first
 from lmlong.training.loader import as_tensors
 from lmlong.training.module import Learner
 from lmlong.training.optimizer import rate
 from lmlong.training.progress import Progress
 from lmlong.training.randomness import random_states, restore
-from lmlong.training.ranks import is_first, summed
+from lmlong.training.ranks import summed
 from lmlong.training.signals import StopOnSignal
 
 RECENT = 20

@@ -1,18 +1,10 @@
-"""Several processes that train one model: which of them speaks, and numbers that all of them know."""
-
-import os
+"""Numbers that all processes which train one model know."""
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lmlong.model.scoring import Totals
-
-
-def is_first() -> bool:
-    """Whether this process is the one that writes and speaks, as its launcher has told it before training begins."""
-    told = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
-    return int(next(told, "0")) == 0
 
 
 def summed(trainer: Trainer, totals: Totals) -> Totals:

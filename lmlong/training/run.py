@@ -5,11 +5,12 @@ import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy
 
 from lmlong import recipe_file
@@ -22,10 +23,10 @@ from lmlong.text.gzip_baseline import gzip_bits_per_byte
 from lmlong.training.checkpoints import FolderIO
 from lmlong.training.course import Course
 from lmlong.training.folder import check_free, open_folder
+from lmlong.training.launch import check_launch, is_first, launcher
 from lmlong.training.loader import Loader
 from lmlong.training.module import Learner
 from lmlong.training.precision import LIGHTNING
-from lmlong.training.ranks import is_first
 from lmlong.training.redraw import Redraw
 from lmlong.training.resume import resume_point, same_run
 from lmlong.training.setup import Setup, set_up
@@ -45,6 +46,7 @@ class Outcome(NamedTuple):
 
 def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bool = False) -> Outcome:
     """Train to the end of the recipe, or until a signal; `resume` is `auto` or the checkpoint to go on from."""
+    check_launch(recipe)
     if resume is None and not overwrite and is_first():
         check_free(folder)
     going_on = resume_point(folder, resume) if resume else None
@@ -86,6 +88,9 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback]) -> Trainer:
     logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
     training = setup.recipe.training
+    plugins: list[Any] = [FolderIO(recipe_file.dump(setup.recipe), setup.tokens.tokenizer.file)]
+    if launcher() == "srun":
+        plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are answered here
     return Trainer(
         accelerator="gpu" if setup.device.type == "cuda" else "cpu",
         devices=setup.recipe.devices,
@@ -97,7 +102,7 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback]) -> Trainer:
         accumulate_grad_batches=training.accumulate,
         gradient_clip_val=training.clip,
         callbacks=callbacks,
-        plugins=[FolderIO(recipe_file.dump(setup.recipe), setup.tokens.tokenizer.file)],
+        plugins=plugins,
         logger=_tensorboard(folder) if training.tensorboard else False,
         log_every_n_steps=training.log_every,
         use_distributed_sampler=False,

@@ -144,10 +144,8 @@ class Sharded(DeepSpeedStrategy):
 
     def _flat_parts(self) -> list[Tensor]:
         """This rank's part of the weights that AdamW updates, one tensor for each of its groups."""
-        optimizer = self.optimizers[0]
-        return (
-            optimizer.fp32_partitioned_groups_flat if self.zero_stage_3 else optimizer.single_partition_of_fp32_groups
-        )
+        zero = self.zero_optimizer
+        return zero.fp32_partitioned_groups_flat if self.zero_stage_3 else zero.single_partition_of_fp32_groups
 
     def _link(self) -> None:
         """Tell each weight where AdamW's means of it are: DeepSpeed does it once, when only its first group has any."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lmlong.training.ranks import is_first, largest
+from lmlong.training.launch import is_first
+from lmlong.training.ranks import largest
 
 
 class StopOnSignal(Callback):
