@@ -99,6 +99,9 @@ class Text(Options):
     tokenizer: Tokenizer = Tokenizer()
     sequence_length: int = Field(2048, ge=8)
     """Tokens in one training sequence."""
+    rows: Literal["windows", "documents"] = "windows"
+    """What a training sequence is: windows of the text, cut anywhere, or whole documents packed one after the other,
+    cut only where longer than a sequence."""
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes that are not UTF-8: strict names the file and stops, replace puts U+FFFD, counted."""
 
@@ -327,6 +330,8 @@ class Recipe(Options):
                     "the state of softmax attention grows with each token, so it cannot be handed on for ever. Leave "
                     "this out, or let all layers be linear or window attention.",
                 )
+        if self.training.carry_state and self.text.rows == "documents":
+            raise mistake("training.carry_state", "whole documents need nothing from the batch before. Leave it out.")
         if self.training.carry_state and self.model.attention.favor.redraw_every:
             raise mistake(
                 "training.carry_state",

@@ -18,7 +18,7 @@ def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> N
     options = reference()
     resolved = leaves(Document(dump(Recipe(training=Training(steps=1)))).values)
     assert {option.key for option in options if ".N." not in option.key} == resolved
-    assert [option.key for option in options[:4]] == ["name", "seed", "device", "text"]
+    assert [option.key for option in options[:4]] == ["name", "seed", "device", "devices"]
     assert [option.key for option in options if not option.meaning] == []
     assert not [option.key for option in options if "\n" in option.meaning]
 

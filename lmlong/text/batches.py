@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.text.shuffle import draw, shuffled
+from lmlong.text.rows import Row, Rows
 
 IGNORED = -100  # the target that no loss counts
+
+SHAPES = 16
+"""How many different lengths batches may have, so that memory and compiled code are used again."""
 
 
 class Batch(NamedTuple):
@@ -20,61 +23,34 @@ class Batch(NamedTuple):
 
 
 class TrainingBatches:
-    """Windows of the training text without end, mixed from its sources by weight.
+    """Batches of the training text without end, mixed from its sources by weight.
 
-    Each source is a ring. In every epoch it is cut into windows anew, from a drawn place on, and they come in a drawn
-    order; the seam between its ends is like any border between two documents. As `streams`, each row of the batches is
-    instead one way round the ring, from a drawn place on, and a batch takes up each row where the last one left it.
+    All ranks together take the same rows however many they are, and batches of the same length. As `streams`, the
+    rows of a batch are instead those of the batch before, read on.
     """
 
     def __init__(
-        self,
-        sources: Sequence[np.ndarray],
-        weights: Sequence[float],
-        bos: int,
-        eos: int,
-        sequence_length: int,
-        batch_size: int,
-        seed: int,
-        streams: bool = False,
+        self, sources: Sequence[Rows], weights: Sequence[float], eos: int, batch_size: int, streams: bool = False
     ):
-        assert all(len(tokens) > sequence_length for tokens in sources)
         self._sources = sources
         self._shares = _shares_of_the_rest(weights)
-        self._bos = bos
         self._eos = eos
-        self._length = sequence_length
         self._rows = batch_size
-        self._seed = seed
         self._streams = streams
 
     def batch(self, micro_step: int, rank: int = 0, ranks: int = 1) -> Batch:
-        """The rows of one rank in one forward pass; all ranks together take the same rows however many they are."""
-        if self._streams:
-            rows = range(rank * self._rows, (rank + 1) * self._rows)
-            windows = [self._of_stream(row, micro_step) for row in rows]
-        else:
-            first = (micro_step * ranks + rank) * self._rows
-            windows = [self._window(row) for row in range(first, first + self._rows)]
-        return _batch(np.stack(windows), self._bos, self._eos)
+        """The rows of one rank in one forward pass."""
+        first, turn = (0, micro_step) if self._streams else (micro_step * ranks * self._rows, 0)
+        taken = [_source_of(row, self._shares) for row in range(first, first + ranks * self._rows)]
+        time = self._time(max(self._sources[source].filled(number) for source, number in taken))
+        own = taken[rank * self._rows : (rank + 1) * self._rows]
+        return _padded([self._sources[source].row(number, turn) for source, number in own], time, self._eos)
 
-    def _window(self, row: int) -> np.ndarray:
-        """The tokens of one row and the one after them."""
-        source, place = _source_of(row, self._shares)
-        tokens = self._sources[source]
-        windows = len(tokens) // self._length
-        epoch, number = divmod(place, windows)
-        key = (self._seed, source, epoch)
-        return self._cut(tokens, draw(*key) % len(tokens) + shuffled(number, windows, key) * self._length)
-
-    def _of_stream(self, row: int, number: int) -> np.ndarray:
-        """As many tokens further along one row's own way round its source, which begins at a drawn place."""
-        source, place = _source_of(row, self._shares)
-        tokens = self._sources[source]
-        return self._cut(tokens, draw(self._seed, source, place) % len(tokens) + number * self._length)
-
-    def _cut(self, tokens: np.ndarray, start: int) -> np.ndarray:
-        return tokens.take(np.arange(start, start + self._length + 1), mode="wrap").astype(np.int64)
+    def _time(self, filled: int) -> int:
+        """A length that so many tokens fit into, one of a few."""
+        length = max(source.length for source in self._sources)
+        step = -(-length // SHAPES)
+        return min(-(-filled // step) * step, length)
 
 
 def validation_batches(
@@ -89,18 +65,20 @@ def validation_batches(
     starts = range(0, len(tokens) - 1, length)
     missing = -(-len(starts) // rows) % -ranks
     for first in range(0, len(starts) - missing * rows, rows):
-        windows = np.full((max(len(starts[first : first + rows]), 1), length + 1), IGNORED, dtype=np.int64)
-        for window, start in zip(windows, starts[first:], strict=False):
-            text = tokens[start : start + length + 1]
-            window[: len(text)] = text
-        yield _batch(windows, bos, eos)
+        texts = [tokens[start : start + length + 1].astype(np.int64) for start in starts[first : first + rows]]
+        windows = [Row(text[:-1], text[1:], text[:-1] == bos) for text in texts or [np.zeros(1, np.int64)]]
+        yield _padded(windows, length, eos)
 
 
-def _batch(windows: np.ndarray, bos: int, eos: int) -> Batch:
-    """Windows of time + 1 tokens, padded with IGNORED, as inputs and targets; padded inputs are further ends."""
-    tokens, targets = windows[:, :-1], windows[:, 1:]
-    tokens = np.where(tokens == IGNORED, eos, tokens)
-    return Batch(tokens, np.where(tokens == eos, IGNORED, targets), tokens == bos)
+def _padded(rows: Sequence[Row], time: int, eos: int) -> Batch:
+    """Rows as inputs and targets; where a row is shorter than `time`, further ends that nothing follows."""
+    tokens = np.full((len(rows), time), eos, dtype=np.int64)
+    targets = np.full((len(rows), time), IGNORED, dtype=np.int64)
+    starts = np.zeros((len(rows), time), dtype=np.bool_)
+    for number, row in enumerate(rows):
+        filled = len(row.tokens)
+        tokens[number, :filled], targets[number, :filled], starts[number, :filled] = row
+    return Batch(tokens, np.where(tokens == eos, IGNORED, targets), starts)
 
 
 def _shares_of_the_rest(weights: Sequence[float]) -> list[Fraction]:

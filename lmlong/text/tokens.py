@@ -98,7 +98,7 @@ def _open(folder: Path, weights: list[float]) -> Tokens:
 
 def _check(tokens: Tokens, text: recipe.Text) -> None:
     """Refuse text that is too short to train or to validate on."""
-    need = text.sequence_length + 1
+    need = text.sequence_length + 1 if text.rows == "windows" else 2
     for file, source in zip(tokens.train, tokens.info["sources"], strict=False):
         if len(file.tokens) < need:
             raise UsageError(

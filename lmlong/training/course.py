@@ -70,7 +70,7 @@ class Course(Callback):
             return
         assert self.progress is not None
         step, last = trainer.global_step, trainer.global_step == self.steps
-        self._report(step, pl_module, batch[0].numel() * options.accumulate * trainer.world_size)
+        self._report(step, pl_module)
         with self.progress.pause():
             validated = None
             if last or step % options.validate_every == 0:
@@ -88,13 +88,13 @@ class Course(Callback):
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self._close()
 
-    def _report(self, step: int, learner: Learner, tokens: int) -> None:
+    def _report(self, step: int, learner: Learner) -> None:
         """Show the step and, now and then, write it down."""
         assert self.progress is not None
         totals, learner.step_totals = summed(learner.trainer, learner.step_totals), Totals()
         options = learner.recipe.training
         learning_rate = options.learning_rate * rate(step - 1, self.steps, options)
-        speed = self.progress.step(step, totals, tokens, learning_rate)
+        speed = self.progress.step(step, totals, learning_rate)
         self._note(step, totals.nats_per_token, learner.skipped)
         if step % options.log_every == 0 or step == self.steps:
             metrics = {

@@ -49,7 +49,7 @@ class Learner(LightningModule):
             raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {lost}"))
         self.step_totals += Totals(lost, int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes))
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
-        return nats / targets.numel()
+        return nats / (len(targets) * self.recipe.text.sequence_length)
 
     def configure_optimizers(self) -> Any:
         optimizer = make_optimizer(self.model, self.recipe.training)

@@ -28,15 +28,16 @@ class Progress:
             bar_format="{n_fmt}/{total_fmt} |{bar}| {desc} {remaining} left",
         )
         self._begun = time.perf_counter()
-        self._recent: deque[tuple[Totals, int, float]] = deque(maxlen=RECENT)  # losses, tokens and seconds of steps
+        self._recent: deque[tuple[Totals, float]] = deque(maxlen=RECENT)  # losses and seconds of steps
 
-    def step(self, step: int, totals: Totals, tokens: int, learning_rate: float) -> float:
+    def step(self, step: int, totals: Totals, learning_rate: float) -> float:
         """Show a step that is done; returns its tokens per second."""
         now = time.perf_counter()
         taken, self._begun = now - self._begun, now
-        self._recent.append((totals, tokens, taken))
-        lost = sum((part for part, _, _ in self._recent), Totals())
-        speed = sum(part for _, part, _ in self._recent) / sum(part for _, _, part in self._recent)
+        self._recent.append((totals, taken))
+        lost = sum((part for part, _ in self._recent), Totals())
+        seconds = sum(part for _, part in self._recent)
+        speed = lost.tokens / seconds
         text = (
             f"loss {lost.nats_per_token:.3f}, {lost.bits_per_byte:.3f} bits/byte, "
             f"{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
@@ -46,9 +47,9 @@ class Progress:
             self.bar.set_description_str(text.replace("tokens/s", "tok/s"), refresh=False)
             self.bar.update(1)
         elif step % max(self.steps // 10, 1) == 0 or step == self.steps:
-            left = tqdm.format_interval((self.steps - step) * tokens / speed)
+            left = tqdm.format_interval((self.steps - step) * seconds / len(self._recent))
             self.say(f"step {step}/{self.steps}: {text} {left} left")
-        return tokens / taken
+        return totals.tokens / taken
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.batches import TrainingBatches
+from lmlong.text.rows import Documents, Rows, Streams, Windows
 from lmlong.text.tokens import Tokens, prepare
 from lmlong.training.optimizer import count_steps
 from lmlong.training.precision import resolve
@@ -34,17 +35,18 @@ class Setup(NamedTuple):
 
     def batches(self) -> TrainingBatches:
         """The batches of the run, all of them, in order."""
-        tokenizer = self.tokens.tokenizer
-        return TrainingBatches(
-            [file.tokens for file in self.tokens.train],
-            self.tokens.weights,
-            tokenizer.bos,
-            tokenizer.eos,
-            self.recipe.text.sequence_length,
-            self.recipe.training.batch_size,
-            self.recipe.seed,
-            self.recipe.training.carry_state,
-        )
+        training = self.recipe.training
+        sources = [self._rows(number) for number in range(len(self.tokens.train))]
+        eos = self.tokens.tokenizer.eos
+        return TrainingBatches(sources, self.tokens.weights, eos, training.batch_size, training.carry_state)
+
+    def _rows(self, source: int) -> Rows:
+        """How a source of the text is cut into rows."""
+        file, bos, length = self.tokens.train[source], self.tokens.tokenizer.bos, self.recipe.text.sequence_length
+        key = (self.recipe.seed, source)
+        if self.recipe.text.rows == "documents":
+            return Documents(file, bos, length, key, self.recipe.sequences_per_step)
+        return (Streams if self.recipe.training.carry_state else Windows)(file, bos, length, key)
 
 
 def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = False) -> Setup:

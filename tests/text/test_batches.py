@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmlong.text.batches import IGNORED, Batch, TrainingBatches, validation_batches
+from lmlong.text.packing import pack
+from lmlong.text.rows import Documents, Streams, Windows
 from lmlong.text.shuffle import shuffled
+from lmlong.text.token_file import TokenFile
 
 BOS, EOS = 1, 2
 LENGTH = 8
@@ -22,12 +25,26 @@ def text(size: int, first: int = 10) -> np.ndarray:
     return tokens
 
 
+def file(tokens: np.ndarray) -> TokenFile:
+    return TokenFile(tokens, np.flatnonzero(tokens == BOS))
+
+
 def batches(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, seed: int = 0) -> TrainingBatches:
-    return TrainingBatches(sources, weights, BOS, EOS, sequence_length=LENGTH, batch_size=rows, seed=seed)
+    cut = [Windows(file(tokens), BOS, LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
+    return TrainingBatches(cut, weights, EOS, rows)
 
 
 def streams(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4) -> TrainingBatches:
-    return TrainingBatches(sources, weights, BOS, EOS, LENGTH, rows, 0, streams=True)
+    cut = [Streams(file(tokens), BOS, LENGTH, (0, number)) for number, tokens in enumerate(sources)]
+    return TrainingBatches(cut, weights, EOS, rows, streams=True)
+
+
+def documents(sizes: list[int], length: int, rows: int = 1, group: int = 1) -> TrainingBatches:
+    """Documents of so many distinct tokens, the two that frame each among them."""
+    tokens = np.concatenate(
+        [np.array([BOS, *range(10 + 1000 * n, 8 + 1000 * n + size), EOS]) for n, size in enumerate(sizes)]
+    )
+    return TrainingBatches([Documents(file(tokens.astype(np.uint32)), BOS, length, (0,), group)], [1.0], EOS, rows)
 
 
 def equal(first: Batch, second: Batch) -> bool:
@@ -37,9 +54,9 @@ def equal(first: Batch, second: Batch) -> bool:
 def test_targets_and_starts() -> None:
     tokens = np.array([1, 7, 8, 2, 1, 9, 2], dtype=np.uint16)
     (batch,) = validation_batches(tokens, BOS, EOS, length=8, rows=4)
-    assert batch.tokens.tolist() == [[1, 7, 8, 2, 1, 9, 2, 2]]
-    assert batch.targets.tolist() == [[7, 8, 2, IGNORED, 9, 2, IGNORED, IGNORED]]
-    assert batch.starts.tolist() == [[True, False, False, False, True, False, False, False]]
+    assert batch.tokens.tolist() == [[1, 7, 8, 2, 1, 9]]
+    assert batch.targets.tolist() == [[7, 8, 2, IGNORED, 9, 2]]
+    assert batch.starts.tolist() == [[True, False, False, False, True, False]]
     assert [array.dtype for array in batch] == [np.int64, np.int64, np.bool_]
 
 
@@ -132,4 +149,68 @@ def test_validation_counts_each_target_once(length: int, limit: int | None) -> N
     expected = [int(after) for before, after in pairwise(tokens[:limit]) if before != EOS]
     found = [batch.targets for batch in validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit)]
     assert [target for rows in found for target in rows.ravel().tolist() if target != IGNORED] == expected
-    assert all(rows.shape[0] <= 3 and rows.shape[1] == length for rows in found)
+    assert all(rows.shape[0] <= 3 and rows.shape[1] == min(length, len(tokens[:limit]) - 1) for rows in found)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 57, 100])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_validate_as_many_batches_each(size: int, ranks: int) -> None:
+    tokens = text(100)[:size]
+    found = list(validation_batches(tokens, BOS, EOS, 4, rows=2, ranks=ranks))
+    alone = list(validation_batches(tokens, BOS, EOS, 4, rows=2))
+    assert len(found) % ranks == 0 and len(found) - len(alone) < ranks
+    assert all(equal(one, other) for one, other in zip(found, alone, strict=False))
+    assert all((batch.targets == IGNORED).all() for batch in found[len(alone) :])
+    assert len({batch.tokens.shape[1] for batch in found}) <= 1
+
+
+SIZES = st.lists(st.integers(3, 60), min_size=1, max_size=60)
+
+
+@given(SIZES, st.integers(8, 64))
+def test_an_epoch_of_documents_reads_each_whole_and_once(sizes: list[int], length: int) -> None:
+    whole = [[BOS, *range(10 + 1000 * number, 8 + 1000 * number + size), EOS] for number, size in enumerate(sizes)]
+    expected = Counter(tuple(text[begin : begin + length]) for text in whole for begin in range(0, len(text), length))
+    next_to = {token: after for text in whole for token, after in pairwise(text) if token != BOS}
+    loader, seen = documents(sizes, length), Counter[tuple[int, ...]]()
+    for number in range(len(loader._sources[0].packed)):  # type: ignore[attr-defined]
+        tokens, targets, starts = (array[0] for array in loader.batch(number))
+        borders = np.flatnonzero(starts)
+        assert borders[0] == 0 and len(tokens) <= length
+        for piece, after in zip(np.split(tokens, borders[1:]), np.split(targets, borders[1:]), strict=True):
+            end = piece.tolist().index(EOS) + 1 if EOS in piece else len(piece)
+            assert (piece[end:] == EOS).all() and (after[piece == EOS] == IGNORED).all()  # padding
+            assert all(t == next_to[x] for x, t in zip(piece, after, strict=True) if x not in (BOS, EOS))
+            seen[tuple(piece[:end].tolist())] += 1
+    assert seen == expected
+
+
+@given(SIZES, st.integers(60, 200))
+def test_rows_of_documents_are_well_filled(sizes: list[int], length: int) -> None:
+    rows = pack(np.array(sizes), length)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(sizes)))
+    assert all(sum(sizes[piece] for piece in row) <= length for row in rows)
+    assert len(rows) <= 11 / 9 * -(-sum(sizes) // length) * 1.5 + 1
+    filled = sorted(sum(sizes[piece] for piece in row) for row in rows)
+    assert len(filled) == 1 or filled[0] + filled[1] > length  # the emptiest two would not fit together
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_have_equal_work_with_unequal_documents(ranks: int) -> None:
+    """Batches of one step are of one length, and the rows that stand beside each other about as full."""
+    draw = np.random.default_rng(0)
+    sizes = [int(size) for size in draw.integers(3, 900, 200)]
+    alone, together = documents(sizes, 1000, 8, group=8), documents(sizes, 1000, 8 // ranks, group=8)
+    unfilled = []
+    for step in range(len(alone._sources[0].packed) // 8):  # type: ignore[attr-defined]
+        slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
+        assert equal(alone.batch(step), Batch(*map(np.concatenate, zip(*slices, strict=True))))
+        filled = [alone._sources[0].filled(8 * step + row) for row in range(8)]
+        unfilled.append(1 - min(filled) / slices[0].tokens.shape[1])
+    assert np.median(unfilled) < 0.07
+
+
+def test_documents_of_one_length_come_in_another_order_each_epoch() -> None:
+    loader = documents([8] * 40, 8, rows=40)
+    first, second = loader.batch(0).tokens[:, 1], loader.batch(1).tokens[:, 1]
+    assert sorted(first) == sorted(second) and first.tolist() != second.tolist()

@@ -68,3 +68,22 @@ def test_two_processes_learn_what_one_does_and_go_on_after_a_signal(
     assert losses(run) == losses(whole)
     mine, other = (read.read_weights(read.find(folder)) for folder in (run, whole))
     assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def test_whole_documents_of_unequal_lengths(tiny: Path, tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
+    """Each process has as many segments to run as the other, however long its own documents are."""
+    draw = random.Random(1)
+    lines = (tmp_path / "book.txt").read_text().splitlines()
+    (tmp_path / "books").mkdir()
+    for number in range(60):
+        (tmp_path / "books" / f"{number}.txt").write_text("\n".join(draw.choices(lines, k=draw.choice([1, 2, 3, 12]))))
+    options = [
+        *("text.rows=documents", f"text.sources.0.paths=[{tmp_path / 'books'}]", "text.sequence_length=512"),
+        *("training.segment=100", "training.steps=10", "text.validation.fraction=0.2"),
+    ]
+    code, _, errors = run_two(tiny, tmp_path / "two", *options)
+    assert code == 0, errors
+    train(recipe_of(*options, "training.batch_size=4"), tmp_path / "one")
+    assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(
+        [loss for _, loss in losses(tmp_path / "one")], rel=1e-4
+    )
