@@ -12,7 +12,8 @@ import click
 @click.option("--resume", metavar="auto|PATH", help="Go on from the newest checkpoint of the run, or from this one.")
 @click.option("--overwrite", is_flag=True, help="Replace a run folder that exists.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to run; short for device=...")
-@click.option("--dry-run", is_flag=True, help="Time two real steps and tell what the run would take.")
+@click.option("--dry-run", is_flag=True, help="Take a few short steps and tell what the run would take.")
+@click.option("--memory", metavar="24GB", help="With --dry-run: memory of a device; tells what batch and segment fit.")
 def train(
     recipe: str,
     overrides: tuple[str, ...],
@@ -21,6 +22,7 @@ def train(
     overwrite: bool,
     device: str | None,
     dry_run: bool,
+    memory: str | None,
 ) -> None:
     """Train a model by RECIPE, a file or the name of a shipped recipe.
 
@@ -28,14 +30,17 @@ def train(
     lmlong train quickstart
     lmlong train quickstart training.steps=100 --out /tmp/short
     lmlong train quickstart --resume auto
+    lmlong train medium --dry-run --memory 24GB
     """
     from lmlong import recipe_file
 
     chosen = recipe_file.load(recipe, [*overrides, *([f"device={device}"] if device else [])])
+    if memory and not dry_run:
+        raise click.UsageError("--memory plans a run and needs --dry-run.")
     if dry_run:
-        from lmlong.training.dry_run import measure
+        from lmlong.training.plan import make_plan, parse_memory
 
-        click.echo(measure(chosen).text())
+        click.echo(make_plan(chosen, parse_memory(memory) if memory else None).text())
         return
 
     from lmlong.cli.report import after_training

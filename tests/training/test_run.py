@@ -12,7 +12,6 @@ from lmlong.errors import CheckpointError, DivergedError, UsageError
 from lmlong.model.scoring import score
 from lmlong.recipe import Recipe
 from lmlong.text.batches import validation_batches
-from lmlong.training.dry_run import measure
 from lmlong.training.loader import as_tensors
 from lmlong.training.resume import resume_point
 from lmlong.training.run import train
@@ -189,14 +188,6 @@ def test_bfloat16_learns_what_float32_learns(recipe_of: Recipes, tmp_path: Path)
     for precision in ("32", "bf16"):
         train(recipe_of(f"training.precision={precision}"), tmp_path / precision)
     assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "32"), rel=0.02)
-
-
-def test_a_dry_run_tells_the_parameters_and_the_tokens(recipe_of: Recipes) -> None:
-    plan = measure(recipe_of("training.accumulate=3"))
-    assert plan.tokens == 12 * 4 * 3 * 64
-    assert plan.steps == 12
-    assert plan.parameters == sum(weight.numel() for weight in set_up(recipe_of()).model.parameters())
-    assert 0 < plan.seconds_per_step < 60 and plan.peak_bytes > 50e6
 
 
 def test_sources_are_mixed_and_validated_apart(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:

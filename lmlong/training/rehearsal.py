@@ -1,0 +1,117 @@
+"""Short steps of a run, in a process of their own, whose peak of memory is theirs alone."""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from importlib import import_module
+from typing import NamedTuple
+
+import torch
+
+from lmlong.attention.contract import tensors
+from lmlong.errors import LmlongError
+from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.recipe import Recipe
+from lmlong.training.optimizer import make_optimizer
+from lmlong.training.setup import set_up
+
+TIMED, ENOUGH = 7, 4.0
+"""Steps that are timed, fewer when the seconds they took are enough."""
+
+DOCUMENT = 1000
+"""Tokens of each document in the rehearsed text."""
+
+
+class Shape(NamedTuple):
+    """What a forward pass works on."""
+
+    rows: int
+    time: int
+    segment: int | None  # tokens held at once; None for all of a row
+
+
+class Taken(NamedTuple):
+    """What a step took, and what else follows from the recipe alone."""
+
+    peak: int  # bytes: of the GPU, or of the process
+    work: float  # seconds of a forward and backward pass
+    update: float  # seconds of the change of the weights
+    parameters: int
+    state: int  # bytes of the state of one row
+
+
+def rehearse(recipe: Recipe, shape: Shape, exact: bool = False) -> Taken:
+    """Take a few steps on batches of one shape in a process of its own.
+
+    With `exact` the allocator gives back at once what is freed, so the peak is what was in use, but it takes longer.
+    """
+    child = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps([recipe.model_dump_json(), shape, 1 if exact else TIMED]),
+        env={**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "262144"} if exact else {})},
+        capture_output=True,
+        text=True,
+    )
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["killed, for lack of memory perhaps"])[-1]
+        raise LmlongError(f"--dry-run: a step of {shape.rows} x {shape.time:,} tokens failed: {last}")
+    return Taken(*json.loads(child.stdout))
+
+
+def _take(recipe: Recipe, shape: Shape, timed: int) -> Taken:
+    import_module("lightning.pytorch")  # which holds memory in a real run too
+    setup = set_up(recipe)
+    model = setup.model.to(setup.device)
+    optimizer = make_optimizer(model, setup.recipe.training)
+    works, updates = [], []
+    for number in range(1 + timed):
+        begun = time.perf_counter()
+        parts = min(setup.recipe.training.accumulate, 2)
+        for _ in range(parts):
+            _learn(model, setup.recipe.training.precision, shape)
+        _wait(setup.device)
+        works.append((time.perf_counter() - begun) / parts)
+        begun = time.perf_counter()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), setup.recipe.training.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        _wait(setup.device)
+        updates.append(time.perf_counter() - begun)
+        if number and sum(works) > ENOUGH:
+            break
+    work, update = (statistics.median(times[1:]) for times in (works, updates))  # the first makes what is made once
+    state = sum(tensor.nbytes for tensor in tensors(model.init_state(1)))
+    return Taken(_peak(setup.device), work, update, parameters(model), state)
+
+
+def _learn(model: LanguageModel, precision: str, shape: Shape) -> None:
+    """Add the gradient of one batch of any text."""
+    device = model.embedding.weight.device
+    tokens = torch.randint(model.embedding.num_embeddings, (shape.rows, shape.time), device=device)
+    starts = (torch.arange(shape.time, device=device) % DOCUMENT == 0).expand(shape.rows, -1)
+    dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(precision)
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        nats, _ = model.loss(tokens, tokens, starts, shape.segment)
+    (nats / tokens.numel()).backward()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak(device: torch.device) -> int:
+    """The most memory held so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+if __name__ == "__main__":
+    text, shape_of_batch, times = json.load(sys.stdin)
+    print(json.dumps(_take(Recipe.model_validate_json(text), Shape(*shape_of_batch), times)))

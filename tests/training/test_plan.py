@@ -1,0 +1,51 @@
+"""What a dry run predicts, held against steps that were really taken."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lmlong.errors import UsageError
+from lmlong.model.language_model import parameters
+from lmlong.recipe import Recipe
+from lmlong.training import plan
+from lmlong.training.rehearsal import Shape, rehearse
+from lmlong.training.setup import set_up
+
+Recipes = Callable[..., Recipe]
+LONG = ["text.sequence_length=4096", "text.rows=documents", "model.width=64", "training.batch_size=4"]
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps shorter than usual, so that there is something to predict."""
+    monkeypatch.setattr(plan, "SHORT", 2048)
+
+
+def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short: None) -> None:
+    recipe = recipe_of(*LONG, "training.accumulate=3")
+    measured = rehearse(recipe, Shape(4, 4096, None)).peak
+    little = round(0.75 * measured)
+    found = plan.make_plan(recipe, little)
+    assert found.demand.bytes == pytest.approx(measured, rel=0.15)
+    assert found.parameters == parameters(set_up(recipe).model)
+    assert found.tokens_per_step == 4 * 3 * 4096 and found.steps == 12
+    assert found.demand.seconds > 0
+
+    assert found.proposal is not None
+    overrides, demand = found.proposal
+    assert demand.bytes <= little < found.demand.bytes
+    assert recipe_of(*LONG, *overrides).sequences_per_step == recipe.sequences_per_step
+    assert f"enough with {' '.join(overrides)}" in found.text()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("24GB", 24 * 10**9), ("800 MB", 8 * 10**8), ("1.5gib", 3 * 2**29), ("64kb", 64000)]
+)
+def test_a_size_is_read(text: str, size: int) -> None:
+    assert plan.parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["24", "GB", "-3GB", "0GB", "24 TB", "nanGB", "infGB", "1e99GB", "24GBB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--memory: .* is no size"):
+        plan.parse_memory(text)
