@@ -86,7 +86,7 @@ def test_the_python_example_works(folder: Path) -> None:
 
 
 def test_the_table_of_recipes_is_that_of_the_shelf() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \|.*?\| ([\d.]+) M \|", README, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|.*?\| ([\d.]+) M \|", README, flags=re.MULTILINE))
     assert rows.keys() == recipe_file.shelf().keys()
     for name, millions in rows.items():
         recipe = recipe_file.load(name)

@@ -37,6 +37,11 @@ def verify(folder: Path, *names: str) -> None:
             )
 
 
+def recorded(folder: Path, name: str) -> str:
+    """The sha256 of a file as the manifest has it."""
+    return _files(folder)[name]["sha256"]
+
+
 def _files(folder: Path) -> dict[str, dict]:
     path = folder / NAME
     if not path.is_file():

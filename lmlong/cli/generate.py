@@ -1,17 +1,21 @@
 """lmlong generate: a trained model continues a text."""
 
-import sys
 from pathlib import Path
 
 import click
 
 from lmlong.errors import UsageError
 
+File = click.Path(dir_okay=False, path_type=Path)
+
 
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="File that holds the text to continue.")
+@click.option("--prompt-file", type=File, help="File that holds the text to continue, of any size.")
+@click.option("--prompts", type=File, help='Many texts to continue: .jsonl lines such as {"prompt": "Once"}.')
+@click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="--prompts: how many at a time.")
+@click.option("--samples", default=1, show_default=True, type=click.IntRange(1), help="Continuations of each text.")
 @click.option(
     "--max-tokens", default=200, show_default=True, type=click.IntRange(-1), help="Most tokens to write; -1 for no end."
 )
@@ -23,67 +27,72 @@ from lmlong.errors import UsageError
 @click.option(
     "--min-p", default=0.0, show_default=True, help="Draw only from those at least this share as likely as the first."
 )
+@click.option(
+    "--repetition-penalty", default=1.0, show_default=True, help="Above 1, makes tokens of the recent text less likely."
+)
+@click.option("--repetition-window", default=256, show_default=True, help="How many tokens the recent text has.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
+@click.option("--load-state", type=File, help="Go on from what `lmlong state build` or --save-state remembered.")
+@click.option("--save-state", type=File, help="Remember prompt and new text in this file.")
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
+@click.option("--stats", is_flag=True, help="Tell speeds and the size of the state, on standard error.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def generate(
     run: str,
     prompt: str | None,
     prompt_file: Path | None,
+    prompts: Path | None,
+    batch: int,
+    samples: int,
     max_tokens: int,
     temperature: float,
     top_k: int | None,
     top_p: float,
     min_p: float,
+    repetition_penalty: float,
+    repetition_window: int,
     seed: int,
     stop: tuple[str, ...],
+    load_state: Path | None,
+    save_state: Path | None,
+    as_json: bool,
+    stats: bool,
     device: str,
 ) -> None:
     """Continue a text with the model of RUN: a run folder, the name of one under runs/, or a checkpoint.
 
-    Without --prompt and --prompt-file the prompt is what is piped in, taken as it is, newlines at its end too; without
-    that, a new document begins. Only the new text goes to standard output, not the prompt, each piece as soon as it is
-    written. It ends where the model ends the document, or at --max-tokens or --stop.
+    Without --prompt, --prompt-file and --prompts the prompt is what is piped in, taken as it is, newlines at its end
+    too; without that, a new document begins. Only the new text goes to standard output, not the prompt, each piece as
+    soon as it is written. It ends where the model ends the document, or at --max-tokens or --stop.
 
     \b
     Example: a function, then one greedy paragraph after the text of a file.
       lmlong generate runs/quickstart --prompt 'def '
       lmlong generate quickstart --temperature 0 --stop $'\\n\\n' < start.py
     """
-    text = _prompt(prompt, prompt_file)
+    from lmlong.cli import writing
+
+    one_text = prompts is None and samples == 1
+    if sum(source is not None for source in (prompt, prompt_file, prompts)) > 1:
+        raise UsageError("--prompt, --prompt-file, --prompts: several given. Give one of them.")
+    if save_state and not one_text:
+        raise UsageError("--save-state: remembers one text. Leave out --prompts and --samples.")
 
     from lmlong.inference.loading import load
+    from lmlong.inference.sampling import Sampling
 
-    pieces = load(run, device).stream(
-        text,
-        max_tokens=None if max_tokens == -1 else max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=stop,
-    )
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    if sys.stdout.isatty():
-        sys.stdout.write("\n")
-
-
-def _prompt(text: str | None, file: Path | None) -> str:
-    """The text to continue, from where the user put it."""
-    if text is not None and file is not None:
-        raise UsageError("--prompt and --prompt-file: both given. Give one of them.")
-    if text is not None:
-        return text
-    if file is None and (sys.stdin is None or sys.stdin.isatty()):
-        return ""
-    name = file or "standard input"
-    try:
-        # bytes, since reading as text would turn \r\n into \n
-        return (file.read_bytes() if file else sys.stdin.buffer.read()).decode()
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read ({error.strerror}). Name a file with the text to continue.") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: not UTF-8 at byte {error.start}. Convert the prompt to UTF-8.") from None
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
+    show = writing.Show(as_json, stats, keep=as_json, one=one_text)
+    loaded = load(run, device)
+    start = loaded.load_memory(load_state) if load_state else None
+    end = (None if max_tokens == -1 else max_tokens, stop)
+    if prompts:
+        for rows, memory in writing.read_many(loaded, prompts, batch, start, show):
+            show.write(loaded, memory, sampling, rows, samples, *end)
+    else:
+        memory = writing.read_one(loaded, prompt, prompt_file, start, show)
+        written = show.write(loaded, memory, sampling, [writing.ONLY], samples, *end)
+        if save_state:
+            loaded.save_memory(written, save_state)
+    show.finish()

@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
     "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
+    "state": ("lmlong.cli.state:state", "Keep what a model has read as a file, and go on from it."),
     "check": ("lmlong.cli.check:check", "Hold the laws of causal attention against a trained model."),
     "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity against length."),
     "bench": ("lmlong.cli.bench:bench", "Compare attentions by experiment."),

@@ -1,13 +1,21 @@
-"""A trained model, taken from its run and ready to write."""
+"""A trained model, taken from its run and ready to read and write."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import check_size, find, load_weights, read_recipe, tokenizer_path
+from lmlong.checkpoint.write import WEIGHTS
 from lmlong.errors import UsageError
+from lmlong.inference import memory as memories
+from lmlong.inference import state_file
+from lmlong.inference.memory import Memory
 from lmlong.inference.sampling import Sampler, Sampling
-from lmlong.inference.streaming import stream, stream_text
+from lmlong.inference.streaming import Writing
 from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
@@ -26,13 +34,16 @@ class Loaded:
 
     def stream(
         self,
-        prompt: str = "",
+        prompt: str | Iterable[str] = "",
         *,
+        memory: Memory | None = None,
         max_tokens: int | None = 200,
         temperature: float = 0.8,
         top_k: int | None = None,
         top_p: float = 1.0,
         min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        repetition_window: int = 256,
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
@@ -42,17 +53,61 @@ class Loaded:
         >>> for piece in model.stream("def ", max_tokens=100):
         ...     print(piece, end="", flush=True)
 
-        The text ends where the model ends the document, after `max_tokens` tokens (None: never), or before a `stop`
-        string. The other options are those of `Sampling`; the same seed gives the same text.
+        With `memory`, the prompt goes on from what was read before. The text ends where the model ends the document,
+        after `max_tokens` tokens (None: never), or before a `stop` string. The other options are those of `Sampling`;
+        the same seed gives the same text.
         """
+        options = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
+        self._check(max_tokens, stop)
+        return self._stream(prompt, memory, options, max_tokens, stop)
+
+    def _stream(
+        self, prompt: str | Iterable[str], memory: Memory | None, options: Sampling, *end: Any
+    ) -> Iterator[str]:
+        for _, piece in self.write(self.read(prompt, memory), options, [(0,)], *end):
+            yield piece
+
+    def write(
+        self,
+        memory: Memory,
+        options: Sampling,
+        rows: Sequence[tuple[int, ...]],
+        max_tokens: int | None = 200,
+        stop: Sequence[str] = (),
+        keep: bool = False,
+    ) -> Writing:
+        """Continue all rows of a memory at once: iterate over it for (row, piece of text). `rows` are the numbers that
+        each row's draws follow from beside the seed; with `keep`, tokens and their log-probabilities are kept."""
+        self._check(max_tokens, stop)
+        return Writing(self.model, self.tokenizer, memory, Sampler(options, rows), max_tokens, stop, keep)
+
+    def read(self, text: str | Iterable[str], memory: Memory | None = None) -> Memory:
+        """Read a text of any length, whole or in pieces, and remember it; it goes on from `memory`, or begins anew.
+
+        >>> book = model.read(open("book.txt").read())
+        >>> "".join(model.stream("She said: ", memory=book))
+        """
+        tokens = (part.tolist() for part in self.tokenizer.encode_pieces([text] if isinstance(text, str) else text))
+        return memories.read(self.model, chain([] if memory else [[self.tokenizer.bos]], tokens), memory)
+
+    def save_memory(self, memory: Memory, path: str | Path) -> None:
+        """Write a memory to a file, for this model to go on with."""
+        state_file.save(Path(path), memory, self._owners, self.tokenizer, str(self.checkpoint))
+
+    def load_memory(self, path: str | Path) -> Memory:
+        """A memory from a file that this model wrote."""
+        return state_file.load(Path(path), self.model, self._owners, str(self.checkpoint))
+
+    @staticmethod
+    def _check(max_tokens: int | None, stop: Sequence[str]) -> None:
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens: {max_tokens} is negative. Give a number of tokens, or None for no end.")
         if "" in stop or isinstance(stop, str):
             raise UsageError(f"stop: {stop!r} is no list of strings that are not empty. Name the strings to stop at.")
-        sampler = Sampler(Sampling(temperature, top_k, top_p, min_p, seed))
-        document = [self.tokenizer.bos, *self.tokenizer.encode(prompt)]
-        tokens = stream(self.model, document, sampler, max_tokens, self.tokenizer.eos)
-        return stream_text(tokens, self.tokenizer, stop)
+
+    @cached_property
+    def _owners(self) -> dict[str, str]:
+        return state_file.owners(self.model, self.tokenizer, manifest.recorded(self.checkpoint, WEIGHTS))
 
 
 def load(run: str | Path, device: str = "auto") -> Loaded:

@@ -12,7 +12,7 @@ from lmlong.inference.sampling import Sampler, Sampling
 def sampled_text(loaded: Loaded, rows: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Tokens (rows, tokens) at temperature 1, document after document, and which of them begin a document."""
     device = loaded.model.embedding.weight.device
-    sampler = Sampler(Sampling(temperature=1.0, seed=seed), range(rows))
+    sampler = Sampler(Sampling(temperature=1.0, seed=seed), [(row,) for row in range(rows)])
     token = torch.full((rows,), loaded.tokenizer.bos, device=device)
     written, state = [], None
     for _ in tqdm(range(tokens), unit="token", leave=False, disable=None, desc="writing"):

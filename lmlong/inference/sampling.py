@@ -9,13 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lmlong.errors import LmlongError, UsageError
+from lmlong.inference.memory import NONE, RECENT
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn. The temperature acts first, then top-k, top-p and min-p, each on what the last one left."""
+    """How a token is drawn. The penalty acts first, then the temperature, top-k, top-p and min-p, each on what the last
+    one left."""
 
     temperature: float = 0.8
     """Divides the logits; below 1 likely tokens become likelier, and 0 always takes the likeliest."""
@@ -25,6 +28,10 @@ class Sampling:
     """Draw only from the fewest likeliest tokens that together have this probability."""
     min_p: float = 0.0
     """Draw only from tokens at least this share as probable as the likeliest."""
+    repetition_penalty: float = 1.0
+    """Makes tokens of the recent text less likely: their logits are divided by it, or multiplied where negative."""
+    repetition_window: int = 256
+    """How many of the last tokens are the recent text."""
     seed: int = 0
     """Start of the random draws: the same seed draws the same text."""
 
@@ -34,6 +41,8 @@ class Sampling:
             "top_k": (self.top_k is None or self.top_k >= 1, "a whole number from 1 up"),
             "top_p": (0 < self.top_p <= 1, "a number above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "a number from 0 to 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "a number above 0"),
+            "repetition_window": (1 <= self.repetition_window <= RECENT, f"a whole number from 1 to {RECENT}"),
             "seed": (self.seed >= 0, "a whole number from 0 up"),
         }
         for name, (fits, wanted) in limits.items():
@@ -44,14 +53,18 @@ class Sampling:
 class Sampler:
     """Draws a token for each row of a batch; a row draws the same numbers whatever other rows are beside it."""
 
-    def __init__(self, options: Sampling, rows: Sequence[int] = (0,)):
+    def __init__(self, options: Sampling, rows: Sequence[tuple[int, ...]] = ((0,),)):
+        """`rows` names each row by numbers that its draws, beside the seed, follow from."""
         self.options = options
-        self._random = [np.random.default_rng([options.seed, row]) for row in rows]
+        self._random = [np.random.default_rng([options.seed, *row]) for row in rows]
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Logits (B, V) -> tokens (B,)."""
+    def __call__(self, logits: Tensor, recent: Tensor | None = None) -> Tensor:
+        """Logits (B, V), and the last tokens of the text (B, any number) with NONE for those there are not -> (B,)."""
         if not logits.amax(-1).isfinite().all():
             raise LmlongError("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
+        if recent is not None and self.options.repetition_penalty != 1:
+            recent = recent[:, -self.options.repetition_window :]
+            logits = penalised(logits, recent, self.options.repetition_penalty)
         if self.options.temperature == 0:
             return logits.argmax(-1)
         uniform = [random.random() for random in self._random]
@@ -68,6 +81,14 @@ def probabilities(logits: Tensor, options: Sampling) -> Tensor:
     if options.min_p > 0:
         likelihood = keep_min_p(likelihood, options.min_p)
     return likelihood
+
+
+def penalised(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
+    """Logits with those of recent tokens made smaller (Keskar et al. 2019), each once however often it was there."""
+    spare = pad(logits, (0, 1))  # a place for what stands for no token
+    places = recent.where(recent != NONE, logits.shape[-1])
+    found = spare.gather(-1, places)
+    return spare.scatter(-1, places, torch.where(found > 0, found / penalty, found * penalty))[..., :-1]
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:

@@ -1,76 +1,119 @@
-"""Text as it is written: tokens drawn one by one from a state, then characters, then text up to a stop string."""
+"""Text as it is written: tokens drawn one by one from a memory, then characters, then text up to a stop string."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lmlong.inference.memory import Memory, ask, followed
 from lmlong.inference.sampling import Sampler
-from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.language_model import LanguageModel
 from lmlong.text.tokenizer import Tokenizer
 
-PIECE = 2048
-"""Tokens of a prompt that are read at once: a prompt of any length takes the memory of one piece."""
+End = Literal["eos", "stop", "max_tokens"]
 
 
-def stream(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    sampler: Sampler,
-    max_tokens: int | None,
-    eos: int,
-    state: ModelState | None = None,
-) -> Iterator[int]:
-    """The tokens that follow a prompt of at least one, read from `state`; they end before `eos` or at `max_tokens`."""
-    for _ in count() if max_tokens is None else range(max_tokens):
-        logits, state = read(model, prompt, state)
-        token = int(sampler(logits))
-        if token == eos:
-            return
-        yield token
-        prompt = [token]
+@dataclass
+class Continuation:
+    """One row's new text, as far as it was written."""
+
+    text: "Text"
+    written: int = 0  # tokens, the one that ended the text not counted
+    end: End | None = None
+    tokens: list[int] = field(default_factory=list)  # kept only where asked for, since there may be no end to them
+    log_probabilities: list[float] = field(default_factory=list)  # of each token, before anything acts on them
 
 
-@torch.inference_mode()  # here and not in the generator, where it would stay on for the caller between two tokens
-def read(model: LanguageModel, tokens: Sequence[int], state: ModelState | None) -> tuple[Tensor, ModelState]:
-    """Continue over tokens in pieces of bounded size: logits (1, vocabulary) of what follows, and the state after."""
-    device = model.embedding.weight.device
-    for begin in range(0, len(tokens), PIECE):
-        piece = torch.tensor([tokens[begin : begin + PIECE]], device=device)
-        hidden, state = model.read(piece, state)
-    assert state is not None, "nothing to read"
-    return model.logits(hidden[:, -1]), state
+class Writing:
+    """Continuations of all rows of a memory at the same time, in pieces of text as they come."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        memory: Memory,
+        sampler: Sampler,
+        max_tokens: int | None,
+        stop: Sequence[str] = (),
+        keep: bool = False,
+    ):
+        self.model, self.sampler, self.max_tokens, self.keep = model, sampler, max_tokens, keep
+        self.eos = tokenizer.eos
+        self.memory = memory  # of all that was written
+        self.rows = [Continuation(Text(tokenizer, stop)) for _ in memory.last]
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """(row, piece of text) until every row has ended."""
+        for _ in count() if self.max_tokens is None else range(self.max_tokens):
+            if all(row.end for row in self.rows):
+                break
+            logits, state = ask(self.model, self.memory)
+            tokens = self.sampler(logits, self.memory.recent).to(logits.device)
+            likelihood = _log_probabilities(logits, tokens).tolist() if self.keep else [0.0] * len(tokens)
+            going = [row for row, token in zip(self.rows, tokens.tolist(), strict=True) if token != self.eos]
+            if any(row.end is None for row in going):
+                self.memory = followed(self.memory, state, tokens)
+            for number, (token, log_probability) in enumerate(zip(tokens.tolist(), likelihood, strict=True)):
+                if self.rows[number].end is None and (piece := self._take(self.rows[number], token, log_probability)):
+                    yield number, piece
+        for number, row in enumerate(self.rows):
+            if row.end is None:
+                row.end = "max_tokens"
+                if piece := row.text.finish():
+                    yield number, piece
+
+    def _take(self, row: Continuation, token: int, log_probability: float) -> str:
+        """Continue a row's text by a token: the text that is certain by now."""
+        if token == self.eos:
+            row.end = "eos"
+            return row.text.finish()
+        row.written += 1
+        if self.keep:
+            row.tokens.append(token)
+            row.log_probabilities.append(log_probability)
+        piece = row.text.feed(token)
+        if row.text.stopped:
+            row.end = "stop"
+        return piece
 
 
-def stream_text(tokens: Iterable[int], tokenizer: Tokenizer, stop: Sequence[str] = ()) -> Iterator[str]:
-    """The text of tokens as they come, in pieces of whole characters, up to the first stop string."""
-    return until(_characters(tokens, tokenizer), stop)
+@torch.inference_mode()
+def _log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
 
-def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """Text in pieces up to the stop string that is complete first; where the pieces are cut makes no difference."""
-    held = ""
-    for piece in pieces:
-        held += piece
-        if ends := [(begin + len(word), begin) for word in stop if (begin := held.find(word)) >= 0]:
-            _, begin = min(ends)
-            if begin:
-                yield held[:begin]
-            return
-        ready = len(held) - _unfinished(held, stop)
-        if ready:
-            yield held[:ready]
-            held = held[ready:]
-    if held:
-        yield held
+class Text:
+    """The text of tokens as they come, in pieces of whole characters, up to the stop string that is complete first."""
 
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+        self.stopped = False
+        self._characters = tokenizer.stream()
+        self._stop = stop
+        self._held = ""  # may still become a stop string
 
-def _characters(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    text = tokenizer.stream()
-    for token in tokens:
-        yield text.feed(token)
-    yield text.finish()
+    def feed(self, token: int) -> str:
+        return self.add(self._characters.feed(token))
+
+    def finish(self) -> str:
+        """What is left when no more tokens come."""
+        piece = self.add(self._characters.finish())
+        held, self._held = self._held, ""
+        return piece + held
+
+    def add(self, piece: str) -> str:
+        """Continue by characters; where they are cut into pieces makes no difference."""
+        if self.stopped:
+            return ""
+        held = self._held + piece
+        if ends := [(begin + len(word), begin) for word in self._stop if (begin := held.find(word)) >= 0]:
+            self.stopped, self._held = True, ""
+            return held[: min(ends)[1]]
+        ready = len(held) - _unfinished(held, self._stop)
+        self._held = held[ready:]
+        return held[:ready]
 
 
 def _unfinished(text: str, stop: Sequence[str]) -> int:

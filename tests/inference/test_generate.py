@@ -1,8 +1,11 @@
 """`lmlong generate` as its user meets it."""
 
 import inspect
+import io
+import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +17,8 @@ from click.testing import CliRunner
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
 from lmlong.inference.loading import Loaded, load
+from lmlong.inference.prompts import pieces_of
+from lmlong.inference.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -39,7 +44,8 @@ def test_only_the_new_text_is_printed_wherever_the_prompt_comes_from(run: Path, 
 
 
 def test_every_option_reaches_the_stream(run: Path) -> None:
-    options = {"temperature": 1.3, "top_k": 90, "top_p": 0.9, "min_p": 0.2, "seed": 4, "max_tokens": 60}
+    options = {"temperature": 1.3, "top_k": 90, "top_p": 0.9, "min_p": 0.1, "seed": 4, "max_tokens": 60}
+    options |= {"repetition_penalty": 1.2, "repetition_window": 20}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     loaded = load(run, "cpu")
     whole = "".join(loaded.stream("a", **options))
@@ -50,7 +56,7 @@ def test_every_option_reaches_the_stream(run: Path) -> None:
 def test_the_defaults_are_those_of_the_library() -> None:
     library = {name: parameter.default for name, parameter in inspect.signature(Loaded.stream).parameters.items()}
     command = {option.name: option.default for option in generate.params}
-    for name in ("max_tokens", "temperature", "top_p", "min_p", "seed"):
+    for name in ("max_tokens", "temperature", "top_p", "min_p", "seed", "repetition_penalty", "repetition_window"):
         assert command[name] == library[name]
 
 
@@ -60,7 +66,7 @@ def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> Non
     for words, message in [
         (["--prompt-file", str(latin)], r"latin.txt: not UTF-8 at byte 2\."),
         (["--prompt-file", str(tmp_path / "none")], r"none: cannot be read \(No such file or directory\)\."),
-        (["--prompt", "a", "--prompt-file", str(latin)], "both given"),
+        (["--prompt", "a", "--prompt-file", str(latin)], "several given"),
     ]:
         with pytest.raises(UsageError, match=message):
             CliRunner().invoke(generate, [str(run), *words], catch_exceptions=False)
@@ -97,3 +103,68 @@ def test_a_terminal_gets_a_last_newline_and_is_not_waited_for(run: Path) -> None
     text = "".join(load(run, "cpu").stream(max_tokens=5, temperature=0))
     assert (done.returncode, done.stderr) == (0, b"")
     assert os.read(ours, 1 << 16).decode() == (text + "\n").replace("\n", "\r\n")
+
+
+def test_a_line_of_json_tells_all_about_a_text(run: Path) -> None:
+    (line,) = written(run, "--prompt", "a", "--max-tokens", 9, "--json").splitlines()
+    told = json.loads(line)
+    loaded = load(run, "cpu")
+    assert told["text"] == "".join(loaded.stream("a", max_tokens=9))
+    assert loaded.tokenizer.decode(told["tokens"]) == told["text"]
+    assert len(told["log_probabilities"]) == len(told["tokens"]) == 9
+    assert all(value < 0 for value in told["log_probabilities"]) and told["end"] == "max_tokens"
+
+
+def test_samples_of_one_prompt(run: Path) -> None:
+    lines = written(run, "--prompt", "a", "--max-tokens", 20, "--samples", 3, "--json").splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [line["sample"] for line in told] == [0, 1, 2]
+    assert len({line["text"] for line in told}) == 3
+    done = CliRunner().invoke(generate, [str(run), "--prompt", "a", "--max-tokens", "20", "--samples", "3"])
+    assert done.stdout == "".join(line["text"] + "\n" for line in told)
+    assert done.stderr.splitlines() == [f"--- prompt 1, sample {number}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_many_prompts_come_back_in_their_order_with_what_their_lines_said(
+    run: Path, tmp_path: Path, batch: int
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"to be"\n\n{"prompt": "or not", "id": 7}\n{"prompt": ""}\n')
+    lines = written(run, "--prompts", file, "--batch", batch, "--max-tokens", 9, "--temperature", 0, "--json")
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert [(line["prompt"], line.get("id")) for line in told] == [("to be", None), ("or not", 7), ("", None)]
+    loaded = load(run, "cpu")
+    assert [line["text"] for line in told] == [
+        "".join(loaded.stream(line["prompt"], max_tokens=9, temperature=0)) for line in told
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('"a"\n{"text": "b"}\n', "prompts.jsonl:2: no prompt"), ("a\n", "jsonl:1: no prompt"), ("", "holds no prompt")],
+)
+def test_prompts_that_cannot_be_used_are_named(run: Path, tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(generate, [str(run), "--prompts", str(file)], catch_exceptions=False)
+
+
+def test_statistics_go_to_standard_error(run: Path) -> None:
+    done = CliRunner().invoke(generate, [str(run), "--prompt", "abc", "--max-tokens", "7", "--stats"])
+    assert done.stdout == "".join(load(run, "cpu").stream("abc", max_tokens=7))
+    size = state_size(load(run, "cpu").model).empty.bytes
+    pattern = rf"prompt 4 tokens in .* tokens/s\); written 7 tokens in .* tokens/s\); state {size:,} bytes a text\n"
+    assert re.fullmatch(pattern, done.stderr)
+
+
+def test_a_text_of_any_size_is_read_in_pieces() -> None:
+    text = "naïve 😀 " * 100_000
+    pieces = list(pieces_of(io.BytesIO(text.encode()), "book"))
+    assert len(pieces) == 2 and "".join(pieces) == text
+    data = text.encode() + b"\xff" + b"more"
+    with pytest.raises(UsageError, match=f"book: not UTF-8 at byte {len(text.encode())}"):
+        list(pieces_of(io.BytesIO(data), "book"))
+    with pytest.raises(UsageError, match="book: not UTF-8 at byte 1"):
+        list(pieces_of(io.BytesIO("aé".encode()[:2]), "book"))

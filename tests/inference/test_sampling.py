@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lmlong.errors import LmlongError, UsageError
+from lmlong.inference.memory import NONE
 from lmlong.inference.sampling import (
     Sampler,
     Sampling,
@@ -14,6 +15,7 @@ from lmlong.inference.sampling import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    penalised,
     probabilities,
     tempered,
 )
@@ -31,7 +33,7 @@ def kept(likelihood: Tensor) -> list[int]:
 
 def test_tokens_come_as_often_as_softmax_says() -> None:
     logits, rows, calls = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5]), 50, 400
-    sampler = Sampler(Sampling(temperature=0.7, seed=3), rows=range(rows))
+    sampler = Sampler(Sampling(temperature=0.7, seed=3), rows=[(row,) for row in range(rows)])
     drawn = torch.stack([sampler(logits.expand(rows, -1)) for _ in range(calls)])
     shares = drawn.flatten().bincount(minlength=5) / drawn.numel()
     expected = (logits / 0.7).softmax(-1)
@@ -95,13 +97,13 @@ def test_low_precision_logits_are_normalised_in_high_precision() -> None:
 
 
 def test_temperature_0_takes_the_likeliest() -> None:
-    sampler = Sampler(Sampling(temperature=0), rows=range(2))
+    sampler = Sampler(Sampling(temperature=0), rows=[(0,), (1,)])
     assert sampler(torch.tensor([[0.0, 2.0, 1.0], [5.0, -1.0, 4.9]])).tolist() == [1, 0]
 
 
 def test_a_row_draws_the_same_in_any_batch() -> None:
     logits = torch.zeros(3, 1000)
-    together, alone = Sampler(Sampling(seed=7), rows=[0, 1, 2]), Sampler(Sampling(seed=7), rows=[2])
+    together, alone = Sampler(Sampling(seed=7), rows=[(0,), (1,), (2,)]), Sampler(Sampling(seed=7), rows=[(2,)])
     many = torch.stack([together(logits) for _ in range(5)])
     assert many[:, 2].tolist() == [int(alone(logits[:1])) for _ in range(5)]
     assert len({tuple(row) for row in many.T.tolist()}) == 3
@@ -139,3 +141,16 @@ def test_an_option_out_of_range_is_named_with_its_value(option: str, value: floa
 def test_logits_that_are_not_finite_are_an_error(bad: float, temperature: float) -> None:
     with pytest.raises(LmlongError, match="not finite"):
         Sampler(Sampling(temperature=temperature))(torch.tensor([[0.0, bad, 1.0]]))
+
+
+def test_a_penalty_acts_on_recent_tokens_alone_and_once() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.5, 3.0], [2.0, -1.0, 0.5, 3.0]])
+    recent = torch.tensor([[NONE, 0, 0, 1], [NONE, NONE, NONE, NONE]])
+    assert penalised(logits, recent, 2.0).tolist() == [[1.0, -2.0, 0.5, 3.0], [2.0, -1.0, 0.5, 3.0]]
+
+
+@pytest.mark.parametrize(("window", "token"), [(3, 1), (2, 0), (1, 0)])
+def test_a_penalty_looks_back_as_far_as_its_window(window: int, token: int) -> None:
+    logits, recent = torch.tensor([[1.0, 0.9, 0.0]]), torch.tensor([[0, 2, 2]])
+    options = Sampling(temperature=0, repetition_penalty=3.0, repetition_window=window)
+    assert int(Sampler(options)(logits, recent)) == token

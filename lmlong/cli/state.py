@@ -1,0 +1,56 @@
+"""lmlong state: what a model remembers of a text, as a file."""
+
+from pathlib import Path
+
+import click
+
+File = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group()
+def state() -> None:
+    """Keep what a model has read as a file of a few megabytes, to go on from at once."""
+
+
+@state.command()
+@click.argument("run", metavar="RUN")
+@click.argument("text", type=File, metavar="TEXT")
+@click.option("-o", "--out", type=File, required=True, help="The state file to write.")
+@click.option("--load-state", type=File, help="Go on from this state instead of beginning a document.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+def build(run: str, text: Path, out: Path, load_state: Path | None, device: str) -> None:
+    """Read TEXT with the model of RUN and write down what it remembers.
+
+    \b
+    lmlong state build runs/book book.txt -o book.state
+    lmlong generate runs/book --load-state book.state --prompt 'Once more, '
+    """
+    from lmlong.cli.writing import pieces
+    from lmlong.inference.loading import load
+
+    loaded = load(run, device)
+    memory = loaded.read(pieces(text), loaded.load_memory(load_state) if load_state else None)
+    loaded.save_memory(memory, out)
+    click.echo(f"{out}: {int(memory.total):,} tokens remembered in {out.stat().st_size:,} bytes")
+
+
+@state.command()
+@click.argument("file", type=File, metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def info(file: Path, as_json: bool) -> None:
+    """Tell what a state FILE remembers, and which model it belongs to.
+
+    \b
+    lmlong state info book.state
+    """
+    import json
+
+    from lmlong.inference.state_file import describe
+
+    about = {**describe(file), "bytes": file.stat().st_size}
+    if as_json:
+        click.echo(json.dumps(about))
+        return
+    for name, value in about.items():
+        shown = f"{value:,}" if name in ("tokens", "bytes") else json.dumps(value[-60:]) if name == "tail" else value
+        click.echo(f"{name:12} {shown}")

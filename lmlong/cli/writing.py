@@ -1,0 +1,144 @@
+"""What `lmlong generate` reads and shows: prompts on their way in, texts and numbers on their way out."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from lmlong.errors import UsageError
+from lmlong.inference.loading import Loaded
+from lmlong.inference.memory import Memory, bytes_of, joined, repeated
+from lmlong.inference.prompts import Prompt, many, pieces_of
+from lmlong.inference.sampling import Sampling
+from lmlong.inference.streaming import Writing
+
+Row = tuple[int, Prompt]
+"""The number of a prompt among all, and the prompt."""
+
+ONLY: Row = (0, Prompt("", {}))
+
+LARGE = 1 << 20
+"""Bytes of a prompt from which on its reading is shown."""
+
+
+class Show:
+    """Texts to standard output, everything else to standard error."""
+
+    def __init__(self, as_json: bool, stats: bool, keep: bool, one: bool):
+        self.as_json, self.stats, self.keep, self.one = as_json, stats, keep, one
+        self.read_tokens = self.written_tokens = self.state_bytes = 0
+        self.read_seconds = self.written_seconds = 0.0
+
+    def write(
+        self,
+        loaded: Loaded,
+        memory: Memory,
+        sampling: Sampling,
+        rows: Sequence[Row],
+        samples: int,
+        max_tokens: int | None,
+        stop: Sequence[str],
+    ) -> Memory:
+        """Continue each row so many times and show what is written; returns the memory of it."""
+        numbers = [(number, sample) for number, _ in rows for sample in range(samples)]
+        begun = time.perf_counter()
+        writing = loaded.write(repeated(memory, samples), sampling, numbers, max_tokens, stop, self.keep)
+        texts = self._pieces(writing)
+        self.written_seconds += time.perf_counter() - begun
+        self.written_tokens += sum(row.written for row in writing.rows)
+        self.state_bytes = bytes_of(writing.memory.state) // len(numbers)
+        for place, text in enumerate(texts):
+            if not self.one or self.as_json:
+                prompt = rows[place // samples][1]
+                self._show(text, writing, place, prompt, *numbers[place])
+        return writing.memory
+
+    def _pieces(self, writing: Writing) -> list[str]:
+        """The whole texts; a single one is shown as it is written, and not held."""
+        texts = [""] * len(writing.rows)
+        for row, piece in writing:
+            if self.one and not self.as_json:
+                _say(piece)
+            else:
+                texts[row] += piece
+        if self.one and not self.as_json and sys.stdout.isatty():
+            _say("\n")
+        return texts
+
+    def _show(self, text: str, writing: Writing, place: int, prompt: Prompt, number: int, sample: int) -> None:
+        row = writing.rows[place]
+        if self.as_json:
+            about = {**prompt.line, "sample": sample, "text": text, "end": row.end}
+            log_probabilities = [round(value, 6) for value in row.log_probabilities]
+            _say(json.dumps({**about, "tokens": row.tokens, "log_probabilities": log_probabilities}) + "\n")
+        else:
+            print(f"--- prompt {number + 1}, sample {sample + 1}", file=sys.stderr, flush=True)
+            _say(text + "\n")
+
+    def finish(self) -> None:
+        """The numbers, where they were asked for."""
+        if self.stats:
+            parts = [
+                _speed("prompt", self.read_tokens, self.read_seconds),
+                _speed("written", self.written_tokens, self.written_seconds),
+                f"state {self.state_bytes:,} bytes a text",
+            ]
+            print("; ".join(parts), file=sys.stderr)
+
+
+def read_one(loaded: Loaded, prompt: str | None, file: Path | None, start: Memory | None, show: Show) -> Memory:
+    """Read the one prompt of a command, from where its user put it."""
+    begun = time.perf_counter()
+    before = int(start.total) if start else 0
+    if prompt is not None or (file is None and (sys.stdin is None or sys.stdin.isatty())):
+        memory = loaded.read(prompt or "", start)
+    else:
+        memory = loaded.read(pieces(file), start)
+    show.read_seconds += time.perf_counter() - begun
+    show.read_tokens += int(memory.total) - before
+    return memory
+
+
+def read_many(
+    loaded: Loaded, path: Path, batch: int, start: Memory | None, show: Show
+) -> Iterator[tuple[list[Row], Memory]]:
+    """The prompts of a file in batches, read each by itself and then put side by side."""
+    prompts = list(enumerate(many(path)))
+    if not prompts:
+        raise UsageError(f"{path}: holds no prompt.")
+    for begin in range(0, len(prompts), batch):
+        begun = time.perf_counter()
+        rows = prompts[begin : begin + batch]
+        memories = [loaded.read(prompt.text, start) for _, prompt in rows]
+        show.read_seconds += time.perf_counter() - begun
+        show.read_tokens += sum(int(memory.total) - (int(start.total) if start else 0) for memory in memories)
+        yield rows, joined(memories)
+
+
+def pieces(file: Path | None) -> Iterator[str]:
+    """A text from a file or from standard input, with a bar on standard error where it is large."""
+    name = str(file or "standard input")
+    try:
+        with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
+            size = file.stat().st_size if file else None
+            quiet = True if size is not None and size < LARGE else None
+            with tqdm(total=size, unit="B", unit_scale=True, desc="reading", leave=False, disable=quiet) as bar:
+                for piece in pieces_of(source, name):
+                    yield piece
+                    bar.update(len(piece.encode()))
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read ({error.strerror}). Name a file with the text to continue.") from None
+
+
+def _speed(what: str, tokens: int, seconds: float) -> str:
+    return f"{what} {tokens:,} tokens in {seconds:.2f} s ({tokens / max(seconds, 1e-9):,.0f} tokens/s)"
+
+
+def _say(text: Any) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

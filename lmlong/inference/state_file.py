@@ -1,0 +1,122 @@
+"""A memory as a file: a text that was read once is gone on with at once, by the model that read it and no other.
+
+The file is safetensors: the tensors of the memory under the names of their places, and beside them, as JSON, whose they
+are.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lmlong.attention.favor import Favor
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.inference.memory import NONE, RECENT, Memory
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import rebuilt
+from lmlong.text.tokenizer import Tokenizer
+
+FORMAT = 1
+TAIL = 200
+"""Characters of the text's end that are written beside the state, for people."""
+
+OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "model": "weights"}
+"""What a state belongs to, the most telling difference first."""
+
+
+def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str, str]:
+    """Hashes of all that a state means nothing without; `weights` is that of the file they came from."""
+    drawn = [module.rows.detach().cpu().float() for module in model.modules() if isinstance(module, Favor)]
+    features = hashlib.sha256(b"".join(rows.numpy().tobytes() for rows in drawn)).hexdigest() if drawn else "none"
+    return {"tokenizer": tokenizer.hash, "features": features, "model": weights}
+
+
+def save(path: Path, memory: Memory, belongs: dict[str, str], tokenizer: Tokenizer, run: str) -> None:
+    """Write the memory of one text, beside its place first, so that the file is there whole or not at all."""
+    if len(memory.last) != 1:
+        raise UsageError(
+            f"{path}: a state file holds one text, this memory has {len(memory.last)}. Write one at a time."
+        )
+    about = {"format": FORMAT, "run": run, "tokens": int(memory.total), "tail": tail_of(memory, tokenizer), **belongs}
+    staged = path.with_name(f".{path.name}.partial")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in _named(memory)}, staged, {"lmlong": json.dumps(about)})
+        with staged.open("rb") as file:
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
+    except SafetensorError as error:
+        raise UsageError(f"{path}: cannot be written ({error}).") from None
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) -> Memory:
+    """The memory in a file, refused by name where it is not this model's."""
+    about = describe(path)
+    for key, meaning in OWNERS.items():
+        if about.get(key) != belongs[key]:
+            raise CheckpointError(
+                f"{path}: made with another {meaning} ({str(about.get(key))[:12]}) than that of {run} "
+                f"({belongs[key][:12]}). Use it with {about.get('run')}, or read the text again by lmlong state build."
+            )
+    like = _empty(model)
+    wanted, found = dict(_named(like)), load_file(path)
+    for name in [*wanted, *(found.keys() - wanted.keys())]:
+        if not _alike(wanted.get(name), found.get(name)):
+            raise CheckpointError(f"{path}: {name} is not what this model remembers. Read the text again.")
+    device = model.embedding.weight.device
+    return rebuilt(like, iter([found[name].to(device) for name in wanted]))
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Whose memory a file holds, and of what."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {})["lmlong"])
+        if about["format"] != FORMAT:
+            raise CheckpointError(f"{path}: format {about['format']!r}; this version of lmlong reads format {FORMAT}.")
+        return about
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file. Make one by lmlong state build.") from None
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: no state file of lmlong, or damaged. Make one by lmlong state build."
+        ) from error
+
+
+def tail_of(memory: Memory, tokenizer: Tokenizer) -> str:
+    """The end of the text that was read."""
+    tokens = [token for token in memory.recent[0].tolist() if token != NONE]
+    return tokenizer.decode(token for token in tokens if token not in (tokenizer.bos, tokenizer.eos))[-TAIL:]
+
+
+def _empty(model: LanguageModel) -> Memory:
+    """A memory of nothing, whose tensors have the shapes of any other but where a state grows."""
+    device = model.embedding.weight.device
+    token = torch.zeros(1, dtype=torch.long, device=device)
+    return Memory(model.init_state(1), token, token.new_zeros(1, RECENT), token)
+
+
+def _alike(wanted: Tensor | None, found: Tensor | None) -> bool:
+    """Whether a tensor may stand where another would: of its type, and of its shape where that does not grow."""
+    if wanted is None or found is None or wanted.dtype != found.dtype or wanted.dim() != found.dim():
+        return False
+    return all(need in (size, 0) for need, size in zip(wanted.shape, found.shape, strict=True))
+
+
+def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in nested tuples by the path that leads to it, such as state.blocks.0.attention.S."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif value is not None:
+        for key, part in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
+            yield from _named(part, f"{name}.{key}" if name else str(key))
