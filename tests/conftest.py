@@ -1,9 +1,19 @@
 """What all tests share: one thread each, for tiny tensors gain nothing from two."""
 
+import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, and for those who set threads by it
+
+SLOWEST = ("test_deepspeed.py", "test_readme.py", "test_two_processes.py", "test_plan.py", "test_kill.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no worker is left alone with one of them at the end."""
+    items.sort(key=lambda item: item.path.name not in SLOWEST)

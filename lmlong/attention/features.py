@@ -36,6 +36,9 @@ class FeatureMap(nn.Module, ABC):
         return self.query(k)
 
 
+ELU_FLOOR = 1e-4
+
+
 class Elu(FeatureMap):
     """elu(x) + 1 (Katharopoulos et al. 2020), plus a floor far below it, which keeps the denominator from 0."""
 
@@ -49,18 +52,16 @@ class _EluPlusOne(torch.autograd.Function):
     Adding 1 to torch's elu would round small features away in bfloat16, and its backward pass reads more memory.
     """
 
-    FLOOR = 1e-4
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.clamp(max=0).exp_().add_(x.clamp(min=0)).add_(_EluPlusOne.FLOOR)
+        y = x.clamp(max=0).exp_().add_(x.clamp(min=0)).add_(ELU_FLOOR)
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
-        return (y - _EluPlusOne.FLOOR).clamp_(0, 1).mul_(gradients[0])
+        return (y - ELU_FLOOR).clamp_(0, 1).mul_(gradients[0])
 
 
 class Relu(FeatureMap):

@@ -31,6 +31,8 @@ class ShortConvolution(nn.Module):
         """x (B, T, C) after `tail` (B, W - 1, C); `positions` (B, T) counts the tokens before each in its document."""
         x = torch.cat([tail.to(x.dtype), x], dim=1)
         weight = self.weight.to(x.dtype)
+        if x.shape[1] == self.width and starts is None and not torch.is_grad_enabled():
+            return (x * weight.mT).sum(1, keepdim=True), x[:, 1:].clone()
         y = _Taps.apply(x, weight)
         tail = x[:, x.shape[1] - self.width + 1 :].clone()  # a view would keep all of x alive
         if starts is not None:

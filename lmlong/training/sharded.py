@@ -30,6 +30,9 @@ from lmlong.training.optimizer import by_decay
 MEANS = ("exp_avg", "exp_avg_sq")
 """AdamW's names of what it keeps for each weight, beside the number of steps."""
 
+LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+"""Variables by which processes of one run find each other."""
+
 FROM_THE_RECIPE = {
     "train_batch_size": "training.batch_size",
     "train_micro_batch_size_per_gpu": "training.batch_size",
@@ -70,6 +73,7 @@ class Sharded(DeepSpeedStrategy):
         self._devices = devices or []
 
     def setup_environment(self) -> None:
+        self.environment = {name: os.environ.get(name) for name in LEFT_BEHIND}
         if self.on_cpu:  # all of the library's own but its check for a GPU
             DDPStrategy.setup_environment(self)
         else:
@@ -82,6 +86,18 @@ class Sharded(DeepSpeedStrategy):
             model.partitioned = True
             _say_who_needs_what(model)
         super().setup(trainer)
+
+    def teardown(self) -> None:
+        """Leave the process as it was: another run in it, or one that it starts, is no part of this one."""
+        super().teardown()
+        import deepspeed.comm
+
+        deepspeed.comm.destroy_process_group()
+        for name, value in self.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         weights = self.language_model.state_dict()

@@ -1,0 +1,175 @@
+"""Speed of writing, token by token, at several lengths of the text before: ours, and GPT-2 in transformers.
+
+    pip install transformers && python tools/compare_decode.py --plot docs/decode.png
+
+Each contestant is filled with a text of the length first, untimed, then writes; rounds of all contestants take turns,
+so that a machine that slows down does so for all. Float32, batch 1, random weights of the same shape: layers, width,
+vocabulary, and an MLP of about as many parameters. transformers runs with its dynamic and its static cache.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.inference.memory import ask, followed, read
+from lmlong.model.language_model import LanguageModel, parameters
+
+VOCABULARY = 8192
+SHAPES = {"small": (4, 256, 4), "large": (12, 768, 12)}  # layers, width, heads
+LENGTHS = (128, 1024, 8192, 32768)
+Write = Callable[[], None]
+"""Write one token."""
+
+
+def ours(kind: str, layers: int, width: int, heads: int) -> tuple[LanguageModel, int]:
+    shape = recipe.Model(layers=layers, width=width, heads=heads, attention=recipe.Attention(kind=kind))  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    model = LanguageModel(shape, VOCABULARY).eval()
+    return model, parameters(model)
+
+
+def ours_at(model: LanguageModel, length: int) -> Write:
+    """The model after a text of so many tokens."""
+    tokens = torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(1)).tolist()
+    held = [read(model, [tokens])]
+
+    def write() -> None:
+        logits, state = ask(model, held[0])
+        held[0] = followed(held[0], state, logits.argmax(-1))
+
+    return write
+
+
+def gpt2(layers: int, width: int, heads: int) -> tuple[Any, int]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=max(LENGTHS) + 4096,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).eval()
+    return model, sum(weight.numel() for weight in model.parameters())
+
+
+def gpt2_at(model: Any, length: int, static: bool, rounds: int) -> Write:
+    from transformers import DynamicCache, StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=length + rounds) if static else DynamicCache()
+    tokens = torch.randint(VOCABULARY, (1, length), generator=torch.Generator().manual_seed(1))
+    held: list[Tensor] = []
+    with torch.inference_mode():
+        for begin in range(0, length, 2048):
+            place = torch.arange(begin, min(begin + 2048, length))
+            out = model(tokens[:, place], past_key_values=cache, cache_position=place, position_ids=place[None])
+        held.append(out.logits[:, -1].argmax(-1, keepdim=True))
+    place = torch.tensor([length])
+
+    @torch.inference_mode()
+    def write() -> None:
+        out = model(held[0], past_key_values=cache, cache_position=place, position_ids=place[None])
+        held[0] = out.logits[:, -1].argmax(-1, keepdim=True)
+        place.add_(1)
+
+    return write
+
+
+def seconds(writers: dict[str, Write], tokens: int, rounds: int) -> dict[str, float]:
+    """Median seconds a token of each, its rounds in turn with those of the others."""
+    taken: dict[str, list[float]] = {name: [] for name in writers}
+    for number in range(rounds + 1):
+        for name, write in writers.items():
+            begun = time.perf_counter()
+            for _ in range(tokens):
+                write()
+            if number:  # the first round warms up
+                taken[name].append((time.perf_counter() - begun) / tokens)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def measure(shape: str, lengths: list[int], tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Tokens per second of every contestant at every length."""
+    layers, width, heads = SHAPES[shape]
+    linear, count = ours("linear", layers, width, heads)
+    softmax, softmax_count = ours("softmax", layers, width, heads)
+    other, other_count = gpt2(layers, width, heads) if find_spec("transformers") else (None, 0)
+    if other is None:
+        print("transformers is not installed: left out")
+    print(f"\n{shape}: {layers} layers of width {width}")
+    print(f"parameters: linear {count:,}, softmax {softmax_count:,}, GPT-2 {other_count:,}\n")
+    print("| text before | linear | softmax | GPT-2 dynamic | GPT-2 static | linear / best of GPT-2 |")
+    print("|---|---|---|---|---|---|")
+    rows = []
+    for length in lengths:
+        steps = tokens * (rounds + 1)
+        writers = {"linear": ours_at(linear, length), "softmax": ours_at(softmax, length)}
+        if other is not None:
+            writers["GPT-2 dynamic"] = gpt2_at(other, length, False, steps)
+            writers["GPT-2 static"] = gpt2_at(other, length, True, steps)
+        speed = {name: 1 / taken for name, taken in seconds(writers, tokens, rounds).items()}
+        best = max((value for name, value in speed.items() if name.startswith("GPT-2")), default=float("nan"))
+        rows.append({"shape": shape, "length": length, **speed, "ratio": speed["linear"] / best})
+        cells = [f"{value:,.1f}" for value in speed.values()] + ["-"] * (4 - len(speed))
+        print(f"| {length:,} | {' | '.join(cells)} | {speed['linear'] / best:.1f} |", flush=True)
+    return rows
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Tokens per second against the length of the text before, both on log scales."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    figure, panels = pyplot.subplots(1, len(shapes), figsize=(5 * len(shapes), 4), squeeze=False)
+    marks = {"linear": "o-", "softmax": "s--", "GPT-2 dynamic": "^:", "GPT-2 static": "v-."}
+    for panel, shape in zip(panels[0], shapes, strict=True):
+        own = [row for row in rows if row["shape"] == shape]
+        for name, mark in marks.items():
+            if name in own[0]:
+                panel.plot([row["length"] for row in own], [row[name] for row in own], mark, label=name)
+        panel.set(xscale="log", yscale="log", xlabel="tokens before", ylabel="tokens/s", title=shape)
+        panel.set_xticks([row["length"] for row in own], [f"{row['length']:,}" for row in own])
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Print a table for each shape of model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
+    parser.add_argument("--tokens", type=int, default=8, help="in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} threads")
+    rows = [row for shape in options.shapes for row in measure(shape, options.lengths, options.tokens, options.rounds)]
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    if options.plot:
+        plot(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()
