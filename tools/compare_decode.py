@@ -8,6 +8,7 @@ vocabulary, and an MLP of about as many parameters. transformers runs with its d
 """
 
 import argparse
+import copy
 import json
 import statistics
 import time
@@ -47,6 +48,13 @@ def ours_at(model: LanguageModel, length: int) -> Write:
         held[0] = followed(held[0], state, logits.argmax(-1))
 
     return write
+
+
+def compiled(model: LanguageModel) -> LanguageModel:
+    """The same model, its step as one graph."""
+    other = copy.deepcopy(model)
+    other.step = torch.compile(other.step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+    return other
 
 
 def gpt2(layers: int, width: int, heads: int) -> tuple[Any, int]:
@@ -104,26 +112,29 @@ def measure(shape: str, lengths: list[int], tokens: int, rounds: int) -> list[di
     """Tokens per second of every contestant at every length."""
     layers, width, heads = SHAPES[shape]
     linear, count = ours("linear", layers, width, heads)
+    faster = compiled(linear)
     softmax, softmax_count = ours("softmax", layers, width, heads)
     other, other_count = gpt2(layers, width, heads) if find_spec("transformers") else (None, 0)
     if other is None:
         print("transformers is not installed: left out")
     print(f"\n{shape}: {layers} layers of width {width}")
     print(f"parameters: linear {count:,}, softmax {softmax_count:,}, GPT-2 {other_count:,}\n")
-    print("| text before | linear | softmax | GPT-2 dynamic | GPT-2 static | linear / best of GPT-2 |")
-    print("|---|---|---|---|---|---|")
+    print("| text before | linear | softmax | compiled | GPT-2 dynamic | GPT-2 static | ratio | ratio, compiled |")
+    print("|---|---|---|---|---|---|---|---|")
     rows = []
     for length in lengths:
         steps = tokens * (rounds + 1)
         writers = {"linear": ours_at(linear, length), "softmax": ours_at(softmax, length)}
+        writers["compiled"] = ours_at(faster, length)
         if other is not None:
             writers["GPT-2 dynamic"] = gpt2_at(other, length, False, steps)
             writers["GPT-2 static"] = gpt2_at(other, length, True, steps)
         speed = {name: 1 / taken for name, taken in seconds(writers, tokens, rounds).items()}
         best = max((value for name, value in speed.items() if name.startswith("GPT-2")), default=float("nan"))
-        rows.append({"shape": shape, "length": length, **speed, "ratio": speed["linear"] / best})
-        cells = [f"{value:,.1f}" for value in speed.values()] + ["-"] * (4 - len(speed))
-        print(f"| {length:,} | {' | '.join(cells)} | {speed['linear'] / best:.1f} |", flush=True)
+        rows.append({"shape": shape, "length": length, **speed, "ratio": speed["compiled"] / best})
+        cells = [f"{value:,.1f}" for value in speed.values()] + ["-"] * (5 - len(speed))
+        ratios = f"{speed['linear'] / best:.1f} | {speed['compiled'] / best:.1f}"
+        print(f"| {length:,} | {' | '.join(cells)} | {ratios} |", flush=True)
     return rows
 
 
@@ -136,7 +147,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     figure, panels = pyplot.subplots(1, len(shapes), figsize=(5 * len(shapes), 4), squeeze=False)
-    marks = {"linear": "o-", "softmax": "s--", "GPT-2 dynamic": "^:", "GPT-2 static": "v-."}
+    marks = {"compiled": "D-", "linear": "o-", "softmax": "s--", "GPT-2 dynamic": "^:", "GPT-2 static": "v-."}
     for panel, shape in zip(panels[0], shapes, strict=True):
         own = [row for row in rows if row["shape"] == shape]
         for name, mark in marks.items():

@@ -36,6 +36,7 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--load-state", type=File, help="Go on from what `lmlong state build` or --save-state remembered.")
 @click.option("--save-state", type=File, help="Remember prompt and new text in this file.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
+@click.option("--compile", "compiled", is_flag=True, help="Compile the step first: a minute that long texts win back.")
 @click.option("--stats", is_flag=True, help="Tell speeds and the size of the state, on standard error.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def generate(
@@ -57,6 +58,7 @@ def generate(
     load_state: Path | None,
     save_state: Path | None,
     as_json: bool,
+    compiled: bool,
     stats: bool,
     device: str,
 ) -> None:
@@ -85,6 +87,8 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
     show = writing.Show(as_json, stats, keep=as_json, one=one_text)
     loaded = load(run, device)
+    if compiled:
+        loaded.compile()
     start = loaded.load_memory(load_state) if load_state else None
     end = (None if max_tokens == -1 else max_tokens, stop)
     if prompts:

@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import check_size, find, load_weights, read_recipe, tokenizer_path
 from lmlong.checkpoint.write import WEIGHTS
@@ -17,7 +19,7 @@ from lmlong.inference.memory import Memory
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.streaming import Writing
 from lmlong.model.device import pick_device
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.language_model import LanguageModel, kinds
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.tokenizer import Tokenizer
@@ -89,6 +91,12 @@ class Loaded:
         """
         tokens = (part.tolist() for part in self.tokenizer.encode_pieces([text] if isinstance(text, str) else text))
         return memories.read(self.model, chain([] if memory else [[self.tokenizer.bos]], tokens), memory)
+
+    def compile(self) -> None:
+        """Let torch.compile make one graph of the step that writes a token; worth its minute for long texts only."""
+        if "softmax" in kinds(self.recipe.model):
+            raise UsageError("compile: the state of softmax attention grows, so its step is never the same twice.")
+        self.model.step = torch.compile(self.model.step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
 
     def save_memory(self, memory: Memory, path: str | Path) -> None:
         """Write a memory to a file, for this model to go on with."""

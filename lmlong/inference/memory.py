@@ -64,8 +64,7 @@ def _advance(model: LanguageModel, tokens: list[int], memory: Memory | None) -> 
 @torch.inference_mode()
 def ask(model: LanguageModel, memory: Memory) -> tuple[Tensor, ModelState]:
     """Logits (B, vocabulary) of what follows, and the state with the last token read."""
-    hidden, state = model.read(memory.last[:, None], memory.state)
-    return model.logits(hidden[:, -1]), state
+    return model.step(memory.last, memory.state)
 
 
 @torch.inference_mode()
