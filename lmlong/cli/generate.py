@@ -89,7 +89,7 @@ def generate(
     loaded = load(run, device)
     if compiled:
         loaded.compile()
-    start = loaded.load_memory(load_state) if load_state else None
+    start = loaded.load_state(load_state) if load_state else None
     end = (None if max_tokens == -1 else max_tokens, stop)
     if prompts:
         for rows, memory in writing.read_many(loaded, prompts, batch, start, show):
@@ -98,5 +98,5 @@ def generate(
         memory = writing.read_one(loaded, prompt, prompt_file, start, show)
         written = show.write(loaded, memory, sampling, [writing.ONLY], samples, *end)
         if save_state:
-            loaded.save_memory(written, save_state)
+            loaded.save_state(written, save_state)
     show.finish()

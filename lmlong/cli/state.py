@@ -29,8 +29,8 @@ def build(run: str, text: Path, out: Path, load_state: Path | None, device: str)
     from lmlong.inference.loading import load
 
     loaded = load(run, device)
-    memory = loaded.read(pieces(text), loaded.load_memory(load_state) if load_state else None)
-    loaded.save_memory(memory, out)
+    memory = loaded.read(pieces(text), loaded.load_state(load_state) if load_state else None)
+    loaded.save_state(memory, out)
     click.echo(f"{out}: {int(memory.total):,} tokens remembered in {out.stat().st_size:,} bytes")
 
 

@@ -38,7 +38,7 @@ class Loaded:
         self,
         prompt: str | Iterable[str] = "",
         *,
-        memory: Memory | None = None,
+        state: Memory | None = None,
         max_tokens: int | None = 200,
         temperature: float = 0.8,
         top_k: int | None = None,
@@ -55,18 +55,16 @@ class Loaded:
         >>> for piece in model.stream("def ", max_tokens=100):
         ...     print(piece, end="", flush=True)
 
-        With `memory`, the prompt goes on from what was read before. The text ends where the model ends the document,
+        With a `state`, the prompt goes on from what was read before. The text ends where the model ends the document,
         after `max_tokens` tokens (None: never), or before a `stop` string. The other options are those of `Sampling`;
         the same seed gives the same text.
         """
         options = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
         self._check(max_tokens, stop)
-        return self._stream(prompt, memory, options, max_tokens, stop)
+        return self._stream(prompt, state, options, max_tokens, stop)
 
-    def _stream(
-        self, prompt: str | Iterable[str], memory: Memory | None, options: Sampling, *end: Any
-    ) -> Iterator[str]:
-        for _, piece in self.write(self.read(prompt, memory), options, [(0,)], *end):
+    def _stream(self, prompt: str | Iterable[str], state: Memory | None, options: Sampling, *end: Any) -> Iterator[str]:
+        for _, piece in self.write(self.read(prompt, state), options, [(0,)], *end):
             yield piece
 
     def write(
@@ -83,14 +81,14 @@ class Loaded:
         self._check(max_tokens, stop)
         return Writing(self.model, self.tokenizer, memory, Sampler(options, rows), max_tokens, stop, keep)
 
-    def read(self, text: str | Iterable[str], memory: Memory | None = None) -> Memory:
-        """Read a text of any length, whole or in pieces, and remember it; it goes on from `memory`, or begins anew.
+    def read(self, text: str | Iterable[str], state: Memory | None = None) -> Memory:
+        """Read a text of any length, whole or in pieces: the state after it, begun anew or going on from another.
 
         >>> book = model.read(open("book.txt").read())
-        >>> "".join(model.stream("She said: ", memory=book))
+        >>> "".join(model.stream("She said: ", state=book))
         """
         tokens = (part.tolist() for part in self.tokenizer.encode_pieces([text] if isinstance(text, str) else text))
-        return memories.read(self.model, chain([] if memory else [[self.tokenizer.bos]], tokens), memory)
+        return memories.read(self.model, chain([] if state else [[self.tokenizer.bos]], tokens), state)
 
     def compile(self) -> None:
         """Let torch.compile make one graph of the step that writes a token; worth its minute for long texts only."""
@@ -98,12 +96,12 @@ class Loaded:
             raise UsageError("compile: the state of softmax attention grows, so its step is never the same twice.")
         self.model.step = torch.compile(self.model.step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
 
-    def save_memory(self, memory: Memory, path: str | Path) -> None:
-        """Write a memory to a file, for this model to go on with."""
-        state_file.save(Path(path), memory, self._owners, self.tokenizer, str(self.checkpoint))
+    def save_state(self, state: Memory, path: str | Path) -> None:
+        """Write a state to a file, for this model to go on with."""
+        state_file.save(Path(path), state, self._owners, self.tokenizer, str(self.checkpoint))
 
-    def load_memory(self, path: str | Path) -> Memory:
-        """A memory from a file that this model wrote."""
+    def load_state(self, path: str | Path) -> Memory:
+        """A state from a file that this model wrote."""
         return state_file.load(Path(path), self.model, self._owners, str(self.checkpoint))
 
     @staticmethod

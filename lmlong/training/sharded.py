@@ -6,13 +6,11 @@ writes, or would have to unpickle, is ever read.
 """
 
 import importlib
-import json
 import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,30 +20,16 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention.contract import CausalAttention
-from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
 from lmlong.training.module import Learner
 from lmlong.training.optimizer import by_decay
+from lmlong.training.sharded_settings import settings
 
 MEANS = ("exp_avg", "exp_avg_sq")
 """AdamW's names of what it keeps for each weight, beside the number of steps."""
 
 LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 """Variables by which processes of one run find each other."""
-
-FROM_THE_RECIPE = {
-    "train_batch_size": "training.batch_size",
-    "train_micro_batch_size_per_gpu": "training.batch_size",
-    "gradient_accumulation_steps": "training.accumulate",
-    "gradient_clipping": "training.clip",
-    "optimizer": "training.learning_rate and its neighbours",
-    "scheduler": "training.schedule",
-    "fp16": "training.precision",
-    "bf16": "training.precision",
-    "torch_autocast": "training.precision",
-    "zero_optimization.stage": "training.deepspeed.stage",
-}
-"""DeepSpeed's settings that a recipe makes, and where."""
 
 
 class Sharded(DeepSpeedStrategy):
@@ -173,11 +157,11 @@ class Sharded(DeepSpeedStrategy):
                 lazy_init_hp_params_optimizer_state(weights, flat, zero.optimizer.state)
 
     def _whole(self, weight: Tensor, mean: str | None = None) -> Tensor:
-        """A weight, or AdamW's mean of it, from the parts of all ranks; all of them must ask."""
+        """A weight, or AdamW's mean of it, from the parts of all ranks, for the first, which saves it; all must ask."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         whole = safe_get_full_optimizer_state(weight, mean) if mean else safe_get_full_fp32_param(weight)
-        return whole.detach().cpu()
+        return whole.detach().cpu() if self.is_global_zero else torch.empty(0)
 
     def _take(self, weight: Any, mean: str, whole: Tensor) -> None:
         """Keep this rank's part of AdamW's mean of a weight."""
@@ -217,39 +201,6 @@ class ShardedPrecision(DeepSpeedPrecision):
         engine.step()
         if done:  # clipped by DeepSpeed, which leaves the weights alone where the norm is not finite
             model.accept(float(engine.get_global_grad_norm()))
-
-
-def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
-    """DeepSpeed's settings for a recipe, with those of the recipe's own file laid over them."""
-    on_gpu = device.type == "cuda"
-    memory = {"device": "cpu", "pin_memory": on_gpu}
-    chosen = options.deepspeed
-    zero: dict[str, Any] = {"stage": chosen.stage, "overlap_comm": on_gpu, "contiguous_gradients": True}
-    if chosen.offload_optimizer:
-        zero["offload_optimizer"] = memory
-    if chosen.offload_parameters:
-        zero["offload_param"] = memory
-    own = {
-        "train_micro_batch_size_per_gpu": options.batch_size,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler
-    }
-    further = _read(Path(chosen.config)) if chosen.config else {}
-    return {**own, **further, "zero_optimization": {**zero, **further.get("zero_optimization", {})}}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The settings in a file, none of which may contradict the recipe."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        named = {*found, *(f"zero_optimization.{key}" for key in found.get("zero_optimization", {}))}
-    except OSError as error:
-        raise UsageError(f"training.deepspeed.config: {path}: {error.strerror}.") from error
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UsageError(f"training.deepspeed.config: {path}: not a JSON object of DeepSpeed settings.") from error
-    for key in sorted(named & FROM_THE_RECIPE.keys()):
-        raise UsageError(f"training.deepspeed.config: {path}: {key} comes from the recipe's {FROM_THE_RECIPE[key]}.")
-    return found
 
 
 def _prepare_for_cpu() -> None:

@@ -40,11 +40,11 @@ def another(run: Path, folder: Path, attention: Attention, seed: int = 0) -> Loa
 def test_going_on_from_a_file_is_going_on_from_memory(run: Path, tmp_path: Path, attention: Attention) -> None:
     loaded = another(run, tmp_path / "other", attention)
     memory = loaded.read(TEXT)
-    loaded.save_memory(memory, tmp_path / "book.state")
-    again = load(tmp_path / "other", "cpu").load_memory(tmp_path / "book.state")
+    loaded.save_state(memory, tmp_path / "book.state")
+    again = load(tmp_path / "other", "cpu").load_state(tmp_path / "book.state")
     assert all(torch.equal(mine, other) for mine, other in zip(tensors(again), tensors(memory), strict=True))
     options = {"max_tokens": 30, "temperature": 1.0, "repetition_penalty": 1.3}
-    assert list(loaded.stream("", memory=again, **options)) == list(loaded.stream("", memory=memory, **options))
+    assert list(loaded.stream("", state=again, **options)) == list(loaded.stream("", state=memory, **options))
 
 
 def test_a_fresh_reading_in_other_pieces_agrees_to_rounding(run: Path) -> None:
@@ -62,12 +62,12 @@ def test_by_command(run: Path, tmp_path: Path) -> None:
     words = [str(run), "--load-state", str(kept), "--prompt", "Then ", "--max-tokens", "20"]
     text = CliRunner().invoke(generate, [*words, "--save-state", str(later)], catch_exceptions=False).output
     loaded = load(run, "cpu")
-    assert text == "".join(loaded.stream("Then ", memory=loaded.load_memory(kept), max_tokens=20))
+    assert text == "".join(loaded.stream("Then ", state=loaded.load_state(kept), max_tokens=20))
     told = json.loads(CliRunner().invoke(state, ["info", str(later), "--json"], catch_exceptions=False).output)
     assert told["tokens"] == len(TEXT) + 1 + 5 + 20 and told["tail"].endswith(text)
     assert "tokens       3,541" in CliRunner().invoke(state, ["info", str(kept)], catch_exceptions=False).output
 
-    whole = "".join(loaded.stream("Then ", memory=loaded.load_memory(kept), max_tokens=29, temperature=0))
+    whole = "".join(loaded.stream("Then ", state=loaded.load_state(kept), max_tokens=29, temperature=0))
     first = CliRunner().invoke(generate, [*words, "--temperature", "0", "--save-state", str(later)]).output
     more = [str(run), "--load-state", str(later), "--max-tokens", "9", "--temperature", "0"]
     assert first + CliRunner().invoke(generate, more, catch_exceptions=False).output == whole
@@ -76,9 +76,9 @@ def test_by_command(run: Path, tmp_path: Path) -> None:
 def test_a_state_of_another_model_is_refused_by_what_differs(run: Path, tmp_path: Path) -> None:
     favor = Attention(feature_map="favor")
     mine, drawn_anew = (another(run, tmp_path / str(seed), favor, seed) for seed in (0, 1))
-    mine.save_memory(mine.read(TEXT), tmp_path / "book.state")
+    mine.save_state(mine.read(TEXT), tmp_path / "book.state")
     with pytest.raises(CheckpointError, match=r"book\.state: made with another draw of random features"):
-        drawn_anew.load_memory(tmp_path / "book.state")
+        drawn_anew.load_state(tmp_path / "book.state")
 
     weights = mine.model.state_dict()
     weights["norm.weight"] = weights["norm.weight"] + 1
@@ -86,19 +86,19 @@ def test_a_state_of_another_model_is_refused_by_what_differs(run: Path, tmp_path
     with pytest.raises(
         CheckpointError, match=r"another weights \(.{12}\) than that of .*tuned \(.{12}\)\. Use it with"
     ):
-        load(tmp_path / "tuned", "cpu").load_memory(tmp_path / "book.state")
+        load(tmp_path / "tuned", "cpu").load_state(tmp_path / "book.state")
 
 
 def test_a_damaged_or_foreign_file_is_refused(run: Path, tmp_path: Path) -> None:
     loaded, file = load(run, "cpu"), tmp_path / "book.state"
-    loaded.save_memory(loaded.read(TEXT), file)
+    loaded.save_state(loaded.read(TEXT), file)
     good = file.read_bytes()
     with pytest.raises(UsageError, match="no such file"):
-        loaded.load_memory(tmp_path / "none")
+        loaded.load_state(tmp_path / "none")
     for bad in (b"", good[:100], good[:-5], b"{}" * 50):
         file.write_bytes(bad)
         with pytest.raises(CheckpointError, match="damaged"):
-            loaded.load_memory(file)
+            loaded.load_state(file)
     save_file({"a": torch.zeros(1)}, file)
     with pytest.raises(CheckpointError, match="damaged"):
         describe(file)
@@ -112,16 +112,16 @@ def test_a_damaged_or_foreign_file_is_refused(run: Path, tmp_path: Path) -> None
     ):
         save_file({**found, **change}, file, about)
         with pytest.raises(CheckpointError, match=f"{next(iter(change))} is not what this model remembers"):
-            loaded.load_memory(file)
+            loaded.load_state(file)
     save_file(found, file, {"lmlong": json.dumps({**describe(file), "format": 99})})
     with pytest.raises(CheckpointError, match="format 99"):
-        loaded.load_memory(file)
+        loaded.load_state(file)
 
 
 def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
     loaded = load(run, "cpu")
     with pytest.raises(UsageError, match="holds one text, this memory"):
-        loaded.save_memory(joined([loaded.read("a"), loaded.read("b")]), tmp_path / "two.state")
+        loaded.save_state(joined([loaded.read("a"), loaded.read("b")]), tmp_path / "two.state")
     for words in (["--samples", "2"], ["--prompts", "none.jsonl"]):
         with pytest.raises(UsageError, match="--save-state: remembers one text"):
             CliRunner().invoke(generate, [str(run), *words, "--save-state", "x"], catch_exceptions=False)
@@ -131,4 +131,4 @@ def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
     loaded = load(run, "cpu")
     with pytest.raises(UsageError, match="cannot be written"):
-        loaded.save_memory(loaded.read("a"), tmp_path / "no" / "such" / "folder.state")
+        loaded.save_state(loaded.read("a"), tmp_path / "no" / "such" / "folder.state")
