@@ -28,7 +28,7 @@ from lmlong.training.sharded_settings import settings
 MEANS = ("exp_avg", "exp_avg_sq")
 """AdamW's names of what it keeps for each weight, beside the number of steps."""
 
-LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
 """Variables by which processes of one run find each other."""
 
 
@@ -37,6 +37,7 @@ class Sharded(DeepSpeedStrategy):
 
     def __init__(self, options: recipe.Training, device: torch.device):
         self.on_cpu = device.type == "cpu"
+        self.environment = {name: os.environ.get(name) for name in LEFT_BEHIND}
         if self.on_cpu:
             _prepare_for_cpu()
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -57,7 +58,6 @@ class Sharded(DeepSpeedStrategy):
         self._devices = devices or []
 
     def setup_environment(self) -> None:
-        self.environment = {name: os.environ.get(name) for name in LEFT_BEHIND}
         if self.on_cpu:  # all of the library's own but its check for a GPU
             DDPStrategy.setup_environment(self)
         else:

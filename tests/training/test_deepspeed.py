@@ -3,6 +3,7 @@ files."""
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,6 +19,7 @@ from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.training.run import train
+from lmlong.training.sharded import LEFT_BEHIND
 
 from .conftest import lmlong as command
 from .conftest import metrics
@@ -113,7 +115,9 @@ def test_a_run_begun_without_goes_on_with_deepspeed(
     folder = tmp_path / "other"
     shutil.copytree(tmp_path / "alone", folder, symlinks=True)
     recipe = recipe_of(*ALONE, *sharded(stage, tmp_path))
+    before = dict(os.environ)
     train(recipe, folder, resume=str(folder / "checkpoints" / "step-00000006"))
+    assert {name for name in LEFT_BEHIND if os.environ.get(name) != before.get(name)} == set()
     assert "changed since the checkpoint: training.strategy from auto to deepspeed" in capsys.readouterr().err
     close(folder, tmp_path / "alone")
 
