@@ -155,6 +155,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 panel.plot([row["length"] for row in own], [row[name] for row in own], mark, label=name)
         panel.set(xscale="log", yscale="log", xlabel="tokens before", ylabel="tokens/s", title=shape)
         panel.set_xticks([row["length"] for row in own], [f"{row['length']:,}" for row in own])
+        panel.set_yticks([10, 20, 50, 100, 200, 500, 1000], ["10", "20", "50", "100", "200", "500", "1,000"])
+        speeds = [row[name] for row in own for name in marks if name in row]
+        panel.set_ylim(min(speeds) / 1.3, max(speeds) * 1.3)
         panel.minorticks_off()
         panel.grid(alpha=0.3)
         panel.legend()
