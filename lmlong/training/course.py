@@ -76,7 +76,7 @@ class Course(Callback):
             if last or step % options.validate_every == 0:
                 validated = self._validate(trainer, pl_module, None if last else options.validation_tokens)
                 self.final = validated if last else None
-            stop = self.signals.agreed(trainer)
+            stop = self.signals.agree(trainer)
             if last or stop or step % options.checkpoint_every == 0:
                 self.journal.flush()
                 self.shelf.save(trainer, validated)

@@ -69,7 +69,7 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
     trainer.fit(learner, ckpt_path=going_on, weights_only=True)
     final = course.final if is_first() else None
     gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if final else None
-    return Outcome(folder, trainer.global_step, final, gzip, signals.received, is_first())
+    return Outcome(folder, trainer.global_step, final, gzip, signals.agreed, is_first())
 
 
 def _say(setup: Setup, start: Path | None) -> None:

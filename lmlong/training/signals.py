@@ -16,7 +16,8 @@ class StopOnSignal(Callback):
     """Sets a flag when a signal comes, and has every rank stop together at the end of a step."""
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        self.received = 0  # by this process; it stays so once a signal has come
+        self.agreed: int | None = None  # what all ranks stop for
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -29,13 +30,16 @@ class StopOnSignal(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._restore()
 
-    def agreed(self, trainer: Trainer) -> bool:
-        """Whether any rank was told to stop, which they all know then; all must ask together."""
-        self.received = largest(trainer, self.received or 0) or None
-        return self.received is not None
+    def agree(self, trainer: Trainer) -> bool:
+        """Whether any rank was told to stop, which they all know then; all must ask together.
+
+        A signal that comes while they talk is not lost: they hear of it when they talk next.
+        """
+        self.agreed = largest(trainer, self.received) or None
+        return self.agreed is not None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received:
             os._exit(128 + number)
         self.received = number
         if is_first():
