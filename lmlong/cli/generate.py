@@ -1,6 +1,7 @@
 """lmlong generate: a trained model continues a text."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -36,7 +37,19 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--load-state", type=File, help="Go on from what `lmlong state build` or --save-state remembered.")
 @click.option("--save-state", type=File, help="Remember prompt and new text in this file.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
-@click.option("--compile", "compiled", is_flag=True, help="Compile the step first: a minute that long texts win back.")
+@click.option(
+    "--compile/--no-compile",
+    "compiled",
+    default=None,
+    help="Compile the step: seconds that long texts win back.  [default: where 5,000 tokens or more may be written]",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["32", "bf16"]),
+    default="32",
+    show_default=True,
+    help="How matrices are kept: bf16 takes half the memory and, compiled, less time.",
+)
 @click.option("--stats", is_flag=True, help="Tell speeds and the size of the state, on standard error.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def generate(
@@ -58,7 +71,8 @@ def generate(
     load_state: Path | None,
     save_state: Path | None,
     as_json: bool,
-    compiled: bool,
+    compiled: bool | None,
+    weights: Literal["32", "bf16"],
     stats: bool,
     device: str,
 ) -> None:
@@ -86,8 +100,9 @@ def generate(
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
     show = writing.Show(as_json, stats, keep=as_json, one=one_text)
-    loaded = load(run, device)
-    if compiled:
+    loaded = load(run, device, weights)
+    if compiled or (compiled is None and one_text and writing.compiling_pays(loaded, max_tokens)):
+        click.echo("compiling the step, for some seconds", err=True)
         loaded.compile()
     start = loaded.load_state(load_state) if load_state else None
     end = (None if max_tokens == -1 else max_tokens, stop)

@@ -1,11 +1,13 @@
 """A trained model, taken from its run and ready to read and write."""
 
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -91,10 +93,23 @@ class Loaded:
         return memories.read(self.model, chain([] if state else [[self.tokenizer.bos]], tokens), state)
 
     def compile(self) -> None:
-        """Let torch.compile make one graph of the step that writes a token; worth its minute for long texts only."""
-        if "softmax" in kinds(self.recipe.model):
-            raise UsageError("compile: the state of softmax attention grows, so its step is never the same twice.")
+        """Let torch.compile make one graph of the step that writes a token: some seconds that long texts win back."""
+        if self.obstacle:
+            raise UsageError(f"compile: {self.obstacle}")
         self.model.step = torch.compile(self.model.step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the step cannot be compiled."""
+        if "softmax" in kinds(self.recipe.model):
+            return "the state of softmax attention grows, so its step is never the same twice."
+        if not any(map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"])):
+            return "needs a C++ compiler. Install g++, or name one in the environment variable CXX."
+        return None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.model.embedding.weight.device.type == "cpu"
 
     def save_state(self, state: Memory, path: str | Path) -> None:
         """Write a state to a file, for this model to go on with."""
@@ -116,12 +131,18 @@ class Loaded:
         return state_file.owners(self.model, self.tokenizer, manifest.recorded(self.checkpoint, WEIGHTS))
 
 
-def load(run: str | Path, device: str = "auto") -> Loaded:
-    """The model of a run: its folder, its name under runs/, or a checkpoint; `device` is auto, cpu or cuda."""
+def load(run: str | Path, device: str = "auto", weights: Literal["32", "bf16"] = "32") -> Loaded:
+    """The model of a run: its folder, its name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
+
+    `weights` says how its matrices are kept: "bf16" takes half the memory, and changes what it predicts a little.
+    """
     place = pick_device(device)
     checkpoint = find(run)
     recipe, tokenizer = read_recipe(checkpoint), tokenizers.load(tokenizer_path(checkpoint))
     check_size(checkpoint, recipe, lambda recipe: LanguageModel(recipe.model, tokenizer.vocabulary))
     model = LanguageModel(recipe.model, tokenizer.vocabulary)
     load_weights(model, checkpoint)
-    return Loaded(model.to(place).eval(), tokenizer, recipe, checkpoint)
+    model.to(place).eval()
+    if weights == "bf16":
+        model.round_matrices()
+    return Loaded(model, tokenizer, recipe, checkpoint)

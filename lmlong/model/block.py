@@ -14,6 +14,7 @@ from lmlong.attention import CAUSAL
 from lmlong.attention.linear import memory_lengths
 from lmlong.model.convolution import ShortConvolution
 from lmlong.model.positions import rotate
+from lmlong.model.products import Product
 
 FASTEST_DECAY = 20.0
 """A gate forgets at most all but exp(-20) of the state in one token, so that sums of log decays stay exact."""
@@ -52,14 +53,14 @@ class Mixer(nn.Module):
         width, self.heads = options.width, options.heads
         self.head_width = width // options.heads
         self.norm = Norm(width)
-        self.project_in = nn.Linear(width, 4 * width, bias=False)  # queries, keys, values, gate
+        self.project_in = Product(width, 4 * width)  # queries, keys, values, gate
         self.convolution = ShortConvolution(3 * width, options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, self.head_width, options.attention)
         self.forget = Forget(width, self.heads) if self.attention.gated else None
         wanted = self.attention.turned_by_position
         self.rotary = options.positions == "rotary" or (options.positions == "auto" and wanted)
         self.head_norm = Norm(self.heads, self.head_width)
-        self.project_out = nn.Linear(width, width, bias=False)
+        self.project_out = Product(width, width)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
@@ -103,8 +104,8 @@ class SwiGlu(nn.Module):
         super().__init__()
         inner = -(-int(options.width * options.mlp_ratio) // 32) * 32
         self.norm = Norm(options.width)
-        self.project_in = nn.Linear(options.width, 2 * inner, bias=False)
-        self.project_out = nn.Linear(inner, options.width, bias=False)
+        self.project_in = Product(options.width, 2 * inner)
+        self.project_out = Product(inner, options.width)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.project_in(self.norm(x)).chunk(2, dim=-1)

@@ -15,6 +15,7 @@ from lmlong.model.block import Block, BlockState, Norm, Place
 from lmlong.model.convolution import ShortConvolution
 from lmlong.model.loss import IGNORED, nats, scores, summed_nats
 from lmlong.model.positions import places
+from lmlong.model.products import Product, Rounded
 from lmlong.model.segments import nats_by_checkpoints, nats_of_segments, split
 
 
@@ -125,6 +126,14 @@ class LanguageModel(nn.Module):
         """The nats of each target (B, T), 0 where ignored, and the state after; for evaluation, without gradients."""
         hidden, state = self.read(tokens, state, starts)
         return self.output(nats, hidden, targets), state
+
+    def round_matrices(self) -> None:
+        """Keep all matrices in bfloat16, half as much to fetch for each token; what is computed stays as precise."""
+        for module in list(self.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, Product):
+                    setattr(module, name, Rounded(child.weight))
+        self.output = Output(nn.Embedding.from_pretrained(self.embedding.weight.detach().bfloat16()))
 
     @torch.no_grad()
     def _initialise(self) -> None:

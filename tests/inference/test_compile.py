@@ -2,13 +2,19 @@
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from click.testing import CliRunner
+from torch.testing import assert_close
 
 from lmlong import recipe_file
 from lmlong.checkpoint.write import Contents, write
+from lmlong.cli.generate import generate
+from lmlong.cli.writing import compiling_pays
 from lmlong.errors import UsageError
 from lmlong.inference.loading import load
+from lmlong.inference.memory import ask
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention
 
@@ -16,11 +22,23 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 
 
 @needs_compiler
-def test_a_compiled_step_writes_the_same(run: Path) -> None:
-    loaded = load(run, "cpu")
-    expected = "".join(loaded.stream("to be", max_tokens=40, temperature=0))
+@pytest.mark.parametrize("weights", ["32", "bf16"])
+def test_a_compiled_step_writes_the_same(run: Path, weights: Literal["32", "bf16"]) -> None:
+    loaded = load(run, "cpu", weights)
+    memory = loaded.read("to be")
+    expected = ask(loaded.model, memory)[0]
+    text = "".join(loaded.stream("to be", max_tokens=40, temperature=0))
     loaded.compile()
-    assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == expected
+    assert_close(ask(loaded.model, memory)[0], expected, rtol=1e-5, atol=1e-5)
+    assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == text
+
+
+@needs_compiler
+def test_only_long_texts_are_compiled_for(run: Path) -> None:
+    loaded = load(run, "cpu")
+    assert [compiling_pays(loaded, tokens) for tokens in (-1, 5000, 4999, 0)] == [True, True, False, False]
+    done = CliRunner().invoke(generate, [str(run), "--prompt", "a", "--max-tokens", "2", "--compile"])
+    assert (done.exit_code, done.stderr) == (0, "compiling the step, for some seconds\n")
 
 
 def test_a_step_that_is_never_the_same_is_not_compiled(run: Path, tmp_path: Path) -> None:
@@ -31,3 +49,4 @@ def test_a_step_that_is_never_the_same_is_not_compiled(run: Path, tmp_path: Path
     write(tmp_path / "softmax", Contents(model.state_dict(), {}, recipe, loaded.tokenizer.file))
     with pytest.raises(UsageError, match="grows"):
         load(tmp_path / "softmax", "cpu").compile()
+    assert not compiling_pays(load(tmp_path / "softmax", "cpu"), -1)

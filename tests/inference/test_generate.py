@@ -22,7 +22,7 @@ from lmlong.inference.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-ENDLESS = ["--max-tokens", "-1", "--temperature", "0", "--device", "cpu"]
+ENDLESS = ["--max-tokens", "-1", "--no-compile", "--temperature", "0", "--device", "cpu"]
 
 
 def written(*words: object, piped: bytes = b"") -> str:
