@@ -34,7 +34,7 @@ ATTENTIONS = {
 def bits_per_byte(loaded: Loaded) -> float:
     """On all of the held-out text, in windows as long as those of training."""
     length, tokenizer = loaded.recipe.text.sequence_length, loaded.tokenizer
-    batches = validation_batches(validation_text(loaded), tokenizer.bos, tokenizer.eos, length, 16)
+    batches = validation_batches(validation_text(loaded).tokens, tokenizer.bos, tokenizer.eos, length, 16)
     tensors = (tuple(torch.from_numpy(part) for part in batch) for batch in batches)
     return score(loaded.model, tensors, torch.from_numpy(tokenizer.token_bytes)).bits_per_byte  # type: ignore[arg-type]
 

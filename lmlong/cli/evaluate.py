@@ -3,14 +3,15 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from lmlong.evaluation.perplexity import Curve
+    from lmlong.evaluation.perplexity import View
+    from lmlong.evaluation.report import Report
 
 
 STDOUT = Path("-")
@@ -21,58 +22,109 @@ Result = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pa
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option("--data", multiple=True, metavar="FILE", help="Measure on this file, folder or glob; may be repeated.")
 @click.option(
-    "--lengths", metavar="N,...", help="Window lengths; k is 1,024.  [default: 256,1k,4k,16k and the trained]"
+    "--lengths",
+    metavar="N,...",
+    help="Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained]",
+)
+@click.option(
+    "--by",
+    "views",
+    metavar="VIEW,...",
+    default="context,position,state",
+    show_default=True,
+    help="What to measure, of context, position, protocol and state.",
+)
+@click.option(
+    "--targets",
+    default=8192,
+    show_default=True,
+    type=click.IntRange(1),
+    help="About how many tokens are scored at each context.",
+)
+@click.option(
+    "--min-documents",
+    default=10,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Leave out lengths that fewer documents reach.",
 )
 @click.option("--tokens", type=click.IntRange(min=2), help="Read only so many tokens of the text.")
 @click.option("--json", "json_file", type=Result, help="Write the results as JSON; - for standard output, alone.")
-@click.option("--plot", type=Result, help="Draw bits per byte against length: .png, .pdf or .svg.")
+@click.option("--plot", type=Result, help="Draw bits per byte: .png, .pdf or .svg.")
+@click.option(
+    "--weights", type=click.Choice(["32", "bf16"]), default="32", show_default=True, help="How matrices are kept."
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def eval_(
     runs: tuple[str, ...],
     data: tuple[str, ...],
     lengths: str | None,
+    views: str,
+    targets: int,
+    min_documents: int,
     tokens: int | None,
     json_file: Path | None,
     plot: Path | None,
+    weights: Literal["32", "bf16"],
     device: str,
 ) -> None:
-    """Measure how well each RUN predicts text, against how far back it may look.
+    """Measure how well each RUN predicts text, and what text further back is worth to it.
 
-    For each length the text is cut into windows of so many tokens, each read from an empty state. Every token but the
-    first is a target at every length, so all lengths are compared on the same tokens. The text is what the run held
-    out of its training, unless --data names another. Compare runs with different tokenizers by bits per byte.
+    
+    context   the same tokens at each length, with so many tokens before them
+    position  each document read once, by how many tokens are before
+    protocol  the state emptied at each window, overlapping windows, or carried
+    state     norm of S, features in use, smallest denominator while it reads
 
-    \b
+    The text is what the run held out of its training, unless --data names another. Standard errors are over documents;
+    a change between lengths has the error of the differences on the same tokens. Compare runs with different tokenizers
+    by bits per byte.
+
+    
     Example: one run on its own held-out text, then two on the same books.
-      lmlong eval runs/quickstart --lengths 256,1k,4k --tokens 100000
+      lmlong eval runs/quickstart --lengths 256,512,1k,2k
       lmlong eval linear softmax --data 'books/*.txt' --plot length.png
     """
     from lmlong.charts import check_format
     from lmlong.evaluation.lengths import parse_lengths
-    from lmlong.evaluation.perplexity import measure, validation_text
+    from lmlong.evaluation.perplexity import Question, measure, validation_text
+    from lmlong.evaluation.plain import plain
     from lmlong.evaluation.plots import draw
-    from lmlong.evaluation.tables import plain, table
+    from lmlong.evaluation.tables import table
     from lmlong.inference.loading import load
 
-    wanted = parse_lengths(lengths) if lengths is not None else None
+    wanted = tuple(parse_lengths(lengths)) if lengths is not None else None
+    question = Question(_views(views), wanted, targets, min_documents)
     for file in (json_file, plot):
         _check_folder(file)
     if plot:
         check_format(plot)
+        if question.views == ("state",):
+            raise UsageError("--plot: draws context, position and protocol. Name one of them in --by.")
 
-    curves = []
+    reports = []
     for run in runs:
-        loaded = load(run, device)
-        curves.append(measure(_name(run), loaded, validation_text(loaded, data, tokens), wanted))
-        _note(curves[-1])
+        loaded = load(run, device, weights)
+        reports.append(measure(_name(run), loaded, validation_text(loaded, data, tokens), question))
+        _note(reports[-1], min_documents)
 
     if plot:
-        draw(curves, plot)
+        draw(reports, plot)
     if json_file != STDOUT:
-        click.echo(table(curves))
+        click.echo(table(reports))
     if json_file:
         with click.open_file(str(json_file), "w", encoding="utf-8") as out:
-            out.write(json.dumps(plain(curves), indent=2, allow_nan=False) + "\n")
+            out.write(json.dumps(plain(reports), indent=2, allow_nan=False) + "\n")
+
+
+def _views(text: str) -> tuple["View", ...]:
+    """The views in a list like context,state."""
+    from lmlong.evaluation.perplexity import VIEWS
+
+    for word in (words := text.split(",")):
+        if word not in VIEWS:
+            raise UsageError(f"--by: there is no '{word}'.{nearest(word, VIEWS)}")
+    return tuple(view for view in VIEWS if view in words)
 
 
 def _name(run: str) -> str:
@@ -86,10 +138,10 @@ def _check_folder(file: Path | None) -> None:
         raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
 
 
-def _note(curve: "Curve") -> None:
+def _note(report: "Report", wanted: int) -> None:
     """Tell on stderr what was not measured."""
     from lmlong.evaluation.lengths import name_length
 
-    if curve.left_out:
-        names = ", ".join(map(name_length, curve.left_out))
-        click.echo(f"{curve.name}: the text is shorter than {names}: left out", err=True)
+    if report.left_out:
+        names = ", ".join(map(name_length, report.left_out))
+        click.echo(f"{report.name}: fewer than {wanted} documents reach {names}: left out", err=True)

@@ -1,14 +1,17 @@
-"""How far a linear attention's denominators are from 0 while it reads: where they die, so does its output."""
+"""What becomes of a linear attention's state while it reads: denominators near 0, sums that blow up, idle features."""
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lmlong.attention.linear import LinearAttention
+from lmlong.attention.scan import ScanState
 from lmlong.evaluation.substitution import attentions_of, prefilled_by
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.positions import places
+from lmlong.model.scoring import PIECE
 
 
 class Denominators(NamedTuple):
@@ -45,3 +48,40 @@ def denominators(model: LanguageModel, tokens: Tensor, starts: Tensor) -> list[D
         buckets.append(Denominators(first, last, float(chosen.min()), float(chosen.median()), float(chosen.max())))
         first = last + 1
     return buckets
+
+
+class Health(NamedTuple):
+    """The states of all layers and heads after so many tokens of a document."""
+
+    position: int
+    norm: float  # of S, the median
+    features: float  # that carry z, as if all did alike: (sum z)^2 / sum z^2, the median
+    of: int  # features that there are; the smallest number, where layers differ
+    smallest: float  # denominator since the position before
+
+
+@torch.no_grad()
+def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
+    """At positions that double; none where the model has no linear attention."""
+    linear = [attention for attention in attentions_of(model) if isinstance(attention, LinearAttention)]
+    found: list[Health] = []
+    smallest: list[float] = []
+
+    def watched(attention: LinearAttention, *inputs: Any) -> Any:
+        smallest.append(float(attention.denominators(*inputs).min()))
+        return LinearAttention.prefill(attention, *inputs)
+
+    state, place = model.init_state(1), 0
+    with prefilled_by(watched, linear):
+        while linear and (end := min(2 * place or 1, len(text))) > place:
+            for begin in range(place, end, PIECE):
+                piece = torch.from_numpy(text[begin : min(begin + PIECE, end)].astype(np.int64))
+                _, state = model.read(piece[None].to(state.position.device), state)
+            states = [block.attention for block in state.blocks if isinstance(block.attention, ScanState)]
+            norms = torch.cat([held.S.double().flatten(2).norm(dim=-1).flatten() for held in states])
+            carried = torch.cat([(held.z.sum(-1) ** 2 / held.z.square().sum(-1)).double().flatten() for held in states])
+            features = min(held.z.shape[-1] for held in states)
+            found.append(Health(end, float(norms.median()), float(carried.median()), features, min(smallest)))
+            smallest.clear()
+            place = end
+    return found

@@ -1,109 +1,142 @@
-"""Perplexity against length: the same text, read in windows of several lengths.
+"""Perplexity against length: what text further back is worth, on the same targets at every length.
 
-At each length the text is cut into windows of that many tokens, and each window is read from an empty state. Every
-token of the text but the first is a target at every length (only what follows the end of a document never is one), so
-all lengths are compared on the same targets, and what differs is how far back the model could look.
+Three ways to ask. By context: the same targets, far into their documents, each time with so many tokens before them.
+By position: each document is read once, from its beginning, and targets are told apart by how many tokens are before
+them. By protocol: all targets, the state emptied at each window, or the windows overlapping, against carrying it.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from lmlong.errors import UsageError
+from lmlong.evaluation import spans as cut
+from lmlong.evaluation.health import health
 from lmlong.evaluation.lengths import name_length
+from lmlong.evaluation.report import AtLength, AtPosition, InWindows, Report
+from lmlong.evaluation.scored import Scorer, tokens_read
+from lmlong.evaluation.spans import Documents, Spans
+from lmlong.evaluation.sums import Sums
 from lmlong.inference.loading import Loaded
-from lmlong.inference.state_size import StateSize, state_size
+from lmlong.inference.state_size import state_size
+from lmlong.model.device import peak_memory
 from lmlong.model.language_model import parameters
-from lmlong.model.scoring import Totals, score
 from lmlong.recipe import Files, Text, Validation
-from lmlong.text.batches import validation_batches
+from lmlong.text.token_file import TokenFile
 from lmlong.text.tokens import prepare
 
-LENGTHS = (256, 1024, 4096, 16_384)
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 """What is measured, beside the trained length, when nothing is asked for."""
 
-TOKENS_AT_ONCE = 16_384
-"""Short windows are read side by side, as many as make about so many tokens."""
+View = Literal["context", "position", "protocol", "state"]
+VIEWS: tuple[View, ...] = get_args(View)
 
 
-class AtLength(NamedTuple):
-    """What one model lost in windows of one length."""
+class Question(NamedTuple):
+    """What is to be measured."""
 
-    length: int
-    totals: Totals
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One model measured at several lengths."""
-
-    name: str
-    checkpoint: str
-    parameters: int
-    state: StateSize
-    trained_length: int
-    points: list[AtLength]
-    left_out: list[int]  # lengths that the text does not reach
+    views: tuple[View, ...] = ("context", "position", "state")
+    lengths: tuple[int, ...] | None = None
+    """Contexts and windows, in tokens; None for the usual ones and the trained one."""
+    targets: int = 8192
+    """About how many tokens are scored at each context."""
+    min_documents: int = 10
+    """Lengths that fewer documents reach are left out."""
 
 
-def measure(name: str, loaded: Loaded, text: np.ndarray, lengths: Sequence[int] | None = None) -> Curve:
-    """A model's curve over the tokens of a text, by default at the usual lengths and the one it was trained at."""
+USUAL = Question()
+
+
+def measure(name: str, loaded: Loaded, text: TokenFile, question: Question = USUAL) -> Report:
+    """All that was asked of a model on a text."""
+    documents = cut.documents_of(text)
     trained = loaded.recipe.text.sequence_length
-    wanted = sorted({*LENGTHS, trained}) if lengths is None else lengths
-    reached = [length for length in wanted if length < len(text)]
-    if not reached:
-        raise UsageError(f"--lengths: the text has {len(text):,} tokens and must be longer than one of the lengths.")
-    with tqdm(total=len(reached) * (len(text) - 1), unit="token", unit_scale=True, leave=False, disable=None) as bar:
-        points = []
-        for length in reached:
-            bar.set_description(f"{name} at {name_length(length)}")
-            points.append(at_length(loaded, text, length, bar))
-    return Curve(
+    wanted = question.lengths or tuple(sorted({*LENGTHS, trained}))
+    size = cut.block_size(min(wanted))
+    lengths = [length for length in wanted if cut.reached(documents, length, size) >= question.min_documents]
+    if not lengths:
+        raise UsageError(_too_short(documents, min(wanted) + size, question.min_documents))
+    report = Report(
         name=name,
         checkpoint=str(loaded.checkpoint),
         parameters=parameters(loaded.model),
         state=state_size(loaded.model),
         trained_length=trained,
-        points=points,
-        left_out=[length for length in wanted if length not in reached],
+        documents=len(documents.begins),
+        left_out=[length for length in wanted if length not in lengths],
+    )
+    scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer.token_bytes, _device(loaded))
+    fill(report, scorer, lengths, size, question)
+    if "state" in question.views:
+        longest = int(documents.sizes.argmax())
+        begin, end = documents.begins[longest], documents.ends[longest]
+        report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
+    report.peak_bytes = peak_memory(_device(loaded))
+    return report
+
+
+def fill(report: Report, scorer: Scorer, lengths: list[int], size: int, question: Question) -> None:
+    """Read all that the views take, one kind of span after the other, and put down what was found."""
+    jobs = _jobs(scorer.documents, lengths, size, question)
+    report.tokens = sum(tokens_read(spans) for spans in jobs.values())
+    positions: dict[int, Sums] = {}
+    with tqdm(total=report.tokens, unit="token", unit_scale=True, leave=False, disable=None) as bar:
+        done = {}
+        for (kind, length), spans in jobs.items():
+            bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
+            begun = time.perf_counter()
+            sums = scorer.sums(spans, bar, positions if kind == "carried" else None)
+            done[kind, length] = AtLength(length, sums, time.perf_counter() - begun)
+    report.seconds = sum(point.seconds for point in done.values())
+    if "context" in question.views:
+        report.context = [done["context", length] for length in lengths]
+    if ("carried", 0) in done:
+        report.carried = done["carried", 0].sums
+    if "position" in question.views:
+        reached = [bucket for bucket in sorted(positions) if positions[bucket].documents >= question.min_documents]
+        report.position = [AtPosition(1 << bucket, (2 << bucket) - 1, positions[bucket]) for bucket in reached]
+    if "protocol" in question.views:
+        report.windows = [
+            InWindows(length, done["reset", length].sums, done["sliding", length].sums) for length in lengths
+        ]
+
+
+def _jobs(documents: Documents, lengths: list[int], size: int, question: Question) -> dict[tuple[str, int], Spans]:
+    """What is read, by kind and length."""
+    jobs: dict[tuple[str, int], Spans] = {}
+    if "context" in question.views:
+        blocks = cut.choose_blocks(documents, lengths[-1], size, question.targets)
+        jobs |= {("context", length): blocks.after(length) for length in lengths}
+    if "position" in question.views or "protocol" in question.views:
+        jobs["carried", 0] = cut.whole(documents)
+    if "protocol" in question.views:
+        jobs |= {("reset", length): cut.windows(documents, length) for length in lengths}
+        jobs |= {("sliding", length): cut.sliding(documents, length) for length in lengths}
+    return jobs
+
+
+def _too_short(documents: Documents, need: int, wanted: int) -> str:
+    enough, longest = int((documents.sizes >= need).sum()), int(documents.sizes.max(initial=0))
+    return (
+        f"--lengths: the shortest takes documents of {need:,} tokens, and {wanted} of them for an error to be told. "
+        f"There are {enough}, and the longest document has {longest:,} tokens. Give shorter lengths, more text "
+        "(--data), or --min-documents 1."
     )
 
 
-def at_length(loaded: Loaded, text: np.ndarray, length: int, bar: tqdm) -> AtLength:
-    """Score every token of a text but the first, in windows of one length."""
-    begun = time.perf_counter()
-    token_bytes = torch.from_numpy(loaded.tokenizer.token_bytes).to(_device(loaded))
-    totals = score(loaded.model, _batches(loaded, text, length, bar), token_bytes)
-    return AtLength(length, totals, time.perf_counter() - begun)
-
-
-def validation_text(loaded: Loaded, files: Sequence[str] = (), limit: int | None = None) -> np.ndarray:
+def validation_text(loaded: Loaded, files: Sequence[str] = (), limit: int | None = None) -> TokenFile:
     """The tokens to measure on: the text held out of the model's training, or all of some files; the first `limit`."""
     text = loaded.recipe.text
     if files:
         source = Files(kind="files", paths=list(files))
         # a recipe's text trains too; the shortest sequence lets files of any size pass as that
         text = Text(sources=[source], validation=Validation(sources=[source]), errors=text.errors, sequence_length=8)
-    return prepare(text, loaded.tokenizer).validation.tokens[:limit]
-
-
-def _batches(loaded: Loaded, text: np.ndarray, length: int, bar: tqdm) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Windows of a text on the model's device; the bar moves on when a batch has been read."""
-    bos, eos, rows = loaded.tokenizer.bos, loaded.tokenizer.eos, max(1, TOKENS_AT_ONCE // length)
-    done = 0
-    for batch in validation_batches(text, bos, eos, length, rows):
-        tokens, targets, starts = (torch.from_numpy(part).to(_device(loaded)) for part in batch)
-        yield tokens, targets, starts
-        now = min(done + tokens.numel(), len(text) - 1)  # the last window may be padded
-        bar.update(now - done)
-        done = now
+    tokens, starts = prepare(text, loaded.tokenizer).validation
+    tokens = tokens[:limit]
+    return TokenFile(tokens, starts[starts < len(tokens)])
 
 
 def _device(loaded: Loaded) -> torch.device:

@@ -1,4 +1,4 @@
-"""Curves of bits per byte against length, drawn so that they can be told apart in grey."""
+"""What a report found, drawn so that runs can be told apart in grey: a panel for each view."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,43 +9,103 @@ from matplotlib.ticker import NullLocator
 
 from lmlong.charts import COLOURS, LINES, MARKERS, clear
 from lmlong.evaluation.lengths import name_length
-from lmlong.evaluation.perplexity import Curve
+from lmlong.evaluation.report import Report
+from lmlong.evaluation.sums import Sums
 
 
-def draw(curves: Sequence[Curve], path: Path) -> None:
-    """Draw bits per byte against length into an image file."""
-    figure(curves).savefig(path, dpi=160)
+def draw(reports: Sequence[Report], path: Path) -> None:
+    """Draw bits per byte by all views that were taken into an image file."""
+    figure(reports).savefig(path, dpi=160)
 
 
-def figure(curves: Sequence[Curve]) -> Figure:
-    """Bits per byte against length, a line for each run and a mark where it was trained."""
-    drawn = Figure(figsize=(6.4, 4.2), layout="constrained")  # no pyplot: that would look for a screen
-    axes = drawn.subplots()
-    for number, curve in enumerate(curves):
-        _line(axes, curve, number)
-    _trained(axes, curves)
-    _axes(axes, curves)
+def figure(reports: Sequence[Report]) -> Figure:
+    """Bits per byte against context, position and window, with a band of two standard errors."""
+    panels = [
+        (draw_panel, label)
+        for view, draw_panel, label in (
+            ("context", _context, "tokens read before the same targets"),
+            ("position", _position, "tokens before, read from the beginning"),
+            ("windows", _windows, "tokens in a window"),
+        )
+        if any(getattr(report, view) for report in reports)
+    ]
+    drawn = Figure(figsize=(max(6.4, 4.6 * len(panels)), 4.4), layout="constrained")  # no pyplot: it wants a screen
+    row = drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (draw_panel, label) in zip(row, panels, strict=True):
+        places = sorted({place for number, report in enumerate(reports) for place in draw_panel(axes, report, number)})
+        _axes(axes, places, label)
+        _trained(axes, places, reports)
+    row[0].set_ylabel("bits per byte, ± 2 standard errors")
     # beside the lines and never over them, wherever they run
-    drawn.legend(loc="outside upper left", ncols=2, frameon=False)
+    handles = {label: handle for axes in row for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    drawn.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=3, frameon=False)
     return drawn
 
 
-def _line(axes: Axes, curve: Curve, number: int) -> None:
+def _context(axes: Axes, report: Report, number: int) -> list[int]:
+    return _line(axes, [(length, sums) for length, sums, _ in report.context], number, report.name)
+
+
+def _position(axes: Axes, report: Report, number: int) -> list[int]:
+    return _line(axes, [(first, sums) for first, _, sums in report.position], number, report.name)
+
+
+def _windows(axes: Axes, report: Report, number: int) -> list[int]:
+    """The two ways of windows, filled and hollow, and what a carried state loses as a level."""
+    _line(axes, [(length, reset) for length, reset, _ in report.windows], number, f"{report.name}, reset")
+    sliding = [(length, sums) for length, _, sums in report.windows]
+    places = _line(axes, sliding, number, f"{report.name}, sliding", hollow=True)
+    if report.carried and report.windows:
+        level = report.carried.totals.bits_per_byte
+        axes.axhline(level, color=_of(COLOURS, number), linewidth=1, linestyle=(0, (1, 2)))
+        axes.annotate(
+            "carried",
+            (0, level),
+            xycoords=("axes fraction", "data"),
+            xytext=(2, 2),
+            textcoords="offset points",
+            fontsize="small",
+            color=_of(COLOURS, number),
+        )
+    return places
+
+
+def _line(axes: Axes, points: Sequence[tuple[int, Sums]], number: int, label: str, hollow: bool = False) -> list[int]:
+    """Draw bits per byte at some places; returns the places."""
+    places, bits = [place for place, _ in points], [sums.totals.bits_per_byte for _, sums in points]
+    errors = [2 * sums.bits_error for _, sums in points]
+    colour = _of(COLOURS, number)
     axes.plot(
-        [point.length for point in curve.points],
-        [point.totals.bits_per_byte for point in curve.points],
-        marker=MARKERS[number % len(MARKERS)],
-        markeredgecolor="white",
-        markersize=8,
-        linestyle=LINES[number % len(LINES)],
-        color=COLOURS[number % len(COLOURS)],
-        label=curve.name,
+        places,
+        bits,
+        marker=_of(MARKERS, number),
+        markerfacecolor="white" if hollow else colour,
+        markeredgecolor=colour if hollow else "white",
+        markersize=7,
+        linestyle=_of(LINES, number),
+        color=colour,
+        label=label,
     )
+    low, high = ([bit + sign * error for bit, error in zip(bits, errors, strict=True)] for sign in (-1, 1))
+    axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    return places
 
 
-def _trained(axes: Axes, curves: Sequence[Curve]) -> None:
+def _axes(axes: Axes, places: Sequence[int], label: str) -> None:
+    """A log scale whose marks carry names."""
+    shown = places[:: -(-len(places) // 8)]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, [name_length(place) for place in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(label)
+    clear(axes)
+
+
+def _trained(axes: Axes, places: Sequence[int], reports: Sequence[Report]) -> None:
     """A vertical line at each length that a run was trained at."""
-    for length in sorted({curve.trained_length for curve in curves}):
+    for length in sorted({report.trained_length for report in reports}):
+        if not places[0] <= length <= places[-1]:
+            continue
         axes.axvline(length, color="0.6", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
         axes.annotate(
             f"trained at {name_length(length)}",
@@ -60,11 +120,5 @@ def _trained(axes: Axes, curves: Sequence[Curve]) -> None:
         )
 
 
-def _axes(axes: Axes, curves: Sequence[Curve]) -> None:
-    lengths = sorted({point.length for curve in curves for point in curve.points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [name_length(length) for length in lengths])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("tokens in a window, each window read from an empty state")
-    axes.set_ylabel("bits per byte")
-    clear(axes)
+def _of(values: Sequence[str], number: int) -> str:
+    return values[number % len(values)]

@@ -1,26 +1,19 @@
-"""Curves of perplexity against length, as a table for people and as plain values for programs."""
+"""Reports as tables for an 80-column terminal."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lmlong.evaluation.lengths import name_length
-from lmlong.evaluation.perplexity import AtLength, Curve
+from lmlong.evaluation.report import Report
+from lmlong.evaluation.sums import Sums
 from lmlong.inference.state_size import StateSize
 
-HEAD = f"{'length':>9}{'nats/token':>13}{'perplexity':>13}{'bits/byte':>12}{'tokens':>15}{'seconds':>10}"
 
-
-def table(curves: Sequence[Curve]) -> str:
-    """The curves under one another, at most 80 columns wide but for the names."""
-    marked = any(point.length == curve.trained_length for curve in curves for point in curve.points)
-    note = ["", "* the length it was trained at"] if marked else []
-    return "\n".join(["\n\n".join(map(_section, curves)), *note])
-
-
-def plain(curves: Iterable[Curve]) -> dict[str, Any]:
-    """The curves as what JSON can hold: sums and counts, and the ratios made of them; null where there is no number."""
-    return {"runs": [_plain_curve(curve) for curve in curves]}
+def table(reports: Sequence[Report]) -> str:
+    """The reports under one another, at most 80 columns wide but for the names."""
+    marked = any(point.length == report.trained_length for report in reports for point in report.context)
+    notes = ["", "* the length it was trained at"] if marked else []
+    return "\n".join(["\n\n".join(map(_section, reports)), *notes])
 
 
 def describe_state(state: StateSize) -> str:
@@ -29,45 +22,100 @@ def describe_state(state: StateSize) -> str:
     return f"state of {state.empty.numbers:,} numbers{growth}"
 
 
-def _section(curve: Curve) -> str:
-    facts = f"{curve.parameters:,} parameters, {describe_state(curve.state)}"
-    rows = [_row(point, "*" if point.length == curve.trained_length else "") for point in curve.points]
-    return "\n".join([curve.name, f"  {facts}", HEAD, *rows])
+def _section(report: Report) -> str:
+    speed = report.tokens / max(report.seconds, 1e-9)
+    facts = [
+        report.name,
+        f"  {report.parameters:,} parameters, {describe_state(report.state)}",
+        f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second), "
+        f"{report.peak_bytes / 1e6:,.0f} MB at most",
+    ]
+    parts = [part(report) for part in (_context, _position, _protocol, _health)]
+    return "\n".join([*facts, *(line for part in parts if part for line in ("", *part))])
 
 
-def _row(point: AtLength, mark: str) -> str:
-    totals = point.totals
-    perplexity = totals.perplexity
-    shown = f"{perplexity:,.2f}" if perplexity < 1e8 else f"{perplexity:.2e}"
-    return (
-        f"{name_length(point.length):>8}{mark:1}{totals.nats_per_token:>13.4f}{shown:>13}"
-        f"{totals.bits_per_byte:>12.4f}{totals.tokens:>15,}{point.seconds:>10.1f}"
-    )
+def _context(report: Report) -> list[str]:
+    if not report.context:
+        return []
+    sums = report.context[0].sums
+    lines = [
+        f"by context: the same {sums.totals.tokens:,} tokens of {_documents(sums)} each time",
+        f"{'length':>9}{'nats/token':>12}{'±':>8}{'perplexity':>13}{'bits/byte':>11}{'±':>8}{'change':>10}{'±':>8}",
+    ]
+    before: Sums | None = None
+    for length, sums, _ in report.context:
+        mark = "*" if length == report.trained_length else ""
+        change, error = sums.above(before) if before else (math.nan, math.nan)
+        lines.append(
+            f"{name_length(length):>8}{mark:1}{_nats(sums)}{_perplexity(sums)}{_bits(sums)}"
+            f"{_number(change, 10, '+.4f')}{_number(error, 8)}"
+        )
+        before = sums
+    return lines
 
 
-def _plain_curve(curve: Curve) -> dict[str, Any]:
-    return {
-        "run": curve.name,
-        "checkpoint": curve.checkpoint,
-        "parameters": curve.parameters,
-        "trained_length": curve.trained_length,
-        "state_numbers": curve.state.empty.numbers,
-        "state_numbers_per_token": curve.state.per_token.numbers,
-        "lengths": [_plain_point(point) for point in curve.points],
-        "left_out": curve.left_out,
-    }
+def _position(report: Report) -> list[str]:
+    if not report.position:
+        return []
+    lines = [
+        "by position: each document read once, from its beginning",
+        f"{'tokens before':>17}{'nats/token':>12}{'±':>8}{'bits/byte':>11}{'±':>8}{'tokens':>13}{'documents':>11}",
+    ]
+    for first, last, sums in report.position:
+        where = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        lines.append(f"{where:>17}{_nats(sums)}{_bits(sums)}{sums.totals.tokens:>13,}{sums.documents:>11,}")
+    return lines
 
 
-def _plain_point(point: AtLength) -> dict[str, Any]:
-    totals = point.totals
-    values = {
-        "length": point.length,
-        "nats": totals.nats,
-        "tokens": totals.tokens,
-        "bytes": totals.bytes,
-        "nats_per_token": totals.nats_per_token,
-        "perplexity": totals.perplexity,
-        "bits_per_byte": totals.bits_per_byte,
-        "seconds": point.seconds,
-    }
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+def _protocol(report: Report) -> list[str]:
+    if not report.windows or report.carried is None:
+        return []
+    carried = report.carried
+    level = f"{carried.totals.nats_per_token:.4f} ± {_number(carried.nats_error, 0)}"
+    lines = [
+        f"by protocol: all {carried.totals.tokens:,} tokens of {_documents(carried)}, in nats/token;",
+        f"carried from the beginning {level}; in windows so much more",
+        f"{'window':>9}{'reset':>12}{'more':>10}{'±':>8}{'sliding':>12}{'more':>10}{'±':>8}",
+    ]
+    for length, *ways in report.windows:
+        cells = []
+        for sums in ways:
+            more, error = sums.above(carried)
+            cells.append(f"{sums.totals.nats_per_token:>12.4f}{_number(more, 10, '+.4f')}{_number(error, 8)}")
+        lines.append(f"{name_length(length):>9}{''.join(cells)}")
+    return lines
+
+
+def _health(report: Report) -> list[str]:
+    if not report.health:
+        return []
+    lines = [
+        "the state, over all layers and heads, while the longest document is read",
+        f"{'tokens read':>17}{'norm of S':>13}{'features in use':>19}{'smallest denominator':>24}",
+    ]
+    for at in report.health:
+        used = f"{at.features:.1f} of {at.of}"
+        lines.append(f"{at.position:>17,}{at.norm:>13.4g}{used:>19}{at.smallest:>24.3g}")
+    return lines
+
+
+def _documents(sums: Sums) -> str:
+    return f"{sums.documents:,} document{'' if sums.documents == 1 else 's'}"
+
+
+def _nats(sums: Sums) -> str:
+    return f"{sums.totals.nats_per_token:>12.4f}{_number(sums.nats_error, 8)}"
+
+
+def _bits(sums: Sums) -> str:
+    return f"{_number(sums.totals.bits_per_byte, 11)}{_number(sums.bits_error, 8)}"
+
+
+def _perplexity(sums: Sums) -> str:
+    value = sums.totals.perplexity
+    return f"{f'{value:,.2f}' if value < 1e8 else f'{value:.2e}':>13}"
+
+
+def _number(value: float, width: int, form: str = ".4f") -> str:
+    """A number, or a dash where there is none."""
+    return f"{'-' if math.isnan(value) else format(value, form):>{width}}"

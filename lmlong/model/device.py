@@ -1,5 +1,7 @@
 """Where a model runs."""
 
+import sys
+
 import torch
 
 from lmlong.errors import UsageError
@@ -12,3 +14,13 @@ def pick_device(wanted: str) -> torch.device:
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(wanted)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes held so far: of the GPU, or of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # which only Unix has
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

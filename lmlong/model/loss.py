@@ -21,9 +21,10 @@ def summed_nats(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 def nats(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """-log p(target) of each target, 0 where it is ignored; no gradient."""
-    flat_hidden, flat_targets = hidden.flatten(0, -2), targets.flatten()
-    pieces = zip(flat_hidden.split(CHUNK), flat_targets.split(CHUNK), strict=True)
-    return torch.cat([_chunk_nats(scores(h, weight), t)[0] for h, t in pieces]).view(targets.shape)
+    scored = targets != IGNORED
+    pieces = zip(hidden[scored].split(CHUNK), targets[scored].split(CHUNK), strict=True)
+    lost = torch.cat([_chunk_nats(scores(h, weight), t)[0] for h, t in pieces])
+    return lost.new_zeros(targets.shape).masked_scatter(scored, lost)
 
 
 class _SummedNats(torch.autograd.Function):

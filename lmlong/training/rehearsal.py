@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import torch
 
 from lmlong.attention.contract import tensors
 from lmlong.errors import LmlongError
+from lmlong.model.device import peak_memory
 from lmlong.model.language_model import LanguageModel, parameters
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import make_optimizer
@@ -85,7 +85,7 @@ def _take(recipe: Recipe, shape: Shape, timed: int) -> Taken:
             break
     work, update = (statistics.median(times[1:]) for times in (works, updates))  # the first makes what is made once
     state = sum(tensor.nbytes for tensor in tensors(model.init_state(1)))
-    return Taken(_peak(setup.device), work, update, parameters(model), state)
+    return Taken(peak_memory(setup.device), work, update, parameters(model), state)
 
 
 def _learn(model: LanguageModel, precision: str, shape: Shape) -> None:
@@ -102,14 +102,6 @@ def _learn(model: LanguageModel, precision: str, shape: Shape) -> None:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _peak(device: torch.device) -> int:
-    """The most memory held so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 if __name__ == "__main__":

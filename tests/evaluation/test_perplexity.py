@@ -1,90 +1,196 @@
-"""Scores at several lengths, against closed forms and against the whole text read at once."""
+"""Measured perplexity against sources whose entropy is known, and against the definition on a real model."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from evaluation.oracles import Markov, Oracle, Repeated, text_of
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 
 from lmlong.errors import UsageError
-from lmlong.evaluation import perplexity
-from lmlong.evaluation.perplexity import Curve, measure, validation_text
+from lmlong.evaluation import scored
+from lmlong.evaluation.perplexity import VIEWS, Question, fill, measure, validation_text
+from lmlong.evaluation.report import Report
+from lmlong.evaluation.scored import Scorer
+from lmlong.evaluation.spans import block_size, documents_of
+from lmlong.evaluation.sums import Sums
 from lmlong.inference.loading import Loaded
 from lmlong.inference.state_size import StateSize
-from lmlong.text.tokenizer import ByteTokenizer
+from lmlong.text.token_file import TokenFile
 
-BYTES = sum(len(text.encode()) for text in VALIDATION_TEXTS)
-TARGETS = BYTES + len(VALIDATION_TEXTS)  # and the end of each document
-LENGTHS = [1, 7, 64, 256, TARGETS + 1]
-VOCABULARY = 258
+SOURCES = [Repeated(symbols=5, distance=11, wrong=0.1), Markov(symbols=4, seed=3)]
+LENGTHS = [1, 2, 8, 16, 32]
+DOCUMENTS = [64, 33, *range(200, 600, 9)]
+
+
+def found_by_an_oracle(source: Repeated | Markov, lengths: list[int] = LENGTHS, targets: int = 12_000) -> Report:
+    text = text_of(source, DOCUMENTS)
+    report = Report("oracle", "", 0, StateSize((0, 0), (0, 0)), trained_length=16)
+    scorer = Scorer(Oracle(source), text.tokens, documents_of(text), np.ones(8, np.int64), torch.device("cpu"))
+    question = Question(VIEWS, tuple(lengths), targets, min_documents=2)
+    fill(report, scorer, lengths, block_size(lengths[0]), question)
+    return report
+
+
+def agrees(sums: Sums, truth: float) -> bool:
+    """Within two standard errors, which are not so large that anything would be."""
+    assert sums.nats_error < 0.1
+    return abs(sums.totals.nats_per_token - truth) < 2 * sums.nats_error + 1e-9
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["repeated", "markov"])
+def test_the_curve_falls_where_the_entropy_does(source: Repeated | Markov) -> None:
+    report = found_by_an_oracle(source)
+    assert [point.length for point in report.context] == LENGTHS
+    for length, sums, _ in report.context:
+        assert agrees(sums, source.entropy(length)), length
+    assert len({tuple(point.sums.tokens) for point in report.context}) == 1
+    for first, last, sums in report.position:
+        if source.entropy(first) == source.entropy(last) and sums.totals.tokens > 500:
+            assert agrees(sums, source.entropy(first)), first
+
+
+def test_a_change_has_the_error_of_the_differences() -> None:
+    report = found_by_an_oracle(SOURCES[0])
+    same, error = report.context[4].sums.above(report.context[3].sums)
+    assert (same, error) == (0.0, 0.0)  # both lengths see all there is, though neither is known exactly
+    assert report.context[4].sums.nats_error > 0
+    change, error = report.context[3].sums.above(report.context[2].sums)
+    assert abs(change - (SOURCES[0].entropy(16) - SOURCES[0].entropy(8))) < 2 * error
+
+
+def test_protocols_differ_as_theory_says() -> None:
+    source = SOURCES[0]
+    assert isinstance(source, Repeated)
+    report = found_by_an_oracle(source)
+    assert report.carried is not None
+    sizes = np.array(DOCUMENTS)
+
+    def truth(blind: float) -> float:
+        """Where the source repeats too far back to be seen for so many targets."""
+        share = blind / (sizes - 1).sum()
+        return share * source.entropy(0) + (1 - share) * source.entropy(source.distance)
+
+    assert agrees(report.carried, truth(len(sizes) * (source.distance - 1)))
+    for length, reset, sliding in report.windows:
+        blind = sum(min(place % length + 1, place + 1) < source.distance for n in sizes for place in range(n - 1))
+        assert agrees(reset, truth(blind)), length
+        step = max(1, length // 2)
+        inside = [min(place % step + 1 + length - step, place + 1) for n in sizes for place in range(n - 1)]
+        assert agrees(sliding, truth(sum(context < source.distance for context in inside))), length
+
+
+@torch.no_grad()
+def by_definition(loaded: Loaded, text: np.ndarray, begin: int, target: int) -> float:
+    """The nats of one token, given those from `begin` on."""
+    logits, _ = loaded.model.prefill(torch.from_numpy(text[None, begin:target].astype(np.int64)))
+    return -float(logits[0, -1].double().log_softmax(-1)[text[target]])
+
+
+def test_every_target_is_scored_by_its_definition(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scored, "TOKENS_AT_ONCE", 200)  # several batches, some of several rows
+    monkeypatch.setattr(scored, "PIECE", 48)  # and spans of several pieces
+    text = validation_text(loaded)
+    lengths = [4, 64, 200]
+    report = measure("tiny", loaded, text, Question(VIEWS, (*lengths, 9999), targets=20, min_documents=2))
+    assert report.left_out == [9999]
+    documents = documents_of(text)
+    begins, ends = documents.begins.tolist(), documents.ends.tolist()
+    for length, sums, _ in report.context:
+        for number, begin in enumerate(begins):
+            room = (ends[number] - begin - 200) // 2
+            firsts = [begin + 200 + place * room // 5 * 2 for place in range(5)]
+            nats = [by_definition(loaded, text.tokens, f - length, t) for f in firsts for t in (f, f + 1)]
+            assert sums.nats[number] == pytest.approx(sum(nats), rel=1e-5)
+            assert sums.tokens[number] == 10
+    for length, reset, sliding in report.windows:
+        for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            places = range(begin + 1, end)
+            nats = [by_definition(loaded, text.tokens, t - 1 - (t - 1 - begin) % length, t) for t in places]
+            assert reset.nats[number] == pytest.approx(sum(nats), rel=1e-5)
+            step = length // 2
+            starts = [t - 1 - (t - 1 - begin) % step - (length - step) for t in places]
+            nats = [by_definition(loaded, text.tokens, max(begin, s), t) for s, t in zip(starts, places, strict=True)]
+            assert sliding.nats[number] == pytest.approx(sum(nats), rel=1e-5)
+
+
+def test_windows_as_long_as_the_documents_are_one_pass_over_them(loaded: Loaded) -> None:
+    text = validation_text(loaded)
+    longest = int(documents_of(text).sizes.max())
+    question = Question(("protocol", "position"), (16, longest), min_documents=0)
+    report = measure("tiny", loaded, text, question)
+    assert report.carried is not None
+    for sums in report.windows[-1][1:]:
+        assert sums.nats == pytest.approx(report.carried.nats, rel=1e-5)
+    assert report.windows[0].reset.nats != pytest.approx(report.carried.nats, rel=1e-3)
+    assert sum(at.sums.nats for at in report.position) == pytest.approx(report.carried.nats, rel=1e-12)
+    assert [(at.first, at.last) for at in report.position] == [(1 << n, (2 << n) - 1) for n in range(9)]
 
 
 def test_the_default_text_is_the_one_held_out_of_training(loaded: Loaded) -> None:
     text = validation_text(loaded)
     framed = [[256, *text.encode(), 257] for text in VALIDATION_TEXTS]
-    assert text.tolist() in (framed[0] + framed[1], framed[1] + framed[0])
-    assert validation_text(loaded, limit=100).tolist() == text[:100].tolist()
+    assert text.tokens.tolist() in (framed[0] + framed[1], framed[1] + framed[0])
+    first = validation_text(loaded, limit=100)
+    assert (first.tokens.tolist(), first.starts.tolist()) == (text.tokens[:100].tolist(), [0])
 
 
 def test_other_files_are_read_whole(loaded: Loaded, tmp_path: Path) -> None:
     text = validation_text(loaded, [str(tmp_path / "train.txt")])
-    assert text.tolist() == [256, *TRAINING_TEXT.encode(), 257]
+    assert text.tokens.tolist() == [256, *TRAINING_TEXT.encode(), 257]
 
 
 def test_a_model_that_knows_nothing_loses_log_of_the_vocabulary(loaded: Loaded) -> None:
     torch.nn.init.zeros_(loaded.model.embedding.weight)
-    curve = measure("nothing", loaded, validation_text(loaded), LENGTHS)
-    assert [point.length for point in curve.points] == LENGTHS
-    for point in curve.points:
-        assert (point.totals.tokens, point.totals.bytes) == (TARGETS, BYTES)
-        assert point.totals.nats == pytest.approx(TARGETS * math.log(VOCABULARY), rel=1e-6)
-        assert point.totals.perplexity == pytest.approx(VOCABULARY, rel=1e-5)
-        assert point.totals.bits_per_byte == pytest.approx(math.log2(VOCABULARY) * TARGETS / BYTES, rel=1e-6)
+    report = measure("nothing", loaded, validation_text(loaded), Question(VIEWS, (8, 64), min_documents=2))
+    assert report.carried is not None
+    size = sum(len(text.encode()) for text in VALIDATION_TEXTS)
+    assert (report.carried.totals.tokens, report.carried.totals.bytes) == (size + 2, size)  # and the ends of both
+    for sums in (report.carried, *(point.sums for point in report.context), *report.windows[0][1:]):
+        assert sums.totals.nats_per_token == pytest.approx(math.log(258), rel=1e-6)
+        assert sums.nats_error == pytest.approx(0, abs=1e-6)
 
 
-@torch.no_grad()
-def nats_of_windows(loaded: Loaded, text: np.ndarray, length: int) -> float:
-    """The definition: each token but the first, given those before it in its window; none after a document ends."""
-    lost = 0.0
-    for begin in range(0, len(text) - 1, length):
-        window = torch.from_numpy(text[begin : begin + length + 1].astype(np.int64))
-        inputs, targets = window[None, :-1], window[1:]
-        logits, _ = loaded.model.prefill(inputs, starts=inputs == ByteTokenizer().bos)
-        chances = logits[0].double().log_softmax(-1)[torch.arange(len(targets)), targets]
-        lost -= float(chances[inputs[0] != ByteTokenizer().eos].sum())
-    return lost
-
-
-def test_each_length_is_scored_by_its_definition(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perplexity, "TOKENS_AT_ONCE", 200)  # several batches, some of several rows
+def test_lengths_that_too_few_documents_reach_are_left_out(loaded: Loaded) -> None:
     text = validation_text(loaded)
-    curve = measure("tiny", loaded, text, LENGTHS)
-    expected = [nats_of_windows(loaded, text, length) for length in LENGTHS]
-    assert [point.totals.nats for point in curve.points] == pytest.approx(expected, rel=1e-5)
-    assert len({round(nats, 2) for nats in expected}) == len(LENGTHS)
+    with pytest.raises(UsageError, match=r"and 10 of them .* There are 2, and the longest document has 416 tokens"):
+        measure("tiny", loaded, text)
+    report = measure("tiny", loaded, text, Question(min_documents=1))
+    assert [point.length for point in report.context] == [64, 256]
+    assert report.left_out == [512, 1024, 2048, 4096, 8192, 16_384]
+    assert report.documents == 2
 
 
-def test_lengths_that_the_text_does_not_reach_are_left_out(loaded: Loaded) -> None:
-    text = validation_text(loaded, limit=101)
-    curve = measure("tiny", loaded, text, [50, 100, 101, 4096])
-    assert [(point.length, point.totals.tokens) for point in curve.points] == [(50, 100), (100, 100)]
-    assert curve.left_out == [101, 4096]
-    with pytest.raises(UsageError, match="the text has 101 tokens"):
-        measure("tiny", loaded, text, [101])
+def test_the_state_is_told_of(loaded: Loaded) -> None:
+    report = measure("tiny", loaded, validation_text(loaded), Question(("state",), (64,), min_documents=1))
+    assert [at.position for at in report.health] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(at.norm > 0 and 1 <= at.features <= at.of == 8 and at.smallest > 0 for at in report.health)
+    assert not report.context and not report.position
 
 
-def test_the_usual_lengths_and_the_trained_one_are_measured(loaded: Loaded) -> None:
-    curve = measure("tiny", loaded, validation_text(loaded))
-    assert [point.length for point in curve.points] == [64, 256]
-    assert curve.left_out == [1024, 4096, 16_384]
-    assert curve == Curve(
-        name="tiny",
-        checkpoint=str(loaded.checkpoint),
-        parameters=sum(weight.numel() for weight in loaded.model.parameters()),
-        state=StateSize((577, 2312), (0, 0)),
-        trained_length=64,
-        points=curve.points,
-        left_out=curve.left_out,
-    )
+@pytest.mark.slow
+def test_memory_at_a_million_tokens_is_that_at_64_thousand(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("to the last syllable of recorded time\n" * 30_000)
+    peaks = []
+    for length in ("64k", "1024k"):
+        code = f"""
+import json
+from lmlong.evaluation.perplexity import Question, measure, validation_text
+from lmlong.inference.loading import load
+loaded = load({str(run)!r}, "cpu")
+text = validation_text(loaded, [{str(tmp_path / "long.txt")!r}])
+question = Question(("context",), ({int(length[:-1]) * 1024},), targets=256, min_documents=1)
+print(measure("tiny", loaded, text, question).peak_bytes)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout))
+    assert peaks[1] < 1.05 * peaks[0]
+
+
+def test_documents_without_a_target_do_not_count() -> None:
+    documents = documents_of(TokenFile(np.zeros(9, np.uint16), np.array([0, 1, 3, 8])))
+    assert documents.sizes.tolist() == [2, 5]

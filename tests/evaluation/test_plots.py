@@ -1,57 +1,70 @@
 """What a plot shows."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+from evaluation.reports import LINEAR, SOFTMAX, sums
 
 from lmlong.charts import check_format
 from lmlong.errors import UsageError
-from lmlong.evaluation.perplexity import AtLength, Curve
 from lmlong.evaluation.plots import draw, figure
-from lmlong.inference.state_size import Size, StateSize
-from lmlong.model.scoring import Totals
+from lmlong.evaluation.report import AtLength, Report
+
+SECOND = dataclasses.replace(SOFTMAX, context=[AtLength(256, sums(2.0, 2.1), 1.0), AtLength(1024, sums(1.7, 1.8), 1.0)])
+REPORTS = [LINEAR, SECOND]
 
 
-def curve(name: str, trained: int, lengths: list[int]) -> Curve:
-    points = [AtLength(length, Totals(nats=1000.0 / length, tokens=10, bytes=20), 1.0) for length in lengths]
-    return Curve(name, "", 1, StateSize(Size(1, 4), Size(0, 0)), trained, points, [])
-
-
-CURVES = [curve("linear", 1024, [256, 1024, 4096]), curve("softmax", 1024, [256, 512])]
+def bits(report: Report) -> list[float]:
+    return [point.sums.totals.bits_per_byte for point in report.context]
 
 
 def test_each_run_is_a_line_through_its_points_that_grey_tells_apart() -> None:
-    (axes,) = figure(CURVES).axes
+    axes = figure(REPORTS).axes[0]
     lines = {line.get_label(): line for line in axes.lines}
-    for shown in CURVES:
-        line = lines[shown.name]
-        assert list(line.get_xdata()) == [point.length for point in shown.points]
-        assert list(line.get_ydata()) == [point.totals.bits_per_byte for point in shown.points]
-    assert len({(lines[shown.name].get_marker(), lines[shown.name].get_linestyle()) for shown in CURVES}) == 2
+    for report in REPORTS:
+        line = lines[report.name]
+        assert list(line.get_xdata()) == [point.length for point in report.context]
+        assert list(line.get_ydata()) == bits(report)
+    assert len({(lines[report.name].get_marker(), lines[report.name].get_linestyle()) for report in REPORTS}) == 2
 
 
-def test_lengths_are_named_on_a_log_axis() -> None:
-    (axes,) = figure(CURVES).axes
-    assert axes.get_xscale() == "log"
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["256", "512", "1k", "4k"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (
-        "tokens in a window, each window read from an empty state",
-        "bits per byte",
+def test_a_band_is_two_standard_errors_wide() -> None:
+    axes = figure(REPORTS).axes[0]
+    band = axes.collections[0].get_paths()[0].vertices
+    (low, high) = (limit([y for x, y in band if x == 256]) for limit in (min, max))
+    first = LINEAR.context[0].sums
+    assert (low, high) == pytest.approx(
+        (first.totals.bits_per_byte - 2 * first.bits_error, first.totals.bits_per_byte + 2 * first.bits_error)
     )
 
 
-def test_the_trained_length_is_marked_once() -> None:
-    (axes,) = figure(CURVES).axes
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_label() not in ("linear", "softmax")] == [
-        [1024] * 2
+def test_there_is_a_panel_for_each_view_that_was_taken() -> None:
+    context, position, windows = figure(REPORTS).axes
+    assert [axes.get_xlabel() for axes in (context, position, windows)] == [
+        "tokens read before the same targets",
+        "tokens before, read from the beginning",
+        "tokens in a window",
     ]
-    assert [text.get_text() for text in axes.texts] == ["trained at 1k"]
+    assert context.get_ylabel() == "bits per byte, ± 2 standard errors"
+    assert [label.get_text() for label in context.get_xticklabels()] == ["256", "1k"]
+    assert [label.get_text() for label in position.get_xticklabels()] == ["1", "1k"]
+    assert {line.get_label() for line in windows.lines} >= {"linear, reset", "linear, sliding"}
+    assert windows.texts[0].get_text() == "carried"
+    assert len(figure([SECOND]).axes) == 1
+
+
+def test_the_trained_length_is_marked_where_it_lies_within_the_chart() -> None:
+    axes = figure(REPORTS).axes[0]
+    assert axes.get_xscale() == "log"
+    assert sorted(text.get_text() for text in axes.texts) == ["trained at 1k", "trained at 512"]
+    assert [text.get_text() for text in figure([SOFTMAX]).axes[0].texts] == []
 
 
 @pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")])
 def test_the_name_says_the_format(tmp_path: Path, name: str, head: bytes) -> None:
     check_format(tmp_path / name)
-    draw(CURVES, tmp_path / name)
+    draw(REPORTS, tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(head)
 
 

@@ -1,51 +1,54 @@
-"""Curves as text and as plain values."""
+"""Reports as text and as plain values."""
 
 import json
 import math
 
-from lmlong.evaluation.perplexity import AtLength, Curve
-from lmlong.evaluation.tables import plain, table
-from lmlong.inference.state_size import Size, StateSize
-from lmlong.model.scoring import Totals
+import pytest
+from evaluation.reports import LINEAR, SOFTMAX
 
-LINEAR = Curve(
-    name="linear",
-    checkpoint="/runs/linear/checkpoints/step-00002000",
-    parameters=1_234_567,
-    state=StateSize(Size(49_921, 199_688), Size(0, 0)),
-    trained_length=1024,
-    points=[
-        AtLength(256, Totals(nats=400_000.0, tokens=200_000, bytes=640_000), 1.25),
-        AtLength(1024, Totals(nats=300_000.0, tokens=200_000, bytes=640_000), 12.5),
-    ],
-    left_out=[4096],
-)
-SOFTMAX = Curve(
-    name="softmax",
-    checkpoint="/runs/softmax/checkpoints/step-00002000",
-    parameters=1_000,
-    state=StateSize(Size(577, 2308), Size(514, 2050)),
-    trained_length=512,
-    points=[AtLength(16_384, Totals(nats=1e9, tokens=1_000_000, bytes=0), 123_456.78)],
-    left_out=[],
-)
+from lmlong.evaluation.plain import plain
+from lmlong.evaluation.tables import table
+
+EXPECTED = """\
+linear
+  1,234,567 parameters, state of 49,921 numbers
+  123,456 tokens read in 12.3 s (10,037 a second), 457 MB at most
+
+by context: the same 2,000 tokens of 2 documents each time
+   length  nats/token       ±   perplexity  bits/byte       ±    change       ±
+     256       2.1000  0.1000         8.17     0.7574  0.0361         -       -
+      1k*      1.9500  0.0500         7.03     0.7033  0.0180   -0.1500  0.0500
+
+by position: each document read once, from its beginning
+    tokens before  nats/token       ±  bits/byte       ±       tokens  documents
+                1      4.0000  1.0000     1.4427  0.3607        2,000          2
+   1,024 to 2,047      1.5000  0.5000     0.5410  0.1803        2,000          2
+
+by protocol: all 2,000 tokens of 2 documents, in nats/token;
+carried from the beginning 2.0000 ± 0.5000; in windows so much more
+   window       reset      more       ±     sliding      more       ±
+      256      2.2000   +0.2000  0.1000      2.1000   +0.1000  0.0000
+       1k      2.0500   +0.0500  0.0500      2.0000   +0.0000  0.0000
+
+the state, over all layers and heads, while the longest document is read
+      tokens read    norm of S    features in use    smallest denominator
+                1         12.5         31.5 of 40                    20.4
+            2,048         6834         38.0 of 40                 0.00123
+
+softmax
+  1,000 parameters, state of 577 numbers and 514 more a token
+  1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
+
+by context: the same 1,000 tokens of 1 document each time
+   length  nats/token       ±   perplexity  bits/byte       ±    change       ±
+     16k    1000.0000       -    1.01e+304          -       -         -       -
+
+* the length it was trained at"""
 
 
 def test_the_table() -> None:
-    assert table([LINEAR, SOFTMAX]) == (
-        "linear\n"
-        "  1,234,567 parameters, state of 49,921 numbers\n"
-        "   length   nats/token   perplexity   bits/byte         tokens   seconds\n"
-        "     256        2.0000         7.39      0.9017        200,000       1.2\n"
-        "      1k*       1.5000         4.48      0.6763        200,000      12.5\n"
-        "\n"
-        "softmax\n"
-        "  1,000 parameters, state of 577 numbers and 514 more a token\n"
-        "   length   nats/token   perplexity   bits/byte         tokens   seconds\n"
-        "     16k     1000.0000    1.01e+304         nan      1,000,000  123456.8\n"
-        "\n"
-        "* the length it was trained at"
-    )
+    assert table([LINEAR, SOFTMAX]) == EXPECTED
+    assert max(map(len, EXPECTED.splitlines())) <= 80
 
 
 def test_no_note_where_the_trained_length_was_not_measured() -> None:
@@ -56,24 +59,33 @@ def test_plain_values_hold_sums_counts_and_their_ratios() -> None:
     values = plain([LINEAR, SOFTMAX])
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     first, second = values["runs"]
-    assert first | {"lengths": None} == {
+    assert {name: first[name] for name in ("run", "parameters", "trained_length", "left_out", "documents")} == {
         "run": "linear",
-        "checkpoint": "/runs/linear/checkpoints/step-00002000",
         "parameters": 1_234_567,
         "trained_length": 1024,
-        "state_numbers": 49_921,
-        "state_numbers_per_token": 0,
-        "lengths": None,
         "left_out": [4096],
+        "documents": 2,
     }
-    assert first["lengths"][0] == {
+    assert (first["state_numbers"], first["state_bytes"], first["state_numbers_per_token"]) == (49_921, 199_688, 0)
+    assert first["context"][0] == {
         "length": 256,
-        "nats": 400_000.0,
-        "tokens": 200_000,
-        "bytes": 640_000,
-        "nats_per_token": 2.0,
-        "perplexity": math.exp(2),
-        "bits_per_byte": 400_000 / math.log(2) / 640_000,
+        "nats": 4200.0,
+        "tokens": 2000,
+        "bytes": 8000,
+        "documents": 2,
+        "nats_per_token": 2.1,
+        "nats_error": pytest.approx(0.1),
+        "perplexity": math.exp(2.1),
+        "bits_per_byte": 4200 / math.log(2) / 8000,
+        "bits_error": pytest.approx(0.1 / 4 / math.log(2)),
         "seconds": 1.25,
+        "change": None,
+        "change_error": None,
     }
-    assert second["lengths"][0]["bits_per_byte"] is None
+    assert first["context"][1]["change"] == pytest.approx(-0.15)
+    assert first["windows"][0]["sliding"]["change"] == pytest.approx(0.1)
+    assert first["position"][1]["last"] == 2047
+    assert first["state"][1] == {"position": 2048, "norm": 6834.0, "features": 38.0, "of": 40, "smallest": 0.00123}
+    assert (first["tokens_read"], first["seconds"], first["peak_bytes"]) == (123_456, 12.3, 456_700_000)
+    assert second["context"][0]["bits_per_byte"] is None
+    assert second["carried"] is None

@@ -1,0 +1,90 @@
+"""Sources whose entropy given so many symbols is known in closed form, and models that predict them perfectly."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmlong.model.loss import IGNORED
+from lmlong.text.token_file import TokenFile
+
+
+class Repeated:
+    """A symbol is the one `distance` before it, but now and then any other; with less in view nothing is known."""
+
+    def __init__(self, symbols: int, distance: int, wrong: float):
+        self.symbols, self.distance, self.wrong = symbols, distance, wrong
+
+    def entropy(self, context: int) -> float:
+        if context < self.distance:
+            return math.log(self.symbols)
+        return -(1 - self.wrong) * math.log(1 - self.wrong) - self.wrong * math.log(self.wrong / (self.symbols - 1))
+
+    def draw(self, length: int, random: np.random.Generator) -> np.ndarray:
+        text = random.integers(self.symbols, size=length)
+        changed = random.random(length) < self.wrong
+        shift = random.integers(1, self.symbols, size=length)
+        for place in range(self.distance, length):
+            text[place] = (text[place - self.distance] + changed[place] * shift[place]) % self.symbols
+        return text
+
+    def likelihood(self, known: list[int]) -> np.ndarray:
+        if len(known) < self.distance:
+            return np.full(self.symbols, 1 / self.symbols)
+        chances = np.full(self.symbols, self.wrong / (self.symbols - 1))
+        chances[known[-self.distance]] = 1 - self.wrong
+        return chances
+
+
+class Markov:
+    """Symbols that follow from the two before them by a drawn table."""
+
+    def __init__(self, symbols: int, seed: int):
+        self.symbols = symbols
+        self.table = np.random.default_rng(seed).dirichlet([0.3] * symbols, size=(symbols, symbols))
+        pairs = np.full((symbols, symbols), symbols**-2.0)
+        for _ in range(1000):
+            pairs = np.einsum("ab,abc->bc", pairs, self.table)
+        self.pairs = pairs  # how often one symbol follows another, in the long run
+        self.given = [pairs.sum(0), pairs / pairs.sum(1, keepdims=True), self.table]
+
+    def entropy(self, context: int) -> float:
+        weights = [np.ones(()), self.pairs.sum(1), self.pairs][min(context, 2)]
+        chances = self.given[min(context, 2)]
+        return float(-(weights[..., None] * chances * np.log(chances)).sum())
+
+    def draw(self, length: int, random: np.random.Generator) -> np.ndarray:
+        text = list(divmod(random.choice(self.symbols**2, p=self.pairs.flatten()), self.symbols))
+        while len(text) < length:
+            text.append(random.choice(self.symbols, p=self.table[text[-2], text[-1]]))
+        return np.array(text[:length])
+
+    def likelihood(self, known: list[int]) -> np.ndarray:
+        seen = min(len(known), 2)
+        return self.given[seen][tuple(known[len(known) - seen :])]
+
+
+class Oracle:
+    """Predicts a source from what it has read since its state was empty, as well as can be."""
+
+    def __init__(self, source: Repeated | Markov):
+        self.source = source
+
+    def score(self, tokens: Tensor, targets: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        known = [list(row) for row in state] if state else [[] for _ in tokens]
+        lost = torch.zeros(targets.shape, dtype=torch.float64)
+        for row, (read, wanted) in enumerate(zip(tokens.tolist(), targets.tolist(), strict=True)):
+            for place, (token, target) in enumerate(zip(read, wanted, strict=True)):
+                known[row].append(token)
+                if target != IGNORED:
+                    lost[row, place] = -math.log(self.source.likelihood(known[row])[target])
+        return lost, known
+
+
+def text_of(source: Repeated | Markov, lengths: list[int], seed: int = 2) -> TokenFile:
+    """Documents drawn from a source."""
+    random = np.random.default_rng(seed)
+    texts = [source.draw(length, random) for length in lengths]
+    return TokenFile(np.concatenate(texts), np.cumsum([0, *lengths[:-1]]))
