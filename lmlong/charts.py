@@ -1,8 +1,10 @@
 """What all charts share: formats, colours that can be told apart in grey, axes without clutter."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
 from lmlong.errors import UsageError
 
@@ -24,3 +26,11 @@ def clear(axes: Axes) -> None:
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
+
+
+def name_places(axes: Axes, places: Sequence[int], name: Callable[[int], str]) -> None:
+    """A log scale with a name at each place, at every second one where there are many."""
+    shown = places[:: -(-len(places) // 8)]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, [name(place) for place in shown])
+    axes.xaxis.set_minor_locator(NullLocator())

@@ -2,19 +2,21 @@
 
 import json
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from lmlong.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from lmlong.evaluation.perplexity import View
     from lmlong.evaluation.report import Report
 
 
 STDOUT = Path("-")
+Name = TypeVar("Name", bound=str)
+Found = TypeVar("Found")
 Result = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
 
@@ -48,6 +50,14 @@ Result = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pa
     type=click.IntRange(1),
     help="Leave out lengths that fewer documents reach.",
 )
+@click.option(
+    "--probe",
+    "probes",
+    metavar="NAME,...",
+    help="Ask for what was said --lengths tokens before instead: copy, induction, mqar, passkey, needle, or all.",
+)
+@click.option("--trials", default=64, show_default=True, type=click.IntRange(1), help="--probe: texts at each length.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="--probe: the texts follow from it.")
 @click.option("--tokens", type=click.IntRange(min=2), help="Read only so many tokens of the text.")
 @click.option("--json", "json_file", type=Result, help="Write the results as JSON; - for standard output, alone.")
 @click.option("--plot", type=Result, help="Draw bits per byte: .png, .pdf or .svg.")
@@ -62,6 +72,9 @@ def eval_(
     views: str,
     targets: int,
     min_documents: int,
+    probes: str | None,
+    trials: int,
+    seed: int,
     tokens: int | None,
     json_file: Path | None,
     plot: Path | None,
@@ -84,17 +97,15 @@ def eval_(
     Example: one run on its own held-out text, then two on the same books.
       lmlong eval runs/quickstart --lengths 256,512,1k,2k
       lmlong eval linear softmax --data 'books/*.txt' --plot length.png
+      lmlong eval linear softmax --probe induction,mqar --lengths 64,256,1k
     """
     from lmlong.charts import check_format
     from lmlong.evaluation.lengths import parse_lengths
-    from lmlong.evaluation.perplexity import Question, measure, validation_text
-    from lmlong.evaluation.plain import plain
-    from lmlong.evaluation.plots import draw
-    from lmlong.evaluation.tables import table
+    from lmlong.evaluation.perplexity import VIEWS, Question, measure, validation_text
     from lmlong.inference.loading import load
 
     wanted = tuple(parse_lengths(lengths)) if lengths is not None else None
-    question = Question(_views(views), wanted, targets, min_documents)
+    question = Question(_chosen("--by", views, VIEWS), wanted, targets, min_documents)
     for file in (json_file, plot):
         _check_folder(file)
     if plot:
@@ -102,29 +113,51 @@ def eval_(
         if question.views == ("state",):
             raise UsageError("--plot: draws context, position and protocol. Name one of them in --by.")
 
-    reports = []
-    for run in runs:
-        loaded = load(run, device, weights)
-        reports.append(measure(_name(run), loaded, validation_text(loaded, data, tokens), question))
-        _note(reports[-1], min_documents)
+    loaded = ((_name(run), model := load(run, device, weights), validation_text(model, data, tokens)) for run in runs)
+    if probes is None:
+        from lmlong.evaluation.plain import plain
+        from lmlong.evaluation.plots import draw
+        from lmlong.evaluation.tables import table
 
+        found = []
+        for name, model, text in loaded:
+            found.append(measure(name, model, text, question))
+            _note(found[-1], min_documents)
+        _show(found, table, plain, draw, json_file, plot)
+    else:
+        from lmlong.evaluation import recall_report as report
+        from lmlong.evaluation.probes import PROBES
+        from lmlong.evaluation.recall import DISTANCES, recall
+
+        names = _chosen("--probe", probes, PROBES) if probes != "all" else tuple(PROBES)
+        answers = [recall(*each, names, wanted or DISTANCES, trials, seed) for each in loaded]
+        _show(answers, report.table, report.plain, report.draw, json_file, plot)
+
+
+def _show(
+    found: Found,
+    table: Callable[[Found], str],
+    plain: Callable[[Found], dict[str, Any]],
+    draw: Callable[[Found, Path], None],
+    json_file: Path | None,
+    plot: Path | None,
+) -> None:
+    """What was found, in every form that was asked for."""
     if plot:
-        draw(reports, plot)
+        draw(found, plot)
     if json_file != STDOUT:
-        click.echo(table(reports))
+        click.echo(table(found))
     if json_file:
         with click.open_file(str(json_file), "w", encoding="utf-8") as out:
-            out.write(json.dumps(plain(reports), indent=2, allow_nan=False) + "\n")
+            out.write(json.dumps(plain(found), indent=2, allow_nan=False) + "\n")
 
 
-def _views(text: str) -> tuple["View", ...]:
-    """The views in a list like context,state."""
-    from lmlong.evaluation.perplexity import VIEWS
-
+def _chosen(option: str, text: str, known: Collection[Name]) -> tuple[Name, ...]:
+    """The names in a list like context,state, in the order in which they are known."""
     for word in (words := text.split(",")):
-        if word not in VIEWS:
-            raise UsageError(f"--by: there is no '{word}'.{nearest(word, VIEWS)}")
-    return tuple(view for view in VIEWS if view in words)
+        if word not in known:
+            raise UsageError(f"{option}: there is no '{word}'.{nearest(word, known)}")
+    return tuple(name for name in known if name in words)
 
 
 def _name(run: str) -> str:

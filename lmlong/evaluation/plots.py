@@ -5,9 +5,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
-from lmlong.charts import COLOURS, LINES, MARKERS, clear
+from lmlong.charts import COLOURS, LINES, MARKERS, clear, name_places
 from lmlong.evaluation.lengths import name_length
 from lmlong.evaluation.report import Report
 from lmlong.evaluation.sums import Sums
@@ -33,7 +32,9 @@ def figure(reports: Sequence[Report]) -> Figure:
     row = drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (draw_panel, label) in zip(row, panels, strict=True):
         places = sorted({place for number, report in enumerate(reports) for place in draw_panel(axes, report, number)})
-        _axes(axes, places, label)
+        name_places(axes, places, name_length)
+        axes.set_xlabel(label)
+        clear(axes)
         _trained(axes, places, reports)
     row[0].set_ylabel("bits per byte, ± 2 standard errors")
     # beside the lines and never over them, wherever they run
@@ -89,16 +90,6 @@ def _line(axes: Axes, points: Sequence[tuple[int, Sums]], number: int, label: st
     low, high = ([bit + sign * error for bit, error in zip(bits, errors, strict=True)] for sign in (-1, 1))
     axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
     return places
-
-
-def _axes(axes: Axes, places: Sequence[int], label: str) -> None:
-    """A log scale whose marks carry names."""
-    shown = places[:: -(-len(places) // 8)]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(shown, [name_length(place) for place in shown])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(label)
-    clear(axes)
 
 
 def _trained(axes: Axes, places: Sequence[int], reports: Sequence[Report]) -> None:
