@@ -98,6 +98,9 @@ def test_every_target_is_scored_by_its_definition(loaded: Loaded, monkeypatch: p
     lengths = [4, 64, 200]
     report = measure("tiny", loaded, text, Question(VIEWS, (*lengths, 9999), targets=20, min_documents=2))
     assert report.left_out == [9999]
+    assert report.carried is not None
+    assert report.carried.totals.bytes == sum(len(whole.encode()) for whole in VALIDATION_TEXTS)
+    assert [at.sums.totals.tokens for at in report.position][:8] == [2 << n for n in range(8)]
     documents = documents_of(text)
     begins, ends = documents.begins.tolist(), documents.ends.tolist()
     for length, sums, _ in report.context:
