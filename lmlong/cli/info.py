@@ -48,7 +48,7 @@ def _run(run: str) -> dict[str, Any]:
     from lmlong.model.language_model import kinds, parameters
 
     loaded = load(run, "cpu")
-    step, state = _step(loaded.checkpoint), state_size(loaded.model)
+    step, state = loaded.step, state_size(loaded.model)
     training, length = loaded.recipe.training, loaded.recipe.text.sequence_length
     tokens_per_step = training.batch_size * training.accumulate * length
     return {
@@ -65,12 +65,6 @@ def _run(run: str) -> dict[str, Any]:
         "state bytes per token": state.per_token.bytes,
         "validation": _last_validation(loaded.checkpoint, step),
     }
-
-
-def _step(checkpoint: Path) -> int | None:
-    """The optimizer steps behind a checkpoint, which its name tells."""
-    number = checkpoint.name.removeprefix("step-")
-    return int(number) if number.isdecimal() else None
 
 
 def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | None:

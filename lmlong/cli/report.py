@@ -14,7 +14,7 @@ def after_training(outcome: Outcome) -> str:
             f"gzip -9      {outcome.gzip:.3f} bits per byte on the same bytes",
             "",
             "next:",
-            f"  lmlong generate {outcome.folder} --prompt 'def '",
-            f"  lmlong eval {outcome.folder} --lengths 256,1k,4k",
+            f"  lmlong generate {outcome.folder}",
+            f"  lmlong eval {outcome.folder}",
         )
     )

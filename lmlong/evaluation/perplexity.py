@@ -65,6 +65,7 @@ def measure(name: str, loaded: Loaded, text: TokenFile, question: Question = USU
         parameters=parameters(loaded.model),
         state=state_size(loaded.model),
         trained_length=trained,
+        trained_tokens=loaded.step and loaded.step * loaded.recipe.sequences_per_step * trained,
         documents=len(documents.begins),
         left_out=[length for length in wanted if length not in lengths],
     )

@@ -20,6 +20,7 @@ def _report(report: Report) -> dict[str, Any]:
         "checkpoint": report.checkpoint,
         "parameters": report.parameters,
         "trained_length": report.trained_length,
+        "trained_tokens": report.trained_tokens,
         "state_numbers": report.state.empty.numbers,
         "state_bytes": report.state.empty.bytes,
         "state_numbers_per_token": report.state.per_token.numbers,

@@ -93,7 +93,7 @@ def _line(axes: Axes, points: Sequence[tuple[int, Sums]], number: int, label: st
 
 
 def _trained(axes: Axes, places: Sequence[int], reports: Sequence[Report]) -> None:
-    """A vertical line at each length that a run was trained at."""
+    """A vertical line at each length that a run was trained at, and a shade beyond the longest."""
     for length in sorted({report.trained_length for report in reports}):
         if not places[0] <= length <= places[-1]:
             continue
@@ -109,6 +109,9 @@ def _trained(axes: Axes, places: Sequence[int], reports: Sequence[Report]) -> No
             fontsize="small",
             color="0.35",
         )
+    beyond = max(report.trained_length for report in reports)
+    if places[0] <= beyond < places[-1]:
+        axes.axvspan(beyond, places[-1], color="0.95", zorder=-1)
 
 
 def _of(values: Sequence[str], number: int) -> str:

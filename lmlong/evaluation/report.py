@@ -41,6 +41,7 @@ class Report:
     parameters: int
     state: StateSize
     trained_length: int
+    trained_tokens: int | None = None  # seen in training, the same ones several times perhaps; None if unknown
     documents: int = 0
     left_out: list[int] = field(default_factory=list)  # lengths that too few documents reach
     context: list[AtLength] = field(default_factory=list)

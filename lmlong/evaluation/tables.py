@@ -18,15 +18,17 @@ def table(reports: Sequence[Report]) -> str:
 
 def describe_state(state: StateSize) -> str:
     """The size of a state in words."""
-    growth = f" and {state.per_token.numbers:,} more a token" if state.per_token.numbers else ""
-    return f"state of {state.empty.numbers:,} numbers{growth}"
+    growth = f", and {state.per_token.numbers:,} more a token" if state.per_token.numbers else ""
+    return f"state of {state.empty.numbers:,} numbers, {state.empty.bytes / 1e3:,.0f} KB{growth}"
 
 
 def _section(report: Report) -> str:
     speed = report.tokens / max(report.seconds, 1e-9)
+    trained = f", trained on {report.trained_tokens:,} tokens" if report.trained_tokens else ""
     facts = [
         report.name,
-        f"  {report.parameters:,} parameters, {describe_state(report.state)}",
+        f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}",
+        f"  {describe_state(report.state)}",
         f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second), "
         f"{report.peak_bytes / 1e6:,.0f} MB at most",
     ]

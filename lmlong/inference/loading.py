@@ -108,6 +108,12 @@ class Loaded:
         return None
 
     @property
+    def step(self) -> int | None:
+        """The optimizer steps behind the weights, which the name of their checkpoint tells."""
+        number = self.checkpoint.name.removeprefix("step-")
+        return int(number) if number.isdecimal() else None
+
+    @property
     def on_cpu(self) -> bool:
         return self.model.embedding.weight.device.type == "cpu"
 

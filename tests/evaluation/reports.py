@@ -20,6 +20,7 @@ LINEAR = Report(
     parameters=1_234_567,
     state=StateSize(Size(49_921, 199_688), Size(0, 0)),
     trained_length=1024,
+    trained_tokens=2_560_000,
     documents=2,
     left_out=[4096],
     context=[AtLength(256, sums(2.0, 2.2), 1.25), AtLength(1024, sums(1.9, 2.0), 12.5)],
