@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lmlong.bench.recall_data import Score
 from lmlong.bench.recall_grid import Grid
-from lmlong.bench.recall_model import likeliest, measure, model_options, train
+from lmlong.bench.recall_model import likeliest, measure, model_options, one_thread, train
 from lmlong.inference.state_size import state_size
 from lmlong.model.language_model import parameters
 
@@ -31,6 +31,7 @@ class Trained(NamedTuple):
         return sum(score.accuracy for score in self.scores.values()) / len(self.scores)
 
 
+@one_thread()
 def compare(grid: Grid, names: Sequence[str], seed: int, out: Path) -> tuple[list[Trained], list[Trained]]:
     """The best model of each contestant and width, and all models; what `out` holds already is not trained again."""
     models = [(name, width) for name in names for width in grid.widths]

@@ -1,6 +1,7 @@
 """One small model of the recall experiment: its options, its training, its measurement."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +40,17 @@ def model_options(name: str, width: int) -> recipe.Model:
             "Leave it out."
         )
     return recipe.Model(width=width, layers=LAYERS, heads=1, positions="none", attention=attention)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: in products this small, threads on a busy machine mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train(grid: Grid, options: recipe.Model, rate: float, seed: int) -> LanguageModel:
