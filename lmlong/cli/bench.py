@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from lmlong.cli.bench_recall import recall
+from lmlong.cli.numbers import read
 from lmlong.errors import UsageError, nearest
 
 
@@ -67,7 +69,7 @@ def attentions(
         write_copies(out / "copies.jsonl")
         source = json.dumps([{"kind": "files", "paths": [str(out / "copies.jsonl")]}])
         changes += [f"text.sources={source}", "text.tokenizer.kind=bytes"]
-    standings, runs = compare(recipe, changes, names, _numbers(rates), seeds, out)
+    standings, runs = compare(recipe, changes, names, read("--rates", rates, float, "2e-3,4e-3"), seeds, out)
     if json_file:
         json_file.write_text(json.dumps([run._asdict() for run in runs], indent=2) + "\n", encoding="utf-8")
     click.echo(table(standings))
@@ -101,8 +103,4 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
     click.echo(table(results))
 
 
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(word) for word in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--rates: '{text}' is no list of numbers. Write them like 2e-3,4e-3.") from None
+bench.add_command(recall)
