@@ -17,6 +17,9 @@ class LinearAttention(CausalAttention[ScanState]):
 
     log_decay: Tensor | None
 
+    sums = torch.float32
+    """The least precise type that S and z are kept in: without a gate, float32 takes no more 1s after 2^24 of them."""
+
     def __init__(self, heads: int, width: int, features: FeatureMap, decay: str = "none"):
         super().__init__()
         self.heads, self.width, self.feature_map = heads, width, features
@@ -27,7 +30,7 @@ class LinearAttention(CausalAttention[ScanState]):
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> ScanState:
         shape = (batch, self.heads, self.feature_map.features)
-        precise = at_least_float32(dtype)
+        precise = torch.promote_types(dtype, self.sums)
         return ScanState(
             S=torch.zeros(*shape, self.width, device=device, dtype=precise),
             z=torch.zeros(*shape, device=device, dtype=precise),

@@ -64,6 +64,13 @@ Result = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pa
 @click.option(
     "--weights", type=click.Choice(["32", "bf16"]), default="32", show_default=True, help="How matrices are kept."
 )
+@click.option(
+    "--sums",
+    type=click.Choice(["32", "64"]),
+    default="32",
+    show_default=True,
+    help="How S and z are kept: 64 for texts of more than some ten million tokens.",
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def eval_(
     runs: tuple[str, ...],
@@ -79,6 +86,7 @@ def eval_(
     json_file: Path | None,
     plot: Path | None,
     weights: Literal["32", "bf16"],
+    sums: Literal["32", "64"],
     device: str,
 ) -> None:
     """Measure how well each RUN predicts text, and what text further back is worth to it.
@@ -113,7 +121,9 @@ def eval_(
         if question.views == ("state",):
             raise UsageError("--plot: draws context, position and protocol. Name one of them in --by.")
 
-    loaded = ((_name(run), model := load(run, device, weights), validation_text(model, data, tokens)) for run in runs)
+    loaded = (
+        (_name(run), model := load(run, device, weights, sums), validation_text(model, data, tokens)) for run in runs
+    )
     if probes is None:
         from lmlong.evaluation.plain import plain
         from lmlong.evaluation.plots import draw

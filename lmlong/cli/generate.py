@@ -50,6 +50,13 @@ File = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="How matrices are kept: bf16 takes half the memory and, compiled, less time.",
 )
+@click.option(
+    "--sums",
+    type=click.Choice(["32", "64"]),
+    default="32",
+    show_default=True,
+    help="How S and z are kept: 64 for texts of more than some ten million tokens.",
+)
 @click.option("--stats", is_flag=True, help="Tell speeds and the size of the state, on standard error.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def generate(
@@ -73,6 +80,7 @@ def generate(
     as_json: bool,
     compiled: bool | None,
     weights: Literal["32", "bf16"],
+    sums: Literal["32", "64"],
     stats: bool,
     device: str,
 ) -> None:
@@ -100,7 +108,7 @@ def generate(
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
     show = writing.Show(as_json, stats, keep=as_json, one=one_text)
-    loaded = load(run, device, weights)
+    loaded = load(run, device, weights, sums)
     if compiled or (compiled is None and one_text and writing.compiling_pays(loaded, max_tokens)):
         click.echo("compiling the step, for some seconds", err=True)
         loaded.compile()

@@ -1,6 +1,7 @@
 """lmlong state: what a model remembers of a text, as a file."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -17,8 +18,15 @@ def state() -> None:
 @click.argument("text", type=File, metavar="TEXT")
 @click.option("-o", "--out", type=File, required=True, help="The state file to write.")
 @click.option("--load-state", type=File, help="Go on from this state instead of beginning a document.")
+@click.option(
+    "--sums",
+    type=click.Choice(["32", "64"]),
+    default="32",
+    show_default=True,
+    help="How S and z are kept: 64 for texts of more than some ten million tokens.",
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-def build(run: str, text: Path, out: Path, load_state: Path | None, device: str) -> None:
+def build(run: str, text: Path, out: Path, load_state: Path | None, sums: Literal["32", "64"], device: str) -> None:
     """Read TEXT with the model of RUN and write down what it remembers.
 
     \b
@@ -28,7 +36,7 @@ def build(run: str, text: Path, out: Path, load_state: Path | None, device: str)
     from lmlong.cli.writing import pieces
     from lmlong.inference.loading import load
 
-    loaded = load(run, device)
+    loaded = load(run, device, sums=sums)
     memory = loaded.read(pieces(text), loaded.load_state(load_state) if load_state else None)
     loaded.save_state(memory, out)
     click.echo(f"{out}: {int(memory.total):,} tokens remembered in {out.stat().st_size:,} bytes")

@@ -18,18 +18,22 @@ def draw(reports: Sequence[Report], path: Path) -> None:
 
 
 def figure(reports: Sequence[Report]) -> Figure:
-    """Bits per byte against context, position and window, with a band of two standard errors."""
+    """Bits per byte against context, position and window, with bands of two standard errors.
+
+    All contexts have the same targets, so what is uncertain about the height of that line is uncertain about all of it
+    alike: its band is that of the change from the shortest context.
+    """
     panels = [
         (draw_panel, label)
         for view, draw_panel, label in (
-            ("context", _context, "tokens read before the same targets"),
+            ("context", _context, "tokens read before the same targets\n(band: the change from the shortest)"),
             ("position", _position, "tokens before, read from the beginning"),
             ("windows", _windows, "tokens in a window"),
         )
         if any(getattr(report, view) for report in reports)
     ]
     drawn = Figure(figsize=(max(6.4, 4.6 * len(panels)), 4.4), layout="constrained")  # no pyplot: it wants a screen
-    row = drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    row = drawn.subplots(1, len(panels), squeeze=False)[0]
     for axes, (draw_panel, label) in zip(row, panels, strict=True):
         places = sorted({place for number, report in enumerate(reports) for place in draw_panel(axes, report, number)})
         name_places(axes, places, name_length)
@@ -44,7 +48,9 @@ def figure(reports: Sequence[Report]) -> Figure:
 
 
 def _context(axes: Axes, report: Report, number: int) -> list[int]:
-    return _line(axes, [(length, sums) for length, sums, _ in report.context], number, report.name)
+    points = [(length, sums) for length, sums, _ in report.context]
+    errors = [sums.bits_error_from(points[0][1]) for _, sums in points]
+    return _line(axes, points, number, report.name, errors)
 
 
 def _position(axes: Axes, report: Report, number: int) -> list[int]:
@@ -71,10 +77,17 @@ def _windows(axes: Axes, report: Report, number: int) -> list[int]:
     return places
 
 
-def _line(axes: Axes, points: Sequence[tuple[int, Sums]], number: int, label: str, hollow: bool = False) -> list[int]:
-    """Draw bits per byte at some places; returns the places."""
+def _line(
+    axes: Axes,
+    points: Sequence[tuple[int, Sums]],
+    number: int,
+    label: str,
+    errors: Sequence[float] | None = None,
+    hollow: bool = False,
+) -> list[int]:
+    """Draw bits per byte at some places, by default with their own errors; returns the places."""
     places, bits = [place for place, _ in points], [sums.totals.bits_per_byte for _, sums in points]
-    errors = [2 * sums.bits_error for _, sums in points]
+    errors = errors or [sums.bits_error for _, sums in points]
     colour = _of(COLOURS, number)
     axes.plot(
         places,
@@ -87,7 +100,7 @@ def _line(axes: Axes, points: Sequence[tuple[int, Sums]], number: int, label: st
         color=colour,
         label=label,
     )
-    low, high = ([bit + sign * error for bit, error in zip(bits, errors, strict=True)] for sign in (-1, 1))
+    low, high = ([bit + 2 * sign * error for bit, error in zip(bits, errors, strict=True)] for sign in (-1, 1))
     axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
     return places
 

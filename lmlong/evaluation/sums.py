@@ -40,6 +40,10 @@ class Sums:
         """Standard error of the bits per byte."""
         return error_of_ratio(self.nats / math.log(2), self.bytes)
 
+    def bits_error_from(self, other: "Sums") -> float:
+        """Standard error of the change in bits per byte from another reading of the same targets."""
+        return error_of_ratio((self.nats - other.nats) / math.log(2), self.bytes)
+
     def above(self, other: "Sums") -> tuple[float, float]:
         """By how many nats per token this lost more than the other on the same targets, and its standard error."""
         assert np.array_equal(self.tokens, other.tokens), "not the same targets"

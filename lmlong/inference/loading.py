@@ -137,10 +137,13 @@ class Loaded:
         return state_file.owners(self.model, self.tokenizer, manifest.recorded(self.checkpoint, WEIGHTS))
 
 
-def load(run: str | Path, device: str = "auto", weights: Literal["32", "bf16"] = "32") -> Loaded:
+def load(
+    run: str | Path, device: str = "auto", weights: Literal["32", "bf16"] = "32", sums: Literal["32", "64"] = "32"
+) -> Loaded:
     """The model of a run: its folder, its name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
 
-    `weights` says how its matrices are kept: "bf16" takes half the memory, and changes what it predicts a little.
+    `weights` says how its matrices are kept: "bf16" takes half the memory, and changes what it predicts a little;
+    `sums` how S and z are: "64" for texts of more than some ten million tokens.
     """
     place = pick_device(device)
     checkpoint = find(run)
@@ -149,6 +152,8 @@ def load(run: str | Path, device: str = "auto", weights: Literal["32", "bf16"] =
     model = LanguageModel(recipe.model, tokenizer.vocabulary)
     load_weights(model, checkpoint)
     model.to(place).eval()
+    if sums == "64":
+        model.sum_in(torch.float64)
     if weights == "bf16":
         model.round_matrices()
     return Loaded(model, tokenizer, recipe, checkpoint)

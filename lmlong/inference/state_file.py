@@ -27,6 +27,9 @@ FORMAT = 1
 TAIL = 200
 """Characters of the text's end that are written beside the state, for people."""
 
+PRECISE = {torch.float32, torch.float64}
+"""What a tensor may be more or less precise in."""
+
 OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "model": "weights"}
 """What a state belongs to, the most telling difference first."""
 
@@ -74,7 +77,9 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
         if not _alike(wanted.get(name), found.get(name)):
             raise CheckpointError(f"{path}: {name} is not what this model remembers. Read the text again.")
     device = model.embedding.weight.device
-    return rebuilt(like, iter([found[name].to(device) for name in wanted]))
+    # sums stay as precise as they are, and become so where the model wants it
+    precise = (torch.promote_types(found[name].dtype, tensor.dtype) for name, tensor in wanted.items())
+    return rebuilt(like, iter([found[name].to(device, dtype) for name, dtype in zip(wanted, precise, strict=True)]))
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -107,8 +112,10 @@ def _empty(model: LanguageModel) -> Memory:
 
 
 def _alike(wanted: Tensor | None, found: Tensor | None) -> bool:
-    """Whether a tensor may stand where another would: of its type, and of its shape where that does not grow."""
-    if wanted is None or found is None or wanted.dtype != found.dtype or wanted.dim() != found.dim():
+    """Whether a tensor may stand where another would: of its kind, and of its shape where that does not grow."""
+    if wanted is None or found is None or wanted.dim() != found.dim():
+        return False
+    if wanted.dtype != found.dtype and not {wanted.dtype, found.dtype} <= PRECISE:
         return False
     return all(need in (size, 0) for need, size in zip(wanted.shape, found.shape, strict=True))
 

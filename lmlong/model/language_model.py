@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
+from lmlong.attention.linear import LinearAttention
 from lmlong.model.block import Block, BlockState, Norm, Place
 from lmlong.model.convolution import ShortConvolution
 from lmlong.model.loss import IGNORED, nats, scores, summed_nats
@@ -126,6 +127,12 @@ class LanguageModel(nn.Module):
         """The nats of each target (B, T), 0 where ignored, and the state after; for evaluation, without gradients."""
         hidden, state = self.read(tokens, state, starts)
         return self.output(nats, hidden, targets), state
+
+    def sum_in(self, dtype: torch.dtype) -> None:
+        """Keep the sums of linear attentions in this type at least."""
+        for block in self.blocks:
+            if isinstance(block.mixer.attention, LinearAttention):
+                block.mixer.attention.sums = dtype
 
     def round_matrices(self) -> None:
         """Keep all matrices in bfloat16, half as much to fetch for each token; what is computed stays as precise."""

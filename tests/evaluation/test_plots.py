@@ -1,10 +1,12 @@
 """What a plot shows."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 from evaluation.reports import LINEAR, SOFTMAX, sums
+from matplotlib.axes import Axes
 
 from lmlong.charts import check_format
 from lmlong.errors import UsageError
@@ -29,20 +31,28 @@ def test_each_run_is_a_line_through_its_points_that_grey_tells_apart() -> None:
     assert len({(lines[report.name].get_marker(), lines[report.name].get_linestyle()) for report in REPORTS}) == 2
 
 
-def test_a_band_is_two_standard_errors_wide() -> None:
-    axes = figure(REPORTS).axes[0]
-    band = axes.collections[0].get_paths()[0].vertices
-    (low, high) = (limit([y for x, y in band if x == 256]) for limit in (min, max))
-    first = LINEAR.context[0].sums
-    assert (low, high) == pytest.approx(
-        (first.totals.bits_per_byte - 2 * first.bits_error, first.totals.bits_per_byte + 2 * first.bits_error)
+def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
+    context, position, _ = figure(REPORTS).axes
+    first, last = LINEAR.context[0].sums, LINEAR.context[-1].sums
+    assert band(context, 256) == (first.totals.bits_per_byte,) * 2
+    error = (0.2 - 0.1) / 2 / 4 / math.log(2)  # of the differences of two documents, in bits per byte
+    assert band(context, 1024) == pytest.approx((last.totals.bits_per_byte - 2 * error, bits(LINEAR)[-1] + 2 * error))
+    at = LINEAR.position[0].sums
+    assert band(position, 1) == pytest.approx(
+        (at.totals.bits_per_byte - 2 * at.bits_error, at.totals.bits_per_byte + 2 * at.bits_error)
     )
+
+
+def band(axes: Axes, place: int) -> tuple[float, float]:
+    """Where the first band of a panel begins and ends."""
+    heights = [float(y) for x, y in axes.collections[0].get_paths()[0].vertices if x == place]
+    return min(heights), max(heights)
 
 
 def test_there_is_a_panel_for_each_view_that_was_taken() -> None:
     context, position, windows = figure(REPORTS).axes
     assert [axes.get_xlabel() for axes in (context, position, windows)] == [
-        "tokens read before the same targets",
+        "tokens read before the same targets\n(band: the change from the shortest)",
         "tokens before, read from the beginning",
         "tokens in a window",
     ]
