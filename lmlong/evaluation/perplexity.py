@@ -109,7 +109,7 @@ def _jobs(documents: Documents, lengths: list[int], size: int, question: Questio
     """What is read, by kind and length."""
     jobs: dict[tuple[str, int], Spans] = {}
     if "context" in question.views:
-        blocks = cut.choose_blocks(documents, lengths[-1], size, question.targets)
+        blocks = cut.choose_blocks(documents, lengths[-1], size, question.targets, question.min_documents)
         jobs |= {("context", length): blocks.after(length) for length in lengths}
     if "position" in question.views or "protocol" in question.views:
         jobs["carried", 0] = cut.whole(documents)

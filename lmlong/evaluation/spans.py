@@ -64,11 +64,12 @@ def reached(documents: Documents, length: int, size: int) -> int:
     return int((documents.sizes >= length + size).sum())
 
 
-def choose_blocks(documents: Documents, longest: int, size: int, targets: int) -> Blocks:
-    """About so many targets with at least `longest` tokens before them, evenly over documents and places."""
+def choose_blocks(documents: Documents, longest: int, size: int, targets: int, least: int) -> Blocks:
+    """About so many targets with at least `longest` tokens before them, evenly over documents and places; a block in
+    each of `least` documents, if that makes more."""
     room = np.maximum(documents.sizes - longest, 0) // size  # blocks that fit side by side
     eligible = np.flatnonzero(room)
-    wanted = max(1, targets // size)
+    wanted = max(1, least, targets // size)
     if len(eligible) > wanted:
         eligible = eligible[np.arange(wanted) * len(eligible) // wanted]
     numbers, firsts = [], []

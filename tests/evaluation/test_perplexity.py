@@ -16,7 +16,7 @@ from lmlong.evaluation import scored
 from lmlong.evaluation.perplexity import VIEWS, Question, fill, measure, validation_text
 from lmlong.evaluation.report import Report
 from lmlong.evaluation.scored import Scorer
-from lmlong.evaluation.spans import block_size, documents_of
+from lmlong.evaluation.spans import block_size, choose_blocks, documents_of
 from lmlong.evaluation.sums import Sums
 from lmlong.inference.loading import Loaded
 from lmlong.inference.state_size import StateSize
@@ -192,6 +192,18 @@ print(measure("tiny", loaded, text, question).peak_bytes)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout))
     assert peaks[1] < 1.05 * peaks[0]
+
+
+def test_blocks_are_spread_evenly() -> None:
+    documents = documents_of(TokenFile(np.zeros(1000, np.uint16), np.arange(0, 1000, 100)))
+    blocks = choose_blocks(documents, longest=40, size=10, targets=40, least=1)
+    assert blocks.document.tolist() == [0, 2, 5, 7]
+    assert (blocks.first - documents.begins[blocks.document]).tolist() == [40] * 4
+    blocks = choose_blocks(documents, longest=40, size=10, targets=300, least=1)
+    assert np.bincount(blocks.document).tolist() == [3] * 10
+    assert (blocks.first[:3] - documents.begins[0]).tolist() == [40, 60, 80]
+    assert len(np.unique(choose_blocks(documents, 40, 10, targets=10, least=7).document)) == 7
+    assert len(choose_blocks(documents, 40, 10, targets=10_000, least=1).first) == 60  # all there are
 
 
 def test_documents_without_a_target_do_not_count() -> None:
