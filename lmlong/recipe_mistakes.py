@@ -13,8 +13,8 @@ from lmlong.recipe_yaml import UNREADABLE, KeyPath, at
 NOT_CAUSAL = {
     "linformer": "linformer mixes all positions, the future too, into each projected key and value, so it cannot be "
     "causal (docs/why-linformer-is-not-causal.md). Use linear, window or softmax.",
-    "efficient": "efficient normalises keys over the whole sequence, the future too, so it cannot be causal. Use linear "
-    "with feature_map: softmax, its nearest causal relative, or window or softmax.",
+    "efficient": "efficient normalises keys over the whole sequence, the future too, so it cannot be causal. Use "
+    "linear with feature_map: softmax, its nearest causal relative, or window or softmax.",
     "full": "full looks at the future too, so it cannot be causal. Use softmax, which is the same over the past alone.",
 }
 """Attentions for encoders, which no recipe trains: why not, and what to use instead."""

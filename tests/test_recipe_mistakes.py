@@ -127,8 +127,8 @@ def test_attentions_that_see_the_future_are_refused_with_the_reason(
     file: Path, kind: str, reason: str, remedy: str
 ) -> None:
     start = "model:\n  attention:\n    kind: "
-    for given, key in [(kind, "kind"), (f"[linear, {kind}]", "kind.1")]:
-        (mistake,) = complaints(file, f"{ENOUGH}{start}{given}\n")
+    for value, key in [(kind, "kind"), (f"[linear, {kind}]", "kind.1")]:
+        (mistake,) = complaints(file, f"{ENOUGH}{start}{value}\n")
         assert mistake.startswith(f"file:4: model.attention.{key}: {kind} {reason}, so it cannot be causal")
         assert remedy in mistake
     (mistake,) = complaints(file, ENOUGH, f"model.attention.kind={kind}")
