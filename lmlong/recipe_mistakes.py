@@ -10,6 +10,15 @@ from lmlong.recipe import Recipe
 from lmlong.recipe_options import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
 from lmlong.recipe_yaml import UNREADABLE, KeyPath, at
 
+NOT_CAUSAL = {
+    "linformer": "linformer mixes all positions, the future too, into each projected key and value, so it cannot be "
+    "causal (docs/why-linformer-is-not-causal.md). Use linear, window or softmax.",
+    "efficient": "efficient normalises keys over the whole sequence, the future too, so it cannot be causal. Use "
+    "linear with feature_map: softmax, its nearest causal relative, or window or softmax.",
+    "full": "full looks at the future too, so it cannot be causal. Use softmax, which is the same over the past alone.",
+}
+"""Attentions for encoders, which no recipe trains: why not, and what to use instead."""
+
 
 def mistakes(error: ValidationError, values: Any) -> dict[KeyPath, str]:
     """Every wrong key with what is wrong about it."""
@@ -40,6 +49,8 @@ def _describe(detail: ErrorDetails, values: Any) -> tuple[KeyPath, str]:
             return (*path, "kind"), f"missing. Expected one of {', '.join(_kinds(shape))}."
         case "union_tag_invalid":
             return (*path, "kind"), _not_one_of(value["kind"], _kinds(shape))
+        case "literal_error" if path[:3] == ("model", "attention", "kind") and str(value) in NOT_CAUSAL:
+            return path, NOT_CAUSAL[str(value)]
         case "literal_error":
             return path, _not_one_of(value, choices(shape))
     return path, f"expected {in_words(shape)}, got {_show(value)}.{_remedy(shape, value)}"

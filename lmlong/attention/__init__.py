@@ -1,12 +1,23 @@
-"""Causal attentions behind one contract; a new one is a line here and its options in recipe.py."""
+"""Causal attentions behind one contract, those for encoders behind another; a new one is a line here and its options.
+
+Options of causal ones are in recipe.py, those of encoders here, since no recipe trains them yet.
+"""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from lmlong import recipe
 from lmlong.attention.contract import CausalAttention
+from lmlong.attention.encoders import (
+    BidirectionalLinearAttention,
+    EfficientAttention,
+    EncoderAttention,
+    FullAttention,
+)
 from lmlong.attention.favor import Favor
 from lmlong.attention.features import Cosine, Elu, FeatureMap, Relu, Softmax, Taylor
 from lmlong.attention.linear import LinearAttention
+from lmlong.attention.linformer import LinformerOptions, linformer_layers
 from lmlong.attention.softmax import SoftmaxAttention
 from lmlong.attention.window import WindowAttention
 
@@ -28,3 +39,23 @@ CAUSAL: dict[str, Callable[[int, int, recipe.Attention], CausalAttention]] = {
     "window": lambda heads, width, options: WindowAttention(heads, width, options.window),
     "softmax": lambda heads, width, options: SoftmaxAttention(heads, width),
 }
+
+
+class EncoderOptions(NamedTuple):
+    """Options that a kind does not have are left unread by it."""
+
+    features: recipe.Attention = recipe.Attention()
+    """linear: its `feature_map` and the options of that."""
+    linformer: LinformerOptions = LinformerOptions()
+
+
+ENCODER: dict[str, Callable[[int, int, int, EncoderOptions], list[EncoderAttention]]] = {
+    "full": lambda layers, heads, width, options: [FullAttention() for _ in range(layers)],
+    "linformer": lambda layers, heads, width, options: linformer_layers(layers, heads, width, options.linformer),
+    "efficient": lambda layers, heads, width, options: [EfficientAttention() for _ in range(layers)],
+    "linear": lambda layers, heads, width, options: [
+        BidirectionalLinearAttention(FEATURE_MAPS[options.features.feature_map](heads, width, options.features))
+        for _ in range(layers)
+    ],
+}
+"""From layers, heads, head width and options to the attentions of all layers, since Linformer's may share matrices."""

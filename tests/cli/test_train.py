@@ -31,6 +31,11 @@ def lmlong(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["model.widht=8"], 2, "model.widht=8: unknown key. Did you mean 'width'?"),
         (["training.steps=soon"], 2, "training.steps=soon: expected a whole number"),
         (["model.attention.kind=linaer"], 2, "'linaer' is not one of linear, window, softmax. Did you mean 'linear'?"),
+        (
+            ["model.attention.kind=linformer"],
+            2,
+            "so it cannot be causal (docs/why-linformer-is-not-causal.md). Use linear",
+        ),
         (["model.heads=3"], 2, "3 heads do not divide a width of 16."),
         (["text.sources.0.paths=[missing.txt]"], 2, "missing.txt: no such file or folder"),
         (["text.sources.0.paths=[empty.txt]"], 2, "empty.txt: empty"),
