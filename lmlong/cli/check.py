@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lmlong.cli import options
+
 if TYPE_CHECKING:
     from lmlong.evaluation.check import Report
     from lmlong.evaluation.health import Denominators
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 @click.argument("run", metavar="RUN")
 @click.option("--tokens", default=512, show_default=True, type=click.IntRange(min=8), help="Length of the text.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@options.device
 def check(run: str, tokens: int, as_json: bool, device: str) -> None:
     """Hold the laws of causal attention against the model of RUN, in the number format it was trained in.
 

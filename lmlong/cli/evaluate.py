@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from lmlong.cli import options
 from lmlong.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -61,17 +62,9 @@ Result = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pa
 @click.option("--tokens", type=click.IntRange(min=2), help="Read only so many tokens of the text.")
 @click.option("--json", "json_file", type=Result, help="Write the results as JSON; - for standard output, alone.")
 @click.option("--plot", type=Result, help="Draw bits per byte: .png, .pdf or .svg.")
-@click.option(
-    "--weights", type=click.Choice(["32", "bf16"]), default="32", show_default=True, help="How matrices are kept."
-)
-@click.option(
-    "--sums",
-    type=click.Choice(["32", "64"]),
-    default="32",
-    show_default=True,
-    help="How S and z are kept: 64 for texts of more than some ten million tokens.",
-)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@options.weights
+@options.sums
+@options.device
 def eval_(
     runs: tuple[str, ...],
     data: tuple[str, ...],

@@ -5,6 +5,7 @@ from typing import Literal
 
 import click
 
+from lmlong.cli import options
 from lmlong.errors import UsageError
 
 File = click.Path(dir_okay=False, path_type=Path)
@@ -43,22 +44,10 @@ File = click.Path(dir_okay=False, path_type=Path)
     default=None,
     help="Compile the step: seconds that long texts win back.  [default: where 5,000 tokens or more may be written]",
 )
-@click.option(
-    "--weights",
-    type=click.Choice(["32", "bf16"]),
-    default="32",
-    show_default=True,
-    help="How matrices are kept: bf16 takes half the memory and, compiled, less time.",
-)
-@click.option(
-    "--sums",
-    type=click.Choice(["32", "64"]),
-    default="32",
-    show_default=True,
-    help="How S and z are kept: 64 for texts of more than some ten million tokens.",
-)
+@options.weights
+@options.sums
 @click.option("--stats", is_flag=True, help="Tell speeds and the size of the state, on standard error.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@options.device
 def generate(
     run: str,
     prompt: str | None,

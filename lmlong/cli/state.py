@@ -5,6 +5,8 @@ from typing import Literal
 
 import click
 
+from lmlong.cli import options
+
 File = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -18,14 +20,8 @@ def state() -> None:
 @click.argument("text", type=File, metavar="TEXT")
 @click.option("-o", "--out", type=File, required=True, help="The state file to write.")
 @click.option("--load-state", type=File, help="Go on from this state instead of beginning a document.")
-@click.option(
-    "--sums",
-    type=click.Choice(["32", "64"]),
-    default="32",
-    show_default=True,
-    help="How S and z are kept: 64 for texts of more than some ten million tokens.",
-)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@options.sums
+@options.device
 def build(run: str, text: Path, out: Path, load_state: Path | None, sums: Literal["32", "64"], device: str) -> None:
     """Read TEXT with the model of RUN and write down what it remembers.
 
