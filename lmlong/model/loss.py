@@ -16,7 +16,8 @@ CHUNK = 512
 
 def summed_nats(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """The sum of -log p(target) over scored targets: hidden (..., width), weight (vocabulary, width), targets (...)."""
-    return _SummedNats.apply(hidden.flatten(0, -2), weight, targets.flatten())
+    # told from outside: within a function of autograd gradients are never on, whatever is wanted of it
+    return _SummedNats.apply(hidden.flatten(0, -2), weight, targets.flatten(), torch.is_grad_enabled())
 
 
 def nats(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -31,9 +32,9 @@ class _SummedNats(torch.autograd.Function):
     """Computes the gradients while the logits of a chunk are at hand, so that none are kept or computed twice."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, learning: bool) -> Tensor:
         total = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        wanted = any(ctx.needs_input_grad)
+        wanted = learning and any(ctx.needs_input_grad)
         hidden_gradient = torch.empty_like(hidden) if wanted else None
         weight_gradient = torch.zeros_like(weight, dtype=total.dtype) if wanted else None
         for begin in range(0, len(hidden), CHUNK):
@@ -53,12 +54,13 @@ class _SummedNats(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         (upstream,) = gradients
         return (
             hidden_gradient * upstream.to(hidden_gradient.dtype),
             (weight_gradient * upstream).to(ctx.weight_dtype),
+            None,
             None,
         )
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from lmlong.model.loss import CHUNK, IGNORED, nats, summed_nats
 
@@ -49,3 +50,13 @@ def test_bfloat16_keeps_its_sum_in_float32() -> None:
     loss = summed_nats(hidden, weight, torch.zeros(5000, dtype=torch.long))
     assert loss.dtype == torch.float32
     assert math.isclose(float(loss), 5000 * math.log(64), rel_tol=1e-4)
+
+
+def test_gradients_are_computed_only_where_they_are_wanted() -> None:
+    hidden, weight = torch.randn(600, 8), torch.randn(50, 8, requires_grad=True)
+    flops = []
+    for learning in (False, True):
+        with torch.set_grad_enabled(learning), FlopCounterMode(display=False) as counter:
+            summed_nats(hidden, weight, torch.zeros(600, dtype=torch.long))
+        flops.append(counter.get_total_flops())
+    assert flops == [2 * 600 * 50 * 8, 3 * 2 * 600 * 50 * 8]
