@@ -103,7 +103,7 @@ class Loaded:
         """Why the step cannot be compiled."""
         if "softmax" in kinds(self.recipe.model):
             return "the state of softmax attention grows, so its step is never the same twice."
-        if not any(map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"])):
+        if not has_compiler():
             return "needs a C++ compiler. Install g++, or name one in the environment variable CXX."
         return None
 
@@ -135,6 +135,11 @@ class Loaded:
     @cached_property
     def _owners(self) -> dict[str, str]:
         return state_file.owners(self.model, self.tokenizer, manifest.recorded(self.checkpoint, WEIGHTS))
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
+    return any(map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"]))
 
 
 def load(

@@ -1,6 +1,5 @@
 """The compiled step writes what the eager one writes."""
 
-import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +12,12 @@ from lmlong.checkpoint.write import Contents, write
 from lmlong.cli.generate import generate
 from lmlong.cli.writing import compiling_pays
 from lmlong.errors import UsageError
-from lmlong.inference.loading import load
+from lmlong.inference.loading import has_compiler, load
 from lmlong.inference.memory import ask
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
 
 
 @needs_compiler
