@@ -55,7 +55,7 @@ def unit_of(parts: list[str]) -> str:
     """The unit of the floors that a module belongs to, by its path below the package."""
     if not parts or parts[0] in ("__init__", "__main__"):
         return "lmlong"
-    return "recipe" if parts[0].startswith("recipe_") else parts[0]
+    return parts[0]
 
 
 def imports(file: Path, package: Path) -> Iterator[tuple[int, str]]:
@@ -109,10 +109,10 @@ def copied(tmp_path: Path) -> Path:
             "def late():\n    from lmlong.recipe import Recipe",
             "errors.py:2: errors imports upwards recipe",
         ),
-        ("recipe_planted.py", "from lmlong import load", "recipe_planted.py:1: recipe imports upwards lmlong"),
+        ("recipe/planted.py", "from lmlong import load", "recipe/planted.py:1: recipe imports upwards lmlong"),
         ("text/planted.py", "import lmlong.attention", "text/planted.py:1: text imports its sibling attention"),
         ("bench/a/b.py", "from ...evaluation import x", "bench/a/b.py:1: bench imports its sibling evaluation"),
-        ("recipe.py", "import torch", "recipe.py:1: recipe imports torch"),
+        ("recipe/section.py", "import torch", "recipe/section.py:1: recipe imports torch"),
         ("text/planted.py", "from torch import nn", "text/planted.py:1: text imports torch"),
         ("model/planted.py", "import lightning.pytorch", "model/planted.py:1: only training imports lightning"),
         ("training/planted.py", "from datasets import x", "training/planted.py:1: only text imports datasets"),
@@ -128,7 +128,7 @@ def test_a_planted_import_is_reported(copied: Path, file: str, source: str, comp
 
 
 @pytest.mark.parametrize(
-    "source", ["from lmlong import __version__", "from .loss import x", "import lmlong.recipe_file"]
+    "source", ["from lmlong import __version__", "from .loss import x", "import lmlong.recipe.file"]
 )
 def test_an_import_that_goes_down_is_no_violation(copied: Path, source: str) -> None:
     (copied / "model" / "planted.py").write_text(source)

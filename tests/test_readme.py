@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmlong import recipe_file
 from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.recipe import file as recipe_file
 from lmlong.text import tokenizer as tokenizers
 
 ROOT = Path(__file__).parent.parent

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lmlong import recipe_file
+from lmlong.recipe import file as recipe_file
 from lmlong.training.plan import make_plan
 
 RECIPES = {

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from lmlong import recipe_file
 from lmlong.checkpoint import read
 from lmlong.evaluation.perplexity import validation_text
 from lmlong.inference.loading import Loaded, load
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.scoring import score
+from lmlong.recipe import file as recipe_file
 from lmlong.text.batches import validation_batches
 from lmlong.training.run import train
 

@@ -1,6 +1,6 @@
 """Causal attentions behind one contract, those for encoders behind another; a new one is a line here and its options.
 
-Options of causal ones are in recipe.py, those of encoders here, since no recipe trains them yet.
+Options of causal ones are in the recipe, those of encoders here, since no recipe trains them yet.
 """
 
 from collections.abc import Callable

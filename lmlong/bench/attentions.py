@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lmlong import recipe_file
 from lmlong.inference.loading import load
 from lmlong.inference.state_size import state_size
 from lmlong.model.language_model import parameters
 from lmlong.recipe import Recipe
+from lmlong.recipe import file as recipe_file
 from lmlong.training.run import train
 
 CONTESTANTS = {

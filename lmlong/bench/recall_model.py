@@ -15,7 +15,7 @@ from lmlong.bench.recall_grid import Grid
 from lmlong.errors import UsageError
 from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe_overrides import parse, place
+from lmlong.recipe.overrides import parse, place
 from lmlong.training.optimizer import make_optimizer, make_schedule
 
 LAYERS = 2

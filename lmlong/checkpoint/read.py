@@ -10,11 +10,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lmlong import recipe_file
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.write import RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.errors import CheckpointError, RecipeError, nearest
 from lmlong.recipe import Recipe
+from lmlong.recipe import file as recipe_file
 
 LATEST, BEST = "latest", "best"
 

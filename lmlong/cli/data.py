@@ -28,7 +28,7 @@ def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
     Example: tokenize your own books before the first training.
       lmlong data prepare books.yaml
     """
-    from lmlong.recipe_file import load
+    from lmlong.recipe.file import load
     from lmlong.text import tokens
 
     click.echo(tokens.prepare(load(recipe, overrides).text).folder)
@@ -45,7 +45,7 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Example: how many bytes make a token with 8,192 pieces?
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
-    from lmlong.recipe_file import load
+    from lmlong.recipe.file import load
     from lmlong.text import tokens
 
     found = tokens.prepare(load(recipe, overrides).text)

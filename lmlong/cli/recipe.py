@@ -11,7 +11,7 @@ from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
     from lmlong.recipe import Recipe
-    from lmlong.recipe_options import Option
+    from lmlong.recipe.reference import Option
 
 WIDTH = 80
 
@@ -35,7 +35,7 @@ def list_recipes() -> None:
     Example:
       lmlong recipe list
     """
-    from lmlong.recipe_file import shelf
+    from lmlong.recipe.file import shelf
 
     for name, file in shelf().items():
         command, *description = _leading_comments(file.read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def show(name: str, resolved: bool) -> None:
     Example: every option the quickstart runs with.
       lmlong recipe show quickstart --resolved
     """
-    from lmlong.recipe_file import dump, find, load, read
+    from lmlong.recipe.file import dump, find, load, read
 
     click.echo(dump(load(name)) if resolved else read(find(name)), nl=False)
 
@@ -67,7 +67,7 @@ def check(file: str, overrides: tuple[str, ...]) -> None:
     Example: would this run with shorter sequences?
       lmlong recipe check quickstart text.sequence_length=512
     """
-    from lmlong.recipe_file import load
+    from lmlong.recipe.file import load
 
     click.echo(f"ok: {_summary(load(file, overrides))}")
 
@@ -82,7 +82,7 @@ def copy(name: str, destination: Path) -> None:
     Example:
       lmlong recipe copy quickstart books.yaml
     """
-    from lmlong.recipe_file import find, read
+    from lmlong.recipe.file import find, read
 
     source = find(name)
     target = destination / source.name if destination.is_dir() else destination
@@ -105,7 +105,7 @@ def options(as_json: bool) -> None:
     Example: what is there to set about training?
       lmlong recipe options | grep -A 3 ^training
     """
-    from lmlong.recipe_options import reference
+    from lmlong.recipe.reference import reference
 
     rows = reference()
     if as_json:

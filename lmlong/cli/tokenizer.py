@@ -28,7 +28,7 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     Example: the pieces of your own books.
       lmlong tokenizer train books.yaml --out books.model
     """
-    from lmlong.recipe_file import load
+    from lmlong.recipe.file import load
     from lmlong.text.inputs import open_inputs
     from lmlong.text.trained_tokenizer import tokenizer_of
 

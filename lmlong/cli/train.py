@@ -32,7 +32,7 @@ def train(
     lmlong train quickstart --resume auto
     lmlong train medium --dry-run --memory 24GB
     """
-    from lmlong import recipe_file
+    from lmlong.recipe import file as recipe_file
 
     chosen = recipe_file.load(recipe, [*overrides, *([f"device={device}"] if device else [])])
     if memory and not dry_run:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from lmlong import recipe_file
 from lmlong.checkpoint import write
 from lmlong.errors import UsageError
 from lmlong.model.language_model import parameters
+from lmlong.recipe import file as recipe_file
 from lmlong.training.setup import Setup
 
 PACKAGES = ("lmlong", "torch", "lightning", "sentencepiece", "safetensors", "numpy")

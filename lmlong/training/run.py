@@ -13,12 +13,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy
 
-from lmlong import recipe_file
 from lmlong.checkpoint import read
 from lmlong.errors import UsageError
 from lmlong.model.language_model import parameters
 from lmlong.model.scoring import Totals
 from lmlong.recipe import Recipe
+from lmlong.recipe import file as recipe_file
 from lmlong.text.gzip_baseline import gzip_bits_per_byte
 from lmlong.training.checkpoints import FolderIO
 from lmlong.training.course import Course

@@ -13,7 +13,7 @@ from lmlong.attention.encoders import EncoderAttention
 from lmlong.attention.linformer import LinformerOptions
 from lmlong.attention.projections import PROJECTIONS
 from lmlong.errors import UsageError
-from lmlong.recipe_mistakes import NOT_CAUSAL
+from lmlong.recipe.mistakes import NOT_CAUSAL
 
 LAYERS, HEADS, WIDTH, LONGEST = 2, 3, 4, 12
 LENGTHS = [12, 7, 3, 1]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmlong import recipe_file
 from lmlong.bench.attentions import CONTESTANTS, Standing, Trained, compare, table
 from lmlong.bench.copies import write_copies
 from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.recipe import file as recipe_file
 
 TINY = ["model.width=16", "model.layers=2", "model.heads=2", "training.steps=3", "training.batch_size=2"]
 

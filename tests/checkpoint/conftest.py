@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmlong import recipe, recipe_file
+from lmlong import recipe
 from lmlong.checkpoint import read, write
 from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import file as recipe_file
 from lmlong.text.tokenizer import ByteTokenizer
 
 RECIPE = recipe.Recipe(

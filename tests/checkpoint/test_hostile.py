@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lmlong import recipe_file
 from lmlong.checkpoint import manifest, read, write
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
+from lmlong.recipe import file as recipe_file
 
 from .conftest import RECIPE
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import lmlong
-from lmlong.recipe_file import load, shelf
-from lmlong.recipe_options import reference
+from lmlong.recipe.file import load, shelf
+from lmlong.recipe.reference import reference
 
 # The package is found from every folder, installed or not.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(lmlong.__file__).parents[1])}

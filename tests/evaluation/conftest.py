@@ -6,11 +6,11 @@ import pytest
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 from models import stirred
 
-from lmlong import recipe_file
 from lmlong.checkpoint.write import Contents, point, write
 from lmlong.inference.loading import Loaded, load
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Files, Model, Recipe, Text, Tokenizer, Training, Validation
+from lmlong.recipe import file as recipe_file
 from lmlong.text.tokenizer import ByteTokenizer
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from models import stirred
 
-from lmlong import recipe_file
 from lmlong.checkpoint.write import Contents, point, write
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, AttentionKind, Model, Recipe, Text, Tokenizer, Training
+from lmlong.recipe import file as recipe_file
 from lmlong.text.tokenizer import ByteTokenizer
 
 

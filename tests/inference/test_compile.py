@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 from torch.testing import assert_close
 
-from lmlong import recipe_file
 from lmlong.checkpoint.write import Contents, write
 from lmlong.cli.generate import generate
 from lmlong.cli.writing import compiling_pays
@@ -16,6 +15,7 @@ from lmlong.inference.loading import has_compiler, load
 from lmlong.inference.memory import ask
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention
+from lmlong.recipe import file as recipe_file
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
 

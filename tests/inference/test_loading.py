@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 import lmlong
-from lmlong import recipe_file
 from lmlong.checkpoint.write import Contents, write
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.loading import load
+from lmlong.recipe import file as recipe_file
 
 
 def test_the_loaded_weights_are_those_of_the_checkpoint(run: Path) -> None:

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 from models import stirred
 from safetensors.torch import load_file, save_file
 
-from lmlong import recipe_file
 from lmlong.attention.contract import tensors
 from lmlong.checkpoint.write import Contents, write
 from lmlong.cli.generate import generate
@@ -20,6 +19,7 @@ from lmlong.inference.memory import ask, joined
 from lmlong.inference.state_file import describe
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention
+from lmlong.recipe import file as recipe_file
 
 TEXT = "It was a dark and stormy night; the rain fell in torrents. " * 60
 KINDS = [Attention(kind=["linear", "window"], window=20), Attention(feature_map="favor"), Attention(kind="softmax")]

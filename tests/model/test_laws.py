@@ -7,12 +7,13 @@ import torch
 from attention.cases import FORMS, both_types, every_form, name
 from models import stirred
 
-from lmlong import recipe, recipe_file
+from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.contract import tensors
 from lmlong.attention.laws import Inputs, Subject
 from lmlong.bench.attentions import CONTESTANTS
 from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import file as recipe_file
 
 VOCABULARY, TIME = 50, 131
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}

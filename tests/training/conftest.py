@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lmlong import recipe_file
 from lmlong.recipe import Recipe
+from lmlong.recipe import file as recipe_file
 
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "over", "mat", "tree", "and", "then"]
 

@@ -1,6 +1,6 @@
 """The declared options as data: what a value may be, in plain words, and the list of every key.
 
-Made by walking the declarations of recipe.py, so that the reference and the error messages cannot disagree with them.
+Made by walking the declarations, so that the reference and the error messages cannot disagree with them.
 """
 
 from collections.abc import Iterator

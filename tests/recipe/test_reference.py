@@ -1,9 +1,9 @@
 """The reference of options is complete and says in words what the declarations say in types."""
 
 from lmlong.recipe import Recipe, Training
-from lmlong.recipe_file import dump
-from lmlong.recipe_options import Option, reference
-from lmlong.recipe_yaml import Document
+from lmlong.recipe.file import dump
+from lmlong.recipe.reference import Option, reference
+from lmlong.recipe.yaml import Document
 
 
 def leaves(values: dict, prefix: str = "") -> set[str]:

@@ -7,8 +7,8 @@ from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
 from lmlong.recipe import Recipe
-from lmlong.recipe_options import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
-from lmlong.recipe_yaml import UNREADABLE, KeyPath, at
+from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
+from lmlong.recipe.yaml import UNREADABLE, KeyPath, at
 
 NOT_CAUSAL = {
     "linformer": "linformer mixes all positions, the future too, into each projected key and value, so it cannot be "

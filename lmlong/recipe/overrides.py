@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from lmlong.recipe_yaml import BrokenYAML, Document, KeyPath, dotted
+from lmlong.recipe.yaml import BrokenYAML, Document, KeyPath, dotted
 
 
 class Override(NamedTuple):

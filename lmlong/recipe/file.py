@@ -11,14 +11,14 @@ from ruamel.yaml import YAML
 
 from lmlong.errors import RecipeError, nearest
 from lmlong.recipe import Recipe
-from lmlong.recipe_mistakes import mistakes
-from lmlong.recipe_overrides import BadOverride, Override, parse, place
-from lmlong.recipe_yaml import BrokenYAML, Document, KeyPath, dotted
+from lmlong.recipe.mistakes import mistakes
+from lmlong.recipe.overrides import BadOverride, Override, parse, place
+from lmlong.recipe.yaml import BrokenYAML, Document, KeyPath, dotted
 
 
 def shelf() -> dict[str, Path]:
     """The recipes that come with lmlong, name to file."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     installed, checkout = package / "recipes", package.parent / "recipes"
     folder = installed if installed.is_dir() else checkout
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}

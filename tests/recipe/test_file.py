@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmlong.errors import RecipeError
 from lmlong.recipe import Files, Hub, PythonStdlib, Recipe, Text, Training
-from lmlong.recipe_file import dump, load, shelf
+from lmlong.recipe.file import dump, load, shelf
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmlong.errors import RecipeError
-from lmlong.recipe_file import load
-from lmlong.recipe_options import reference
+from lmlong.recipe.file import load
+from lmlong.recipe.reference import reference
 
 ENOUGH = "training: {steps: 1}\n"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmlong.recipe_yaml import UNREADABLE, BrokenYAML, Document, at, dotted
+from lmlong.recipe.yaml import UNREADABLE, BrokenYAML, Document, at, dotted
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""Every option a recipe can hold, with its type, its default and its meaning. Imports no torch.
+
+The reference page, the error messages and `--help` are made from these declarations.
+"""
+
+from lmlong.recipe.model import Attention, AttentionKind, Favor, Model, Taylor
+from lmlong.recipe.section import Options, mistake
+from lmlong.recipe.text import Files, Hub, PythonStdlib, Source, Text, Tokenizer, Validation
+from lmlong.recipe.training import DeepSpeed, Training
+from lmlong.recipe.whole import Recipe
+
+__all__ = [
+    "Attention",
+    "AttentionKind",
+    "DeepSpeed",
+    "Favor",
+    "Files",
+    "Hub",
+    "Model",
+    "Options",
+    "PythonStdlib",
+    "Recipe",
+    "Source",
+    "Taylor",
+    "Text",
+    "Tokenizer",
+    "Training",
+    "Validation",
+    "mistake",
+]

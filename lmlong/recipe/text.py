@@ -1,0 +1,88 @@
+"""Options of the text: where it comes from, how it becomes tokens, how they are cut."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lmlong.recipe.section import Options
+
+
+class PythonStdlib(Options):
+    """The standard library of the running Python, without tests: a corpus every machine holds."""
+
+    kind: Literal["python-stdlib"]
+    weight: float = Field(1.0, gt=0)
+    """Share of the training tokens, relative to the other sources."""
+
+
+class Files(Options):
+    """Files on disk: plain text as one document a file, .jsonl and .parquet as one document a record."""
+
+    kind: Literal["files"]
+    paths: list[str] = Field(min_length=1)
+    """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz and .zst too."""
+    column: str = "text"
+    """Field of a .jsonl or .parquet record that holds the text."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the training tokens, relative to the other sources."""
+
+
+class Hub(Options):
+    """A data set of the Hugging Face hub, read through `datasets`."""
+
+    kind: Literal["hub"]
+    dataset: str
+    """Name of the data set, such as allenai/c4, or a local folder in the same format."""
+    config: str | None = None
+    """Configuration of the data set, where it has several."""
+    split: str = "train"
+    """Split to read."""
+    column: str = "text"
+    """Field of a record that holds the text."""
+    streaming: bool = True
+    """Read records as they arrive instead of downloading the data set first."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the training tokens, relative to the other sources."""
+
+
+Source = Annotated[PythonStdlib | Files | Hub, Field(discriminator="kind")]
+
+
+class Validation(Options):
+    """Text the model never trains on."""
+
+    fraction: float = Field(0.05, gt=0, lt=1)
+    """Share of the documents held out, chosen by a hash of their content; with fewer than 20, the end of each."""
+    sources: list[Source] = Field([])
+    """Sources of their own for validation; with these, nothing is held out of training."""
+
+
+class Tokenizer(Options):
+    """How text becomes numbers, losslessly."""
+
+    kind: Literal["sentencepiece", "bytes"] = "sentencepiece"
+    """sentencepiece (subwords, trained on the corpus) or bytes (256 symbols, nothing to train)."""
+    algorithm: Literal["bpe", "unigram"] = "bpe"
+    """How sentencepiece finds its pieces."""
+    vocabulary: int = Field(4096, ge=300)
+    """Number of pieces sentencepiece may use."""
+    sample_bytes: int = Field(16_000_000, gt=0)
+    """How much of the training text the sentencepiece trainer reads, spread over the corpus."""
+    path: str | None = None
+    """An existing sentencepiece .model, used as it is instead of training one."""
+
+
+class Text(Options):
+    """What is read, and how it is cut."""
+
+    sources: list[Source] = Field([PythonStdlib(kind="python-stdlib")], min_length=1)
+    """Where documents come from; several are mixed by weight."""
+    validation: Validation = Validation()
+    tokenizer: Tokenizer = Tokenizer()
+    sequence_length: int = Field(2048, ge=8)
+    """Tokens in one training sequence."""
+    rows: Literal["windows", "documents"] = "windows"
+    """What a training sequence is: windows of the text, cut anywhere, or whole documents packed one after the other,
+    cut only where longer than a sequence."""
+    errors: Literal["strict", "replace"] = "strict"
+    """What to do with bytes that are not UTF-8: strict names the file and stops, replace puts U+FFFD, counted."""

@@ -1,0 +1,113 @@
+"""Options of training: how long, on what, how fast, and what is kept."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from lmlong.recipe.section import Options, mistake
+
+
+class DeepSpeed(Options):
+    """What strategy: deepspeed divides among the devices, and where it keeps it."""
+
+    stage: Literal[1, 2, 3] = 2
+    """What each device holds a part of: 1 AdamW's means and the weights it updates, 2 the gradients too, 3 the weights
+    of the forward pass too."""
+    offload_optimizer: bool = False
+    """Keep AdamW's part in the memory of the CPU, and let the CPU update the weights."""
+    offload_parameters: bool = False
+    """stage 3: keep the weights in the memory of the CPU until a layer is at work."""
+    config: str | None = None
+    """A JSON file of further DeepSpeed settings, which go before those made here."""
+
+    @model_validator(mode="after")
+    def check(self) -> "DeepSpeed":
+        if self.offload_parameters and self.stage != 3:
+            raise mistake("offload_parameters", f"stage {self.stage} keeps all weights on each device. Set stage: 3.")
+        return self
+
+
+class Training(Options):
+    """How the weights are found."""
+
+    steps: int | None = Field(None, gt=0)
+    """Optimizer steps to take; with `tokens` given too, whichever ends first."""
+    tokens: int | None = Field(None, gt=0)
+    """Tokens to train on, in place of or beside `steps`."""
+    strategy: Literal["auto", "ddp", "deepspeed"] = "auto"
+    """How several devices train together: ddp (each holds all of the training state) or deepspeed (each holds a part);
+    auto takes ddp for more than one."""
+    deepspeed: DeepSpeed = DeepSpeed()
+    batch_size: int = Field(8, gt=0)
+    """Sequences in one forward pass on one device."""
+    accumulate: int = Field(1, gt=0)
+    """Forward passes whose gradients are added before an optimizer step."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    schedule: Literal["cosine", "constant", "warmup-stable-decay"] = "cosine"
+    """Course of the learning rate after the warm-up."""
+    warmup_steps: int = Field(100, ge=0)
+    """Steps over which the learning rate rises from zero, at most half of all."""
+    decay_fraction: float = Field(0.2, gt=0, le=1)
+    """warmup-stable-decay: share of the steps, at the end, over which the learning rate falls."""
+    final_learning_rate: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end as a share of the peak (cosine and warmup-stable-decay)."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decay of the weight matrices; norms, gains and biases never decay."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's memory of the gradient."""
+    beta2: float = Field(0.99, ge=0, lt=1)
+    """AdamW's memory of the squared gradient."""
+    clip: float = Field(1.0, gt=0)
+    """Largest norm of the gradient; longer ones are scaled down to it."""
+    precision: Literal["auto", "32", "bf16", "16"] = "auto"
+    """Number format of the forward pass; auto takes bf16 where the machine computes in it, else 32."""
+    compile: bool = False
+    """Let torch.compile fuse the model (needs a C++ compiler; the first step takes minutes)."""
+    segment: int | None = Field(None, ge=16)
+    """Tokens of a sequence whose activations are held at once; the rest is computed again from the states between
+    segments, so a sequence of any length takes the memory of one segment, with the same gradient."""
+    carry_state: bool = False
+    """Let each row of a batch go on where it ended in the batch before, its state too, without its gradient: the cheap
+    and truncated cousin of `segment`."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each block and compute the rest again in the backward pass."""
+    validate_every: int = Field(500, gt=0)
+    """Steps between validations; one more follows the last step, over the whole validation text."""
+    validation_tokens: int = Field(200_000, gt=0)
+    """Tokens of validation text read by the validations on the way."""
+    checkpoint_every: int = Field(500, gt=0)
+    """Steps between checkpoints."""
+    keep_last: int = Field(1, gt=0)
+    """How many of the newest checkpoints are kept, beside the best."""
+    keep_every: int | None = Field(None, gt=0)
+    """Checkpoints whose step is a multiple of this are never removed."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do when a loss or gradient is not finite: stop before the step, or leave out that step."""
+    skips: int = Field(5, gt=0)
+    """on_nonfinite: skip: how many steps in a row may be left out before training stops."""
+    log_every: int = Field(10, gt=0)
+    """Steps between lines of metrics.jsonl."""
+    tensorboard: bool = False
+    """Write TensorBoard events into the run folder too (needs the extra: pip install 'lmlong[tensorboard]')."""
+    init_from: str | None = None
+    """A run or checkpoint whose weights are the start, where the attention may be another one; its optimizer and
+    progress are not taken over."""
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def name_of_width(cls, precision: object) -> object:
+        """32 and 16 read as numbers in YAML; quotes around them would be a trap."""
+        return str(precision) if type(precision) is int else precision
+
+    @model_validator(mode="after")
+    def check(self) -> "Training":
+        if self.steps is None and self.tokens is None:
+            raise mistake("steps", "neither steps nor tokens is given, so training has no end. Set one of them.")
+        if self.strategy == "deepspeed" and self.precision == "16":
+            raise mistake("precision", "16 is not offered with strategy: deepspeed. Use bf16, 32 or auto.")
+        if self.strategy == "deepspeed" and self.deepspeed.stage == 3 and self.compile:
+            raise mistake(
+                "compile", "deepspeed's stage 3 gathers weights layer by layer. Use stage 1 or 2, or no compile."
+            )
+        return self
