@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         segments = split(segment, tokens, targets, starts)
         if self.partitioned:
             return nats_by_checkpoints(self._summed, segments, state)
-        return nats_of_segments(self._summed, segments, state, list(self.parameters()))
+        return nats_of_segments(self.read, self._summed, segments, state, list(self.parameters()))
 
     def _summed(
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None, state: ModelState
