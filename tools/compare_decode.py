@@ -6,7 +6,7 @@ Each contestant is filled with a text of the length first, untimed, then writes;
 so that a machine that slows down does so for all, and a few tokens before each round are not timed either: they find
 the weights of another model in the processor's cache. Float32, batch 1, random weights of the same shape: layers,
 width, vocabulary, and an MLP of about as many parameters. transformers runs with its dynamic and its static cache;
-ours also compiled, and with matrices kept in bfloat16. The ratios are to the better of the two caches.
+ours also compiled, and with matrices kept in bfloat16 and int8. The ratios are to the better of the two caches.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from lmlong.model.language_model import LanguageModel, parameters
 VOCABULARY = 8192
 SHAPES = {"small": (4, 256, 4), "large": (12, 768, 12)}  # layers, width, heads
 LENGTHS = (128, 1024, 8192, 32768)
+ROUNDED = {"bf16": torch.bfloat16, "int8": torch.int8}
 WARM = 2
 """Tokens at the beginning of a round."""
 Write = Callable[[], None]
@@ -53,11 +54,11 @@ def ours_at(model: LanguageModel, length: int) -> Write:
     return write
 
 
-def compiled(model: LanguageModel, rounded: bool) -> LanguageModel:
-    """The same model, its step as one graph, with its matrices rounded to bfloat16 or not."""
+def compiled(model: LanguageModel, kept: torch.dtype = torch.float32) -> LanguageModel:
+    """The same model, its step as one graph, with its matrices kept so."""
     other = copy.deepcopy(model)
-    if rounded:
-        other.round_matrices()
+    if kept != torch.float32:
+        other.round_matrices(kept)
     other.step = torch.compile(other.step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
     return other
 
@@ -120,28 +121,32 @@ def measure(shape: str, lengths: list[int], tokens: int, rounds: int, threads: i
     """Tokens per second of every contestant at every length."""
     layers, width, heads = SHAPES[shape]
     linear, count = ours("linear", layers, width, heads)
-    faster, rounded = compiled(linear, rounded=False), compiled(linear, rounded=True)
+    graphs = {"compiled": compiled(linear)}
+    graphs |= {f"compiled, {name}": compiled(linear, kept) for name, kept in ROUNDED.items()}
     softmax, softmax_count = ours("softmax", layers, width, heads)
     other, other_count = gpt2(layers, width, heads) if find_spec("transformers") else (None, 0)
     if other is None:
         print("transformers is not installed: left out")
     print(f"\n{shape}: {layers} layers of width {width}")
     print(f"parameters: linear {count:,}, softmax {softmax_count:,}, GPT-2 {other_count:,}\n")
-    print("| text before | linear | softmax | compiled | in bf16 | GPT-2 dynamic | GPT-2 static | ratio | in bf16 |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| text before | linear | softmax | compiled | in bf16 | in int8 | GPT-2 dynamic | GPT-2 static "
+        "| ratio | in bf16 | in int8 |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     rows = []
     for length in lengths:
         steps = (WARM + tokens) * (rounds + 1)
         writers = {"linear": ours_at(linear, length), "softmax": ours_at(softmax, length)}
-        writers["compiled"], writers["compiled, bf16"] = ours_at(faster, length), ours_at(rounded, length)
+        writers |= {name: ours_at(model, length) for name, model in graphs.items()}
         if other is not None:
             writers["GPT-2 dynamic"] = gpt2_at(other, length, False, steps)
             writers["GPT-2 static"] = gpt2_at(other, length, True, steps)
         speed = {name: 1 / taken for name, taken in seconds(writers, tokens, rounds, threads).items()}
         best = max((value for name, value in speed.items() if name.startswith("GPT-2")), default=float("nan"))
-        ratios = {"ratio": speed["compiled"] / best, "ratio, bf16": speed["compiled, bf16"] / best}
+        ratios = {name.replace("compiled", "ratio"): speed[name] / best for name in graphs}
         rows.append({"shape": shape, "length": length, **speed, **ratios})
-        cells = [f"{value:,.0f}" for value in speed.values()] + ["-"] * (6 - len(speed))
+        cells = [f"{value:,.0f}" for value in speed.values()] + ["-"] * (7 - len(speed))
         cells += [f"{value:.1f}" for value in ratios.values()]
         print(f"| {length:,} | {' | '.join(cells)} |", flush=True)
     return rows
@@ -157,6 +162,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     figure, panels = pyplot.subplots(1, len(shapes), figsize=(5 * len(shapes), 4), squeeze=False)
     marks = {
+        "compiled, int8": "P-",
         "compiled, bf16": "*-",
         "compiled": "D-",
         "linear": "o-",
@@ -194,6 +200,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {options.threads} threads")
+    torch._dynamo.config.recompile_limit = 64  # all contestants of ours share the code of one step
     work = (options.lengths, options.tokens, options.rounds, options.threads)
     rows = [row for shape in options.shapes for row in measure(shape, *work)]
     if options.json:

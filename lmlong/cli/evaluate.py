@@ -78,7 +78,7 @@ def eval_(
     tokens: int | None,
     json_file: Path | None,
     plot: Path | None,
-    weights: Literal["32", "bf16"],
+    weights: Literal["32", "bf16", "int8"],
     sums: Literal["32", "64"],
     device: str,
 ) -> None:

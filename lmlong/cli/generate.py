@@ -68,7 +68,7 @@ def generate(
     save_state: Path | None,
     as_json: bool,
     compiled: bool | None,
-    weights: Literal["32", "bf16"],
+    weights: Literal["32", "bf16", "int8"],
     sums: Literal["32", "64"],
     stats: bool,
     device: str,

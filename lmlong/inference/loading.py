@@ -142,13 +142,15 @@ def has_compiler() -> bool:
     return any(map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"]))
 
 
-def load(
-    run: str | Path, device: str = "auto", weights: Literal["32", "bf16"] = "32", sums: Literal["32", "64"] = "32"
-) -> Loaded:
+Weights = Literal["32", "bf16", "int8"]
+"""How the matrices of a model are kept."""
+
+
+def load(run: str | Path, device: str = "auto", weights: Weights = "32", sums: Literal["32", "64"] = "32") -> Loaded:
     """The model of a run: its folder, its name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
 
-    `weights` says how its matrices are kept: "bf16" takes half the memory, and changes what it predicts a little;
-    `sums` how S and z are: "64" for texts of more than some ten million tokens.
+    `weights` says how its matrices are kept: "bf16" takes half the memory, and changes what it predicts a little,
+    "int8" a quarter, and changes it more; `sums` how S and z are: "64" for texts of more than some ten million tokens.
     """
     place = pick_device(device)
     checkpoint = find(run)
@@ -159,6 +161,6 @@ def load(
     model.to(place).eval()
     if sums == "64":
         model.sum_in(torch.float64)
-    if weights == "bf16":
-        model.round_matrices()
+    if weights != "32":
+        model.round_matrices({"bf16": torch.bfloat16, "int8": torch.int8}[weights])
     return Loaded(model, tokenizer, recipe, checkpoint)

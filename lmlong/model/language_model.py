@@ -38,6 +38,17 @@ class Output(nn.Module):
         return use(hidden, self.tied[0].weight, *others)
 
 
+class RoundedOutput(nn.Module):
+    """The same with a rounded copy of the embeddings."""
+
+    def __init__(self, embedding: nn.Embedding, kept: torch.dtype):
+        super().__init__()
+        self.rounded = (Rounded(embedding.weight, kept),)  # in a tuple, for it is no more to learn
+
+    def forward(self, use: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
+        return use(hidden, self.rounded[0].whole(hidden.dtype), *others)
+
+
 class LanguageModel(nn.Module):
     """Predicts the next token from a state that it carries along."""
 
@@ -51,7 +62,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(vocabulary, options.width)
         self.blocks = nn.ModuleList(Block(options, kind) for kind in kinds(options))  # type: ignore[assignment]
         self.norm = Norm(options.width)
-        self.output = Output(self.embedding)
+        self.output: Output | RoundedOutput = Output(self.embedding)
         self._initialise()
 
     def init_state(self, batch: int) -> ModelState:
@@ -134,13 +145,13 @@ class LanguageModel(nn.Module):
             if isinstance(block.mixer.attention, LinearAttention):
                 block.mixer.attention.sums = dtype
 
-    def round_matrices(self) -> None:
-        """Keep all matrices in bfloat16, half as much to fetch for each token; what is computed stays as precise."""
+    def round_matrices(self, kept: torch.dtype) -> None:
+        """Keep all matrices in bfloat16 or int8, less to fetch for each token; what is computed stays as precise."""
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, Product):
-                    setattr(module, name, Rounded(child.weight))
-        self.output = Output(nn.Embedding.from_pretrained(self.embedding.weight.detach().bfloat16()))
+                    setattr(module, name, Rounded(child.weight, kept))
+        self.output = RoundedOutput(self.embedding, kept)
 
     @torch.no_grad()
     def _initialise(self) -> None:

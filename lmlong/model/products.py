@@ -25,11 +25,25 @@ class Product(nn.Linear):
 
 
 class Rounded(nn.Module):
-    """A learned matrix kept in bfloat16, for a model that learns no more."""
+    """A learned matrix kept in bfloat16, or in whole numbers up to 127 with a step for each row, for a model that
+    learns no more."""
 
-    def __init__(self, matrix: Tensor):
+    steps: Tensor | None
+
+    def __init__(self, matrix: Tensor, kept: torch.dtype):
         super().__init__()
-        self.weight = nn.Parameter(matrix.detach().bfloat16(), requires_grad=False)
+        matrix, steps = matrix.detach(), None
+        if kept == torch.int8:
+            steps = matrix.abs().amax(1).clamp_min(torch.finfo(matrix.dtype).tiny) / 127
+            matrix = (matrix / steps[:, None]).round()
+        self.weight = nn.Parameter(matrix.to(kept), requires_grad=False)
+        self.register_buffer("steps", steps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return times(x, self.weight.to(x.dtype))
+        y = times(x, self.weight.to(x.dtype))
+        return y if self.steps is None else y * self.steps
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """The matrix as it is multiplied with."""
+        matrix = self.weight.to(dtype)
+        return matrix if self.steps is None else matrix * self.steps[:, None].to(dtype)

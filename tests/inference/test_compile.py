@@ -1,7 +1,6 @@
 """The compiled step writes what the eager one writes."""
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +10,7 @@ from lmlong.checkpoint.write import Contents, write
 from lmlong.cli.generate import generate
 from lmlong.cli.writing import compiling_pays
 from lmlong.errors import UsageError
-from lmlong.inference.loading import has_compiler, load
+from lmlong.inference.loading import Weights, has_compiler, load
 from lmlong.inference.memory import ask
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention
@@ -21,8 +20,8 @@ needs_compiler = pytest.mark.skipif(not has_compiler(), reason="torch.compile ne
 
 
 @needs_compiler
-@pytest.mark.parametrize("weights", ["32", "bf16"])
-def test_a_compiled_step_writes_the_same(run: Path, weights: Literal["32", "bf16"]) -> None:
+@pytest.mark.parametrize("weights", ["32", "bf16", "int8"])
+def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
     loaded = load(run, "cpu", weights)
     memory = loaded.read("to be")
     expected = ask(loaded.model, memory)[0]
