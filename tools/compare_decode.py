@@ -23,6 +23,7 @@ import torch
 
 from lmlong import recipe
 from lmlong.inference.memory import ask, followed, read
+from lmlong.model.graph import as_graph
 from lmlong.model.language_model import LanguageModel, parameters
 
 VOCABULARY = 8192
@@ -59,7 +60,7 @@ def compiled(model: LanguageModel, kept: torch.dtype = torch.float32) -> Languag
     other = copy.deepcopy(model)
     if kept != torch.float32:
         other.round_matrices(kept)
-    other.step = torch.compile(other.step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+    other.step = as_graph(other.step)  # type: ignore[method-assign]
     return other
 
 
@@ -200,7 +201,6 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {options.threads} threads")
-    torch._dynamo.config.recompile_limit = 64  # all contestants of ours share the code of one step
     work = (options.lengths, options.tokens, options.rounds, options.threads)
     rows = [row for shape in options.shapes for row in measure(shape, *work)]
     if options.json:

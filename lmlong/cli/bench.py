@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from lmlong.cli.bench_recall import recall
+from lmlong.cli.bench_speed import attention, generate, train
 from lmlong.cli.numbers import read
 from lmlong.errors import UsageError, nearest
 
@@ -103,4 +104,5 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
     click.echo(table(results))
 
 
-bench.add_command(recall)
+for command in (recall, attention, train, generate):
+    bench.add_command(command)

@@ -21,6 +21,7 @@ from lmlong.inference.memory import Memory
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.streaming import Writing
 from lmlong.model.device import pick_device
+from lmlong.model.graph import as_graph
 from lmlong.model.language_model import LanguageModel, kinds
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
@@ -96,7 +97,7 @@ class Loaded:
         """Let torch.compile make one graph of the step that writes a token: some seconds that long texts win back."""
         if self.obstacle:
             raise UsageError(f"compile: {self.obstacle}")
-        self.model.step = torch.compile(self.model.step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+        self.model.step = as_graph(self.model.step)  # type: ignore[method-assign]
 
     @property
     def obstacle(self) -> str | None:

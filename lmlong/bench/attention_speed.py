@@ -1,0 +1,62 @@
+"""How fast an attention reads, alone: forward and backward pass over queries, keys and values.
+
+B batch, H heads, T time.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, scaled_dot_product_attention
+
+from lmlong import recipe
+from lmlong.attention import CAUSAL
+from lmlong.attention.contract import CausalAttention
+from lmlong.bench.contest import Contender
+from lmlong.bench.speed_grid import ATTENTIONS
+
+FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
+
+
+class Shape(NamedTuple):
+    rows: int
+    heads: int
+    width: int  # of a head
+    forward_only: bool
+
+
+def contender(name: str, precision: str, length: int, shape: Shape, device: torch.device) -> Contender:
+    """An attention on drawn inputs of one length; `softmax` is torch's own."""
+    torch.manual_seed(0)
+    size = (shape.rows, shape.heads, length, shape.width)
+    q, k, v, slope = (torch.randn(size, dtype=FORMATS[precision], device=device) for _ in range(4))
+    attention = build(name, shape).to(device)
+    log_decay = logsigmoid(torch.randn(size[:3], device=device) + 5) if attention.gated else None
+    learned = [x for x in (q, k, v, log_decay) if x is not None]
+    if not shape.forward_only:
+        learned = [x.requires_grad_() for x in learned]
+
+    growth = 2 if name == "softmax" else 1
+
+    def attend() -> Tensor:
+        if name == "softmax":
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+        return attention(q, k, v, attention.init_state(shape.rows, device, q.dtype), None, log_decay)[0]
+
+    def work() -> object:
+        if shape.forward_only:
+            with torch.no_grad():
+                return attend()
+        return torch.autograd.grad(attend(), learned, slope)
+
+    inputs, outputs = sum(x.nbytes for x in learned), v.nbytes
+    if shape.forward_only:
+        return Contender(work, shape.rows * length, inputs, inputs + outputs, growth)
+    return Contender(work, shape.rows * length, inputs + slope.nbytes, 2 * (inputs + outputs), growth)
+
+
+def build(name: str, shape: Shape) -> CausalAttention:
+    options = recipe.Attention(**ATTENTIONS[name])  # type: ignore[arg-type]
+    kind = options.kind
+    assert isinstance(kind, str)
+    return CAUSAL[kind](shape.heads, shape.width, options)
