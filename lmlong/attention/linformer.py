@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong.attention.encoders import EncoderAttention
-from lmlong.attention.projections import PROJECTIONS, Projection
+from lmlong.attention.projections import PROJECTIONS, Projected, Projection
 from lmlong.errors import UsageError
 
 
@@ -38,21 +38,29 @@ class Projections(nn.Module):
         self.key = nn.ModuleList(key)
         self.value = self.key if value is key else nn.ModuleList(value)
 
-    def forward(self, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected keys and values (B, H, k, width), and (B, 1 or H, k) true where a slot holds a token."""
-        if seen is None:
-            seen = torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device)
+    def forward(self, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Projected keys and values (B, H, k, width), and (B or 1, 1 or H, k) true where a slot holds a token; None
+        where all do."""
         keys, filled = _projected(self.key, k, seen)
         values, _ = _projected(self.value, v, seen)
         return keys, values, filled
 
 
-def _projected(projections: nn.ModuleList, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def _projected(projections: nn.ModuleList, x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The slots of all heads side by side; those of a head that has fewer are followed by empty ones."""
     parts = [project(heads, seen) for project, heads in zip(projections, x.chunk(len(projections), 1), strict=True)]
     most = max(part.x.shape[2] for part in parts)
     slots = torch.cat([pad(part.x, (0, 0, 0, most - part.x.shape[2])) for part in parts], dim=1)
-    return slots, torch.stack([pad(part.filled, (0, most - part.filled.shape[1])) for part in parts], dim=1)
+    if all(part.filled is None and part.x.shape[2] == most for part in parts):
+        return slots, None
+    return slots, torch.stack([_padded(part, most) for part in parts], dim=1)
+
+
+def _padded(part: Projected, most: int) -> Tensor:
+    """(B or 1, `most`), true for slots that there are and that hold a token."""
+    slots = part.x.shape[2]
+    filled = part.x.new_ones(1, slots, dtype=torch.bool) if part.filled is None else part.filled
+    return pad(filled, (0, most - slots))
 
 
 class Linformer(EncoderAttention):
@@ -69,7 +77,7 @@ class Linformer(EncoderAttention):
                 f"made for, {self.longest:,} tokens. Cut the input, or build it with a larger `longest`."
             )
         keys, values, filled = self.projections(k, v, seen)
-        return scaled_dot_product_attention(q, keys, values, attn_mask=filled[:, :, None])
+        return scaled_dot_product_attention(q, keys, values, attn_mask=None if filled is None else filled[:, :, None])
 
     def definition(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads = q.shape[1]
