@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from lmlong.cli.bench_linformer import linformer
 from lmlong.cli.bench_recall import recall
 from lmlong.cli.numbers import read
 from lmlong.errors import UsageError, nearest
@@ -104,3 +105,4 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
 
 
 bench.add_command(recall)
+bench.add_command(linformer)
