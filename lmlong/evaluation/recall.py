@@ -22,6 +22,9 @@ from lmlong.text.token_file import TokenFile
 DISTANCES = (64, 256, 1024, 4096)
 """What is asked when nothing else is."""
 
+TRIALS = 64
+"""Texts at each distance, likewise."""
+
 TEXT = 100_000
 """Tokens of the held-out text that stand between what is told and what is asked; longer distances take them again."""
 
