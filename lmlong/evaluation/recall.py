@@ -15,8 +15,7 @@ from lmlong.evaluation.probes import PROBES, SHORTEST, Material, Trial
 from lmlong.evaluation.scored import TOKENS_AT_ONCE
 from lmlong.evaluation.sums import error_of_ratio
 from lmlong.inference.loading import Loaded
-from lmlong.model.language_model import LanguageModel
-from lmlong.model.scoring import PIECE
+from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.text.token_file import TokenFile
 
 DISTANCES = (64, 256, 1024, 4096)
