@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from tqdm import tqdm
 
-from lmlong.attention import ENCODER, EncoderOptions
+from lmlong import recipe
+from lmlong.attention import ENCODER
 from lmlong.attention.encoders import EncoderAttention, FullAttention
-from lmlong.attention.linformer import LinformerOptions
 from lmlong.bench.cost import held, once, taken
 from lmlong.bench.linformer_grid import Grid
 from lmlong.model.block import Norm
@@ -128,8 +128,8 @@ def contestants(grid: Grid, length: int) -> list[str]:
 def build(grid: Grid, length: int, name: str) -> EncoderAttention:
     """A contestant for inputs of one length."""
     kind, slots = (FULL, length) if name == FULL else ("linformer", int(name))
-    options = EncoderOptions(linformer=LinformerOptions(length, slots))
-    (attention,) = ENCODER[kind](1, grid.heads, grid.width // grid.heads, options)
+    options = recipe.Attention(linformer=recipe.Linformer(projected=slots))
+    (attention,) = ENCODER[kind](1, grid.heads, grid.width // grid.heads, length, options)
     return attention
 
 

@@ -19,7 +19,7 @@ from lmlong.evaluation import spans as cut
 from lmlong.evaluation.lengths import name_length
 from lmlong.evaluation.substitution import attentions_of, prefilled_by
 from lmlong.inference.loading import Loaded
-from lmlong.model.language_model import LanguageModel, kinds
+from lmlong.model.language_model import LanguageModel
 from lmlong.text.token_file import TokenFile
 
 LENGTHS = (512,)
@@ -69,8 +69,8 @@ def spectra(
                 curves.append(cumulative(attention_matrices(loaded.model, tokens)))
                 bar.update()
             needed = np.mean([count_needed(curve) for curve in curves], axis=0)
-            kinds_of = kinds(loaded.recipe.model)
-            found.append(Spectrum(name, kinds_of, length, len(curves), np.mean(curves, axis=0), needed))
+            kinds = [*map(str, loaded.recipe.model.kinds)]
+            found.append(Spectrum(name, kinds, length, len(curves), np.mean(curves, axis=0), needed))
     return found
 
 

@@ -11,14 +11,13 @@ from click.testing import CliRunner, Result
 from models import stirred
 from torch import Tensor
 
-from lmlong.attention import CAUSAL, ENCODER, EncoderOptions
-from lmlong.attention.linformer import LinformerOptions
+from lmlong.attention import CAUSAL, ENCODER
 from lmlong.cli.evaluate import eval_
 from lmlong.errors import UsageError
 from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix
 from lmlong.evaluation.spectrum_report import figure, table
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import Attention, Model
+from lmlong.recipe import Attention, Linformer, Model
 
 T = 24
 HEADS, WIDTH = 2, 4
@@ -84,7 +83,7 @@ def test_the_matrix_is_what_values_are_multiplied_with(kind: str) -> None:
 @pytest.mark.parametrize("kind", ENCODER)
 def test_that_of_an_encoder_too_and_features_and_slots_bound_its_rank(kind: str) -> None:
     most = {"full": T, "linformer": 3, "efficient": WIDTH, "linear": WIDTH}[kind]
-    (attention,) = ENCODER[kind](1, HEADS, WIDTH, EncoderOptions(linformer=LinformerOptions(T, 3)))
+    (attention,) = ENCODER[kind](1, HEADS, WIDTH, T, Attention(linformer=Linformer(projected=3)))
     q, k, v = (drawn(1, HEADS, T, WIDTH, seed=seed) for seed in range(3))
     found = matrix(attention.double(), q, k).detach()
     assert (found @ v - attention(q, k, v)).abs().max() < 1e-10
