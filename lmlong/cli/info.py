@@ -45,7 +45,7 @@ def _installation() -> dict[str, Any]:
 def _run(run: str) -> dict[str, Any]:
     from lmlong.inference.loading import load
     from lmlong.inference.state_size import state_size
-    from lmlong.model.language_model import kinds, parameters
+    from lmlong.model.language_model import parameters
 
     loaded = load(run, "cpu")
     step, state = loaded.step, state_size(loaded.model)
@@ -60,7 +60,7 @@ def _run(run: str) -> dict[str, Any]:
         "parameters": parameters(loaded.model),
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
-        "attention by layer": kinds(loaded.recipe.model),
+        "attention by layer": loaded.recipe.model.kinds,
         "state bytes": state.empty.bytes,
         "state bytes per token": state.per_token.bytes,
         "validation": _last_validation(loaded.checkpoint, step),
