@@ -48,6 +48,12 @@ class Recipe(Options):
                     "the state of softmax attention grows with each token, so it cannot be handed on for ever. Leave "
                     "this out, or let all layers be linear or window attention.",
                 )
+        if self.text.sequence_length % self.model.factor:
+            raise mistake(
+                "text.sequence_length",
+                f"{self.text.sequence_length} is no multiple of model.downsample.factor, {self.model.factor}. "
+                f"Use {-(-self.text.sequence_length // self.model.factor) * self.model.factor}.",
+            )
         if self.training.carry_state and self.text.rows == "documents":
             raise mistake("training.carry_state", "whole documents need nothing from the batch before. Leave it out.")
         if self.training.carry_state and self.model.attention.favor.redraw_every:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.segments import detached
+from lmlong.model.states import detached
 
 TIME = 300
 CONSTANT = [form for form in FORMS if form.kind != "softmax"]

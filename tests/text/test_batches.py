@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lmlong.text.batches import IGNORED, Batch, TrainingBatches, validation_batches
 from lmlong.text.packing import pack
+from lmlong.text.ring import Ring
 from lmlong.text.rows import Documents, Streams, Windows
 from lmlong.text.shuffle import shuffled
-from lmlong.text.token_file import TokenFile
 
 BOS, EOS = 1, 2
 LENGTH = 8
@@ -25,17 +25,17 @@ def text(size: int, first: int = 10) -> np.ndarray:
     return tokens
 
 
-def file(tokens: np.ndarray) -> TokenFile:
-    return TokenFile(tokens, np.flatnonzero(tokens == BOS))
+def ring(tokens: np.ndarray, factor: int = 1) -> Ring:
+    return Ring(tokens, np.flatnonzero(tokens == BOS), BOS, EOS, factor)
 
 
 def batches(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, seed: int = 0) -> TrainingBatches:
-    cut = [Windows(file(tokens), BOS, LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
+    cut = [Windows(ring(tokens), LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
     return TrainingBatches(cut, weights, EOS, rows)
 
 
 def streams(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4) -> TrainingBatches:
-    cut = [Streams(file(tokens), BOS, LENGTH, (0, number)) for number, tokens in enumerate(sources)]
+    cut = [Streams(ring(tokens), LENGTH, (0, number)) for number, tokens in enumerate(sources)]
     return TrainingBatches(cut, weights, EOS, rows, streams=True)
 
 
@@ -44,7 +44,7 @@ def documents(sizes: list[int], length: int, rows: int = 1, group: int = 1) -> T
     tokens = np.concatenate(
         [np.array([BOS, *range(10 + 1000 * n, 8 + 1000 * n + size), EOS]) for n, size in enumerate(sizes)]
     )
-    return TrainingBatches([Documents(file(tokens.astype(np.uint32)), BOS, length, (0,), group)], [1.0], EOS, rows)
+    return TrainingBatches([Documents(ring(tokens.astype(np.uint32)), length, (0,), group)], [1.0], EOS, rows)
 
 
 def equal(first: Batch, second: Batch) -> bool:
