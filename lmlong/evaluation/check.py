@@ -96,7 +96,9 @@ def _readings(model: LanguageModel, precision: str, text: Inputs) -> Iterator[Ve
 
 def _state(model: LanguageModel, tokens: Tensor) -> Iterator[Verdict]:
     """Law 7: the state holds as many numbers as its attention declares."""
-    declared = sum(attention.state_numbers(tokens.shape[1]) for attention in attentions_of(model))
+    read = [model.reads(layer, tokens.shape[1]) for layer in range(len(model.blocks))]
+    pairs = zip(attentions_of(model), read, strict=True)
+    declared = sum(attention.state_numbers(time) for attention, time in pairs)
     _, state = model.read(tokens[:1])
     held = sum(size(block.attention).numbers for block in state.blocks)
     yield Verdict("numbers in the state beyond those declared", float(abs(held - declared)), 0.0)

@@ -80,15 +80,15 @@ class Hourglass(nn.Module):
         given = state.given.to(x.dtype)[:, None]
         if not beat.blocks:
             return x + self._to_those_after_a_block(given, place), HourglassState(tail, state.given), inside
-        full = place.positions % self.factor == self.factor - 1  # (B, T) whether a block ends here
-        shortened, short_place = self._shorten(seen, place, full, beat)
+        shortened, short_place = self._shorten(seen, place, beat)
         made, after = inner(shortened, inside, short_place)
         given = torch.cat([given, self.project_out(self.norm(made)).to(x.dtype)], dim=1)  # (B, 1 + N, width)
         if beat.even:
             spread = given.repeat_interleave(self.factor, 1).narrow(1, self.factor - beat.first, x.shape[1])
             last = given[:, -1].clone()
         else:
-            rows, ended = torch.arange(len(x), device=x.device), full.cumsum(1)
+            rows = torch.arange(len(x), device=x.device)
+            ended = (place.positions % self.factor == self.factor - 1).cumsum(1)  # blocks up to each token
             spread, last = given[rows[:, None], ended], given[rows, ended[:, -1]]
             after = self._after_full_blocks(ended[:, -1], shortened, inside, after, short_place, inner)
         return x + self._to_those_after_a_block(spread, place), HourglassState(tail, last), after
@@ -97,7 +97,7 @@ class Hourglass(nn.Module):
         """Nothing for tokens of a document of which no block is full: what is left there is of another one."""
         return torch.where((place.positions >= self.factor - 1)[..., None], given, 0)
 
-    def _shorten(self, seen: Tensor, place: Place, full: Tensor, beat: Beat) -> tuple[Tensor, Place]:
+    def _shorten(self, seen: Tensor, place: Place, beat: Beat) -> tuple[Tensor, Place]:
         """A vector for each block, and where it stands. Where rows have fewer blocks than others, what comes after
         their last is no block, and of no meaning: that it is there lets the work be the same whatever comes later."""
         factor = self.factor
@@ -106,12 +106,19 @@ class Hourglass(nn.Module):
             positions = place.positions[:, beat.first :: factor]
             valid = torch.ones_like(positions, dtype=torch.bool)
         else:
-            ends = full.int().argsort(dim=1, descending=True, stable=True)[:, : beat.blocks]
+            ends, valid = self.ends(place.positions, beat.blocks)
             rows = torch.arange(len(seen), device=seen.device)[:, None]
             blocks = seen[rows[:, None], ends[..., None] + torch.arange(factor, device=seen.device)]
-            positions, valid = place.positions[rows, ends], full[rows, ends]
+            positions = place.positions.gather(1, ends)
         positions = positions // factor
         return self._pool(blocks), Place(positions, (positions == 0) & valid if beat.fresh else None)
+
+    def ends(self, positions: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+        """The tokens (B, N) that end the first so many blocks of each row, and whether each is one: where there are
+        fewer, others follow."""
+        full = positions % self.factor == self.factor - 1
+        ends = full.int().argsort(dim=1, descending=True, stable=True)[:, :blocks]
+        return ends, full.gather(1, ends)
 
     def _pool(self, blocks: Tensor) -> Tensor:
         """(B, N, F, width) -> (B, N, width)."""

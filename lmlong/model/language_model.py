@@ -117,6 +117,10 @@ class LanguageModel(nn.Module):
             after.append(state)
         return x, tuple(after)
 
+    def reads(self, layer: int, time: int) -> int:
+        """How many vectors a layer reads of so many tokens of a document."""
+        return time // self.hourglass.factor if self.hourglass and layer in self.shortened else time
+
     def _beat(self, state: ModelState, starts: Tensor | None, time: int) -> Beat | None:
         """How so many tokens fall into blocks, in a model that has them."""
         return beat_of(self.hourglass.factor, state.position, starts, time) if self.hourglass else None
