@@ -106,13 +106,13 @@ class Model(Options):
             raise mistake(
                 "heads", f"a head width of {self.width // self.heads} is odd; rotary positions need an even one."
             )
+        if self.downsample and self.layers == 1:
+            raise mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
         if self.downsample and not 0 < len(self.shortened) < self.layers:
             wanted = self.downsample.layers or "all but the first and the last"
+            left = "at full length" if self.shortened else "shortened"
             raise mistake(
                 "downsample.layers",
-                f"{wanted} of {self.layers} layers leaves none shortened, or none at full length. Give 1 to "
-                f"{self.layers - 1}."
-                if self.layers > 1
-                else "a model of one layer has no middle. Leave this out.",
+                f"{wanted} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",
             )
         return self
