@@ -104,14 +104,13 @@ class Hourglass(nn.Module):
         if beat.even:  # seen[:, t : t + F] is the block that ends at token t
             blocks = seen.narrow(1, beat.first, beat.blocks * factor).unflatten(1, (-1, factor))
             positions = place.positions[:, beat.first :: factor]
-            valid = torch.ones_like(positions, dtype=torch.bool)
         else:
-            ends, valid = self.ends(place.positions, beat.blocks)
+            ends, _ = self.ends(place.positions, beat.blocks)
             rows = torch.arange(len(seen), device=seen.device)[:, None]
             blocks = seen[rows[:, None], ends[..., None] + torch.arange(factor, device=seen.device)]
             positions = place.positions.gather(1, ends)
         positions = positions // factor
-        return self._pool(blocks), Place(positions, (positions == 0) & valid if beat.fresh else None)
+        return self._pool(blocks), Place(positions, positions == 0 if beat.fresh else None)
 
     def ends(self, positions: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
         """The tokens (B, N) that end the first so many blocks of each row, and whether each is one: where there are

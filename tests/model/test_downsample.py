@@ -70,7 +70,7 @@ def test_rows_that_fill_blocks_at_different_times_are_as_if_alone(
     form: recipe.Attention, cut: recipe.Downsample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(softmax, "BLOCK", 4)
-    model, (tokens, _) = build(form, cut, torch.float64), text(batch=4, time=60)
+    model, (tokens, _) = build(form, cut, torch.float64), text(batch=4, time=61)
     states = [model.prefill(row[None, : 2 + number])[1] for number, row in enumerate(tokens)]
     together = joined(states)
     for at in range(50):
@@ -78,6 +78,11 @@ def test_rows_that_fill_blocks_at_different_times_are_as_if_alone(
         for number, row in enumerate(tokens):
             alone, states[number] = model.step(row[2 + number + at, None], states[number])
             assert laws.error(logits[number], alone[0]) < 1e-10
+    _, at_once = model.prefill(torch.stack([row[52 + n : 57 + n] for n, row in enumerate(tokens)]), together)
+    logits, _ = model.step(tokens[:, 0], at_once)
+    for number, row in enumerate(tokens):
+        _, state = model.prefill(row[None, 52 + number : 57 + number], states[number])
+        assert laws.error(logits[number], model.step(row[None, 0], state)[0][0]) < 1e-10
     assert numbers(together) < 1.5 * sum(map(numbers, states))  # what only some rows took is gathered now and then
 
 
