@@ -19,7 +19,7 @@ FLOORS = [
     {"model"},
     {"checkpoint"},
     {"training", "inference"},
-    {"charts"},
+    {"charts", "lengths"},
     {"evaluation", "bench"},
     {"cli"},
     {"lmlong"},  # the package itself and `python -m lmlong` stand on top of everything

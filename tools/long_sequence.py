@@ -18,7 +18,7 @@ import torch
 
 from lmlong import recipe
 from lmlong.attention.contract import tensors
-from lmlong.evaluation.lengths import name_length, parse_lengths
+from lmlong.lengths import name_length, parse_lengths
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.segments import split
 from lmlong.model.states import detached

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL, ENCODER, EncoderOptions
-from lmlong.attention.linformer import Linformer, LinformerOptions
+from lmlong.attention import CAUSAL, ENCODER
+from lmlong.attention.linformer import Linformer
 
 TOKENS, SLOTS, HEADS, WIDTH = 64, 8, 2, 16
 
@@ -35,8 +35,8 @@ def causal_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def main() -> None:
     """Print the largest change of the first output for both."""
     torch.manual_seed(0)
-    options = EncoderOptions(linformer=LinformerOptions(longest=TOKENS, projected=SLOTS))
-    (linformer,) = ENCODER["linformer"](1, HEADS, WIDTH, options)
+    options = recipe.Attention(linformer=recipe.Linformer(projected=SLOTS))
+    (linformer,) = ENCODER["linformer"](1, HEADS, WIDTH, TOKENS, options)
     assert isinstance(linformer, Linformer)
     text = torch.randn(3, 1, HEADS, TOKENS, WIDTH)  # q, k and v
     other = text.clone()

@@ -1,10 +1,7 @@
-"""Causal attentions behind one contract, those for encoders behind another; a new one is a line here and its options.
-
-Options of causal ones are in the recipe, those of encoders here, since no recipe trains them yet.
-"""
+"""Causal attentions behind one contract, those for encoders behind another; a new one is a line here and its options
+in the recipe."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from lmlong import recipe
 from lmlong.attention.contract import CausalAttention
@@ -17,7 +14,7 @@ from lmlong.attention.encoders import (
 from lmlong.attention.favor import Favor
 from lmlong.attention.features import Cosine, Elu, FeatureMap, Relu, Softmax, Taylor
 from lmlong.attention.linear import LinearAttention
-from lmlong.attention.linformer import LinformerOptions, linformer_layers
+from lmlong.attention.linformer import linformer_layers
 from lmlong.attention.softmax import SoftmaxAttention
 from lmlong.attention.window import WindowAttention
 
@@ -41,21 +38,15 @@ CAUSAL: dict[str, Callable[[int, int, recipe.Attention], CausalAttention]] = {
 }
 
 
-class EncoderOptions(NamedTuple):
-    """Options that a kind does not have are left unread by it."""
-
-    features: recipe.Attention = recipe.Attention()
-    """linear: its `feature_map` and the options of that."""
-    linformer: LinformerOptions = LinformerOptions()
-
-
-ENCODER: dict[str, Callable[[int, int, int, EncoderOptions], list[EncoderAttention]]] = {
-    "full": lambda layers, heads, width, options: [FullAttention() for _ in range(layers)],
-    "linformer": lambda layers, heads, width, options: linformer_layers(layers, heads, width, options.linformer),
-    "efficient": lambda layers, heads, width, options: [EfficientAttention() for _ in range(layers)],
-    "linear": lambda layers, heads, width, options: [
-        BidirectionalLinearAttention(FEATURE_MAPS[options.features.feature_map](heads, width, options.features))
-        for _ in range(layers)
+ENCODER: dict[str, Callable[[int, int, int, int, recipe.Attention], list[EncoderAttention]]] = {
+    "full": lambda layers, heads, width, longest, options: [FullAttention() for _ in range(layers)],
+    "linformer": lambda layers, heads, width, longest, options: linformer_layers(
+        layers, heads, width, longest, options.linformer
+    ),
+    "efficient": lambda layers, heads, width, longest, options: [EfficientAttention() for _ in range(layers)],
+    "linear": lambda layers, heads, width, longest, options: [
+        BidirectionalLinearAttention(FEATURE_MAPS[options.feature_map](heads, width, options)) for _ in range(layers)
     ],
 }
-"""From layers, heads, head width and options to the attentions of all layers, since Linformer's may share matrices."""
+"""From layers, heads, head width, tokens of the longest input and options to the attentions of all layers, since
+Linformer's may share matrices."""

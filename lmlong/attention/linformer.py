@@ -4,27 +4,15 @@ B batch, H heads, T time, n longest input, k slots.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from lmlong import recipe
 from lmlong.attention.encoders import EncoderAttention
-from lmlong.attention.projections import PROJECTIONS, Projection
+from lmlong.attention.projections import PROJECTIONS, Projected, Projection
 from lmlong.errors import UsageError
-
-
-class LinformerOptions(NamedTuple):
-    longest: int = 512
-    """n: tokens of the longest input."""
-    projected: int | Sequence[int] | Sequence[Sequence[int]] = 128
-    """k: slots that keys and values are projected to; a number, one for each layer, or for each layer one a head."""
-    sharing: Literal["none", "headwise", "key-value", "layerwise"] = "headwise"
-    """Who has an E and F of its own: each head (none), each layer (headwise), each layer a single one for keys and
-    values (key-value), or a single one for all layers (layerwise)."""
-    projection: Literal["linear", "mean", "max", "conv"] = "linear"
-    """A learned matrix, pooling, or a convolution, the latter three with a stride of n / k."""
 
 
 class Projections(nn.Module):
@@ -38,21 +26,29 @@ class Projections(nn.Module):
         self.key = nn.ModuleList(key)
         self.value = self.key if value is key else nn.ModuleList(value)
 
-    def forward(self, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected keys and values (B, H, k, width), and (B, 1 or H, k) true where a slot holds a token."""
-        if seen is None:
-            seen = torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device)
+    def forward(self, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Projected keys and values (B, H, k, width), and (B or 1, 1 or H, k) true where a slot holds a token; None
+        where all do."""
         keys, filled = _projected(self.key, k, seen)
         values, _ = _projected(self.value, v, seen)
         return keys, values, filled
 
 
-def _projected(projections: nn.ModuleList, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def _projected(projections: nn.ModuleList, x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The slots of all heads side by side; those of a head that has fewer are followed by empty ones."""
     parts = [project(heads, seen) for project, heads in zip(projections, x.chunk(len(projections), 1), strict=True)]
     most = max(part.x.shape[2] for part in parts)
     slots = torch.cat([pad(part.x, (0, 0, 0, most - part.x.shape[2])) for part in parts], dim=1)
-    return slots, torch.stack([pad(part.filled, (0, most - part.filled.shape[1])) for part in parts], dim=1)
+    if all(part.filled is None and part.x.shape[2] == most for part in parts):
+        return slots, None
+    return slots, torch.stack([_padded(part, most) for part in parts], dim=1)
+
+
+def _padded(part: Projected, most: int) -> Tensor:
+    """(B or 1, `most`), true for slots that there are and that hold a token."""
+    slots = part.x.shape[2]
+    filled = part.x.new_ones(1, slots, dtype=torch.bool) if part.filled is None else part.filled
+    return pad(filled, (0, most - slots))
 
 
 class Linformer(EncoderAttention):
@@ -69,7 +65,7 @@ class Linformer(EncoderAttention):
                 f"made for, {self.longest:,} tokens. Cut the input, or build it with a larger `longest`."
             )
         keys, values, filled = self.projections(k, v, seen)
-        return scaled_dot_product_attention(q, keys, values, attn_mask=filled[:, :, None])
+        return scaled_dot_product_attention(q, keys, values, attn_mask=None if filled is None else filled[:, :, None])
 
     def definition(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads = q.shape[1]
@@ -81,45 +77,25 @@ class Linformer(EncoderAttention):
         return torch.stack(outputs)[None]
 
 
-def linformer_layers(layers: int, heads: int, width: int, options: LinformerOptions) -> list[EncoderAttention]:
-    """The Linformers of all layers, whose heads are of a width."""
-    slots = _slots(layers, heads, options)
-    made = [_projections(slots[0], width, options)] * layers
+def linformer_layers(
+    layers: int, heads: int, width: int, longest: int, options: recipe.Linformer
+) -> list[EncoderAttention]:
+    """The Linformers of all layers, whose heads are of a width and whose inputs have at most `longest` tokens."""
+    if misfit := options.misfit(layers, heads, longest):
+        raise UsageError(f"projected: {misfit}")
+    slots = options.slots(layers, heads)
+    made = [_projections(slots[0], width, longest, options)] * layers
     if options.sharing != "layerwise":
-        made[1:] = [_projections(of_layer, width, options) for of_layer in slots[1:]]
-    return [Linformer(options.longest, projections) for projections in made]
+        made[1:] = [_projections(of_layer, width, longest, options) for of_layer in slots[1:]]
+    return [Linformer(longest, projections) for projections in made]
 
 
-def _projections(slots: list[int], width: int, options: LinformerOptions) -> Projections:
+def _projections(slots: list[int], width: int, longest: int, options: recipe.Linformer) -> Projections:
     """Those of one layer whose heads have so many slots each."""
 
     def make() -> list[Projection]:
         own = slots if options.sharing == "none" else slots[:1]
-        return [PROJECTIONS[options.projection](count, options.longest, width) for count in own]
+        return [PROJECTIONS[options.projection](count, longest, width) for count in own]
 
     key = make()
     return Projections(key, key if options.sharing in ("key-value", "layerwise") else make())
-
-
-def _slots(layers: int, heads: int, options: LinformerOptions) -> list[list[int]]:
-    """How many slots each head of each layer has; refused where they do not fit the sharing or the projection."""
-    given = options.projected
-    of_layers = [given] * layers if isinstance(given, int) else given
-    slots = [[layer] * heads if isinstance(layer, int) else [*layer] for layer in of_layers]
-    if len(slots) != layers or any(len(layer) != heads for layer in slots):
-        raise UsageError(f"projected: {given} is not one number, one for each of {layers} layers, or {heads} for each.")
-    if options.sharing != "none" and any(len(set(layer)) > 1 for layer in slots):
-        raise UsageError(
-            f"projected: heads of different sizes share no matrix; sharing is {options.sharing}. Use none."
-        )
-    if options.sharing == "layerwise" and any(layer != slots[0] for layer in slots):
-        raise UsageError("projected: layers of different sizes share no matrix; sharing is layerwise. Use headwise.")
-    for count in {count for layer in slots for count in layer}:
-        if not 0 < count <= options.longest:
-            raise UsageError(f"projected: {count} slots for a longest input of {options.longest}. Use 1 up to that.")
-        if options.projection != "linear" and options.longest % count:
-            raise UsageError(
-                f"projected: {count} does not divide a longest input of {options.longest}; projection "
-                f"{options.projection} makes slots of equally many tokens. Use a divisor."
-            )
-    return slots

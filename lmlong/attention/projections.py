@@ -14,14 +14,14 @@ from torch.nn.functional import pad
 
 class Projected(NamedTuple):
     x: Tensor  # (B, H, k, width)
-    filled: Tensor  # (B, k) bool: slots that hold a token
+    filled: Tensor | None  # (B, k) bool: slots that hold a token; None: all do
 
 
 class Projection(nn.Module, ABC):
-    """(B, H, T, width) -> (B, H, k, width), over time only as far as `seen` (B, T) is true."""
+    """(B, H, T, width) -> (B, H, k, width), over time only as far as `seen` (B, T) is true; None: everywhere."""
 
     @abstractmethod
-    def forward(self, x: Tensor, seen: Tensor) -> Projected:
+    def forward(self, x: Tensor, seen: Tensor | None) -> Projected:
         """The slots, and which of them hold a token."""
 
     @abstractmethod
@@ -37,9 +37,8 @@ class Matrix(Projection):
         # slots are then about as large as what they are made of, when the input is as long as it may be
         self.matrix = nn.Parameter(torch.randn(slots, longest) * longest**-0.5)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Projected:
-        x = x.masked_fill(~seen[:, None, :, None], 0)
-        return Projected(self.matrix[:, : x.shape[2]] @ x, seen.new_ones(len(x), len(self.matrix)))
+    def forward(self, x: Tensor, seen: Tensor | None) -> Projected:
+        return Projected(self.matrix[:, : x.shape[2]] @ _blank(x, seen), None)
 
     def definition(self, x: Tensor) -> Tensor:
         return self.matrix[:, : len(x)] @ x
@@ -52,10 +51,11 @@ class Mean(Projection):
         super().__init__()
         self.tokens = tokens
 
-    def forward(self, x: Tensor, seen: Tensor) -> Projected:
-        total = _in_slots(x.masked_fill(~seen[:, None, :, None], 0), 2, self.tokens).sum(3)
-        count = _in_slots(seen, 1, self.tokens).sum(2)
-        return Projected(total / count.clamp(min=1)[:, None, :, None], count > 0)
+    def forward(self, x: Tensor, seen: Tensor | None) -> Projected:
+        total = _in_slots(_blank(x, seen), 2, self.tokens).sum(3)
+        there = x.new_ones(1, x.shape[2], dtype=torch.bool) if seen is None else seen
+        count = _in_slots(there, 1, self.tokens).sum(2)
+        return Projected(total / count.clamp(min=1)[:, None, :, None], _filled(seen, self.tokens))
 
     def definition(self, x: Tensor) -> Tensor:
         return torch.stack([part.mean(0) for part in x.split(self.tokens)])
@@ -68,11 +68,11 @@ class Max(Projection):
         super().__init__()
         self.tokens = tokens
 
-    def forward(self, x: Tensor, seen: Tensor) -> Projected:
+    def forward(self, x: Tensor, seen: Tensor | None) -> Projected:
         lowest = torch.finfo(x.dtype).min
-        largest = _in_slots(x.masked_fill(~seen[:, None, :, None], lowest), 2, self.tokens, lowest).amax(3)
-        filled = _in_slots(seen, 1, self.tokens).any(2)
-        return Projected(largest.masked_fill(~filled[:, None, :, None], 0), filled)
+        largest = _in_slots(_blank(x, seen, lowest), 2, self.tokens, lowest).amax(3)
+        filled = _filled(seen, self.tokens)
+        return Projected(_blank(largest, filled), filled)
 
     def definition(self, x: Tensor) -> Tensor:
         return torch.stack([part.amax(0) for part in x.split(self.tokens)])
@@ -85,11 +85,10 @@ class Convolution(Projection):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(tokens, width, width) * (tokens * width) ** -0.5)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Projected:
-        tokens = len(self.weight)
-        parts = _in_slots(x.masked_fill(~seen[:, None, :, None], 0), 2, tokens)
+    def forward(self, x: Tensor, seen: Tensor | None) -> Projected:
+        parts = _in_slots(_blank(x, seen), 2, len(self.weight))
         slots = torch.einsum("bhkrd,rde->bhke", parts, self.weight)
-        return Projected(slots, _in_slots(seen, 1, tokens).any(2))
+        return Projected(slots, _filled(seen, len(self.weight)))
 
     def definition(self, x: Tensor) -> Tensor:
         parts = x.split(len(self.weight))
@@ -102,6 +101,16 @@ PROJECTIONS: dict[str, Callable[[int, int, int], Projection]] = {
     "max": lambda slots, longest, width: Max(longest // slots),
     "conv": lambda slots, longest, width: Convolution(longest // slots, width),
 }
+
+
+def _blank(x: Tensor, seen: Tensor | None, value: float = 0) -> Tensor:
+    """(B, H, T, width) with this value wherever (B, T) says that nothing is seen."""
+    return x if seen is None else x.masked_fill(~seen[:, None, :, None], value)
+
+
+def _filled(seen: Tensor | None, tokens: int) -> Tensor | None:
+    """(B, k), true for slots of so many tokens of which one is seen; None where all are."""
+    return None if seen is None else _in_slots(seen, 1, tokens).any(2)
 
 
 def _in_slots(x: Tensor, axis: int, tokens: int, fill: float = 0) -> Tensor:

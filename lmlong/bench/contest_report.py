@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 
 from lmlong.bench.contest import Result
 from lmlong.charts import COLOURS, LINES, MARKERS, clear, name_places
-from lmlong.evaluation.lengths import name_length
+from lmlong.lengths import name_length
 
 AGAINST = "softmax"
 COLUMNS = 5

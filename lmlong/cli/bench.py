@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from lmlong.cli.bench_linformer import linformer
 from lmlong.cli.bench_recall import recall
 from lmlong.cli.bench_speed import attention, generate, train
 from lmlong.cli.numbers import read
@@ -104,5 +105,5 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
     click.echo(table(results))
 
 
-for command in (recall, attention, train, generate):
+for command in (recall, linformer, attention, train, generate):
     bench.add_command(command)

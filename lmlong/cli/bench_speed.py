@@ -47,7 +47,7 @@ def contest_options(lengths: str, precisions: str) -> Callable[[Command], Comman
 
 
 def grid_of(lengths: str, only: str | None, precisions: str, known: tuple[str, ...], limit: float) -> Grid:
-    from lmlong.evaluation.lengths import parse_lengths
+    from lmlong.lengths import parse_lengths
 
     names = choose("--only", only, SHOWN, tuple(ATTENTIONS))
     formats = choose("--precisions", precisions, known, known)

@@ -57,7 +57,16 @@ Result = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pa
     metavar="NAME,...",
     help="Ask for what was said --lengths tokens before instead: copy, induction, mqar, passkey, needle, or all.",
 )
-@click.option("--trials", default=64, show_default=True, type=click.IntRange(1), help="--probe: texts at each length.")
+@click.option(
+    "--spectrum",
+    is_flag=True,
+    help="Measure the singular values of attention at each length instead.  [default length: 512]",
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(1),
+    help="--probe, --spectrum: texts at each length.  [default: 64; 8 for --spectrum]",
+)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="--probe: the texts follow from it.")
 @click.option("--tokens", type=click.IntRange(min=2), help="Read only so many tokens of the text.")
 @click.option("--json", "json_file", type=Result, help="Write the results as JSON; - for standard output, alone.")
@@ -73,7 +82,8 @@ def eval_(
     targets: int,
     min_documents: int,
     probes: str | None,
-    trials: int,
+    spectrum: bool,
+    trials: int | None,
     seed: int,
     tokens: int | None,
     json_file: Path | None,
@@ -99,14 +109,17 @@ def eval_(
       lmlong eval runs/quickstart --lengths 256,512,1k,2k
       lmlong eval linear softmax --data 'books/*.txt' --plot length.png
       lmlong eval linear softmax --probe induction,mqar --lengths 64,256,1k
+      lmlong eval softmax --spectrum --lengths 128,512 --plot spectrum.png
     """
     from lmlong.charts import check_format
-    from lmlong.evaluation.lengths import parse_lengths
     from lmlong.evaluation.perplexity import VIEWS, Question, measure, validation_text
     from lmlong.inference.loading import load
+    from lmlong.lengths import parse_lengths
 
     wanted = tuple(parse_lengths(lengths)) if lengths is not None else None
     question = Question(_chosen("--by", views, VIEWS), wanted, targets, min_documents)
+    if spectrum and probes is not None:
+        raise UsageError("--spectrum: is measured alone. Leave out --probe, or give it in a command of its own.")
     for file in (json_file, plot):
         _check_folder(file)
     if plot:
@@ -117,7 +130,13 @@ def eval_(
     loaded = (
         (_name(run), model := load(run, device, weights, sums), validation_text(model, data, tokens)) for run in runs
     )
-    if probes is None:
+    if spectrum:
+        from lmlong.evaluation import spectrum_report as shares
+        from lmlong.evaluation.spectrum import LENGTHS, TEXTS, spectra
+
+        values = [each for run in loaded for each in spectra(*run, wanted or LENGTHS, trials or TEXTS)]
+        _show(values, shares.table, shares.plain, shares.draw, json_file, plot)
+    elif probes is None:
         from lmlong.evaluation.plain import plain
         from lmlong.evaluation.plots import draw
         from lmlong.evaluation.tables import table
@@ -130,10 +149,10 @@ def eval_(
     else:
         from lmlong.evaluation import recall_report as report
         from lmlong.evaluation.probes import PROBES
-        from lmlong.evaluation.recall import DISTANCES, recall
+        from lmlong.evaluation.recall import DISTANCES, TRIALS, recall
 
         names = _chosen("--probe", probes, PROBES) if probes != "all" else tuple(PROBES)
-        answers = [recall(*each, names, wanted or DISTANCES, trials, seed) for each in loaded]
+        answers = [recall(*each, names, wanted or DISTANCES, trials or TRIALS, seed) for each in loaded]
         _show(answers, report.table, report.plain, report.draw, json_file, plot)
 
 
@@ -176,7 +195,7 @@ def _check_folder(file: Path | None) -> None:
 
 def _note(report: "Report", wanted: int) -> None:
     """Tell on stderr what was not measured."""
-    from lmlong.evaluation.lengths import name_length
+    from lmlong.lengths import name_length
 
     if report.left_out:
         names = ", ".join(map(name_length, report.left_out))

@@ -48,7 +48,7 @@ def _installation() -> dict[str, Any]:
 def _run(run: str) -> dict[str, Any]:
     from lmlong.inference.loading import load
     from lmlong.inference.state_size import state_size
-    from lmlong.model.language_model import kinds, parameters
+    from lmlong.model.language_model import parameters
 
     loaded = load(run, "cpu")
     step, state = loaded.step, state_size(loaded.model)
@@ -63,7 +63,7 @@ def _run(run: str) -> dict[str, Any]:
         "parameters": parameters(loaded.model),
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
-        "attention by layer": kinds(loaded.recipe.model),
+        "attention by layer": loaded.recipe.model.kinds,
         "tokens read as one by layer": _tokens_as_one(loaded.recipe),
         "state bytes": state.empty.bytes,
         "state bytes per token": state.per_token.bytes,

@@ -9,9 +9,8 @@ from torch import Tensor
 from lmlong.attention.linear import LinearAttention
 from lmlong.attention.scan import ScanState
 from lmlong.evaluation.substitution import attentions_of, prefilled_by
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.model.positions import places
-from lmlong.model.scoring import PIECE
 
 
 class Denominators(NamedTuple):

@@ -15,13 +15,13 @@ from tqdm import tqdm
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.health import health
-from lmlong.evaluation.lengths import name_length
 from lmlong.evaluation.report import AtLength, AtPosition, InWindows, Report
 from lmlong.evaluation.scored import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.evaluation.sums import Sums
 from lmlong.inference.loading import Loaded
 from lmlong.inference.state_size import state_size
+from lmlong.lengths import name_length
 from lmlong.model.device import peak_memory
 from lmlong.model.language_model import parameters
 from lmlong.recipe import Files, Text, Validation

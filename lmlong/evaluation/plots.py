@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lmlong.charts import COLOURS, LINES, MARKERS, clear, name_places
-from lmlong.evaluation.lengths import name_length
 from lmlong.evaluation.report import Report
 from lmlong.evaluation.sums import Sums
+from lmlong.lengths import name_length
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:

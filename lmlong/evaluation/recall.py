@@ -10,17 +10,19 @@ import torch
 from tqdm import tqdm
 
 from lmlong.errors import UsageError
-from lmlong.evaluation.lengths import name_length
 from lmlong.evaluation.probes import PROBES, SHORTEST, Material, Trial
 from lmlong.evaluation.scored import TOKENS_AT_ONCE
 from lmlong.evaluation.sums import error_of_ratio
 from lmlong.inference.loading import Loaded
-from lmlong.model.language_model import LanguageModel
-from lmlong.model.scoring import PIECE
+from lmlong.lengths import name_length
+from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.text.token_file import TokenFile
 
 DISTANCES = (64, 256, 1024, 4096)
 """What is asked when nothing else is."""
+
+TRIALS = 64
+"""Texts at each distance, likewise."""
 
 TEXT = 100_000
 """Tokens of the held-out text that stand between what is told and what is asked; longer distances take them again."""

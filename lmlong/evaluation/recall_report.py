@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from lmlong.charts import COLOURS, LINES, MARKERS, clear, name_places
-from lmlong.evaluation.lengths import name_length
 from lmlong.evaluation.recall import Recall, Recalled
+from lmlong.lengths import name_length
 
 
 def table(found: Sequence[Recalled]) -> str:

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.evaluation.sums import Sums
+from lmlong.model.language_model import PIECE
 from lmlong.model.loss import IGNORED
-from lmlong.model.scoring import PIECE
 
 TOKENS_AT_ONCE = 16_384
 """Short spans are read side by side, as many as make about so many tokens."""

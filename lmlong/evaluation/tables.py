@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from lmlong.evaluation.lengths import name_length
 from lmlong.evaluation.report import Report
 from lmlong.evaluation.sums import Sums
 from lmlong.inference.state_size import StateSize
+from lmlong.lengths import name_length
 
 
 def table(reports: Sequence[Report]) -> str:

@@ -22,7 +22,7 @@ from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.streaming import Writing
 from lmlong.model.device import pick_device
 from lmlong.model.graph import as_graph
-from lmlong.model.language_model import LanguageModel, kinds
+from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.tokenizer import Tokenizer
@@ -102,7 +102,7 @@ class Loaded:
     @property
     def obstacle(self) -> str | None:
         """Why the step cannot be compiled."""
-        if "softmax" in kinds(self.recipe.model):
+        if "softmax" in self.recipe.model.kinds:
             return "the state of softmax attention grows, so its step is never the same twice."
         if not has_compiler():
             return "needs a C++ compiler. Install g++, or name one in the environment variable CXX."

@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,12 +14,15 @@ from torch.utils.checkpoint import checkpoint
 from lmlong import recipe
 from lmlong.attention.linear import LinearAttention
 from lmlong.model.block import Block, BlockState, Norm, Place
-from lmlong.model.convolution import ShortConvolution
 from lmlong.model.downsample import Beat, Hourglass, HourglassState, beat_of
-from lmlong.model.loss import IGNORED, nats, scores, summed_nats
+from lmlong.model.loss import IGNORED, nats, summed_nats
 from lmlong.model.positions import places
 from lmlong.model.products import Product, Rounded
 from lmlong.model.segments import nats_by_checkpoints, nats_of_segments, split
+from lmlong.model.text_model import Output, RoundedOutput, TextModel
+
+PIECE = 4096
+"""Tokens scored at once; what is longer goes piece by piece along the state, in constant memory."""
 
 
 class ModelState(NamedTuple):
@@ -30,45 +33,21 @@ class ModelState(NamedTuple):
     hourglass: HourglassState | None = None  # of a model that shortens the sequence in the middle
 
 
-class Output(nn.Module):
-    """Holds vectors against the embeddings of all tokens, which it shares with the input."""
-
-    def __init__(self, embedding: nn.Embedding):
-        super().__init__()
-        self.tied = (embedding,)  # in a tuple, so that its weights are not listed twice
-
-    def forward(self, use: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
-        return use(hidden, self.tied[0].weight, *others)
-
-
-class RoundedOutput(nn.Module):
-    """The same with a rounded copy of the embeddings."""
-
-    def __init__(self, embedding: nn.Embedding, kept: torch.dtype):
-        super().__init__()
-        self.rounded = (Rounded(embedding.weight, kept),)  # in a tuple, for it is no more to learn
-
-    def forward(self, use: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
-        return use(hidden, self.rounded[0].whole(hidden.dtype), *others)
-
-
-class LanguageModel(nn.Module):
-    """Predicts the next token from a state that it carries along."""
+class LanguageModel(TextModel):
+    """Predicts the next token from a state that it carries along; a batch's marks are where documents start."""
 
     blocks: Sequence[Block]
-    partitioned = False
-    """Whether weights are whole only while their module is at work, as under DeepSpeed's stage 3."""
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocabulary, options.width)
-        self.blocks = nn.ModuleList(Block(options, kind) for kind in kinds(options))  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(Block(options, kind) for kind in options.kinds)  # type: ignore[assignment]
         self.shortened = options.shortened  # the layers that the hourglass stands around
         self.hourglass = Hourglass(options.width, options.downsample) if options.downsample else None
         self.norm = Norm(options.width)
-        self.output: Output | RoundedOutput = Output(self.embedding)
-        self._initialise()
+        self.output = Output(self.embedding)
+        self.initialise()
 
     def init_state(self, batch: int) -> ModelState:
         like = self.embedding.weight.device, self.embedding.weight.dtype
@@ -125,10 +104,6 @@ class LanguageModel(nn.Module):
         """How so many tokens fall into blocks, in a model that has them."""
         return beat_of(self.hourglass.factor, state.position, starts, time) if self.hourglass else None
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., width) -> (..., V), in float32 at least."""
-        return self.output(scores, hidden)
-
     def prefill(
         self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
@@ -153,7 +128,7 @@ class LanguageModel(nn.Module):
         return nats, (targets != IGNORED).sum()
 
     def lose(
-        self, tokens: Tensor, targets: Tensor, starts: Tensor | None, segment: int | None, state: ModelState | None
+        self, tokens: Tensor, targets: Tensor, marks: Tensor | None, segment: int | None, state: ModelState | None
     ) -> tuple[Tensor, ModelState]:
         """The summed nats of the targets (B, T) read from `state`, and the state after.
 
@@ -161,8 +136,8 @@ class LanguageModel(nn.Module):
         """
         state = self.init_state(len(tokens)) if state is None else state
         if segment is None or not torch.is_grad_enabled():
-            return self._summed(tokens, targets, starts, state)
-        segments = split(segment, tokens, targets, starts)
+            return self._summed(tokens, targets, marks, state)
+        segments = split(segment, tokens, targets, marks)
         if self.partitioned:
             return nats_by_checkpoints(self._summed, segments, state)
         return nats_of_segments(self.read, self._summed, segments, state, list(self.parameters()))
@@ -181,6 +156,17 @@ class LanguageModel(nn.Module):
         hidden, state = self.read(tokens, state, starts)
         return self.output(nats, hidden, targets), state
 
+    @torch.no_grad()
+    def nats(self, tokens: Tensor, targets: Tensor, marks: Tensor | None) -> Tensor:
+        """The nats of each target (B, T), 0 where ignored, each row read from an empty state, however long it is."""
+        state, lost = None, []
+        for begin in range(0, tokens.shape[1], PIECE):
+            of_piece = slice(begin, begin + PIECE)
+            starts = None if marks is None else marks[:, of_piece]
+            found, state = self.score(tokens[:, of_piece], targets[:, of_piece], state, starts)
+            lost.append(found)
+        return torch.cat(lost, dim=1)
+
     def sum_in(self, dtype: torch.dtype) -> None:
         """Keep the sums of linear attentions in this type at least."""
         for block in self.blocks:
@@ -194,25 +180,6 @@ class LanguageModel(nn.Module):
                 if isinstance(child, Product):
                     setattr(module, name, Rounded(child.weight, kept))
         self.output = RoundedOutput(self.embedding, kept)
-
-    @torch.no_grad()
-    def _initialise(self) -> None:
-        """Normal weights of deviation width^-1/2; what enters the residual stream begins at 0, so depth is free."""
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.0 if name.endswith("project_out") else module.in_features**-0.5)
-            elif isinstance(module, ShortConvolution):
-                nn.init.normal_(module.weight, std=0.1)
-                module.weight[:, -1] += 1  # it begins near to passing the token on as it is
-
-
-def kinds(options: recipe.Model) -> list[str]:
-    """The attention of each layer: the recipe's pattern, repeated."""
-    kind = options.attention.kind
-    pattern = [kind] if isinstance(kind, str) else kind
-    return [pattern[layer % len(pattern)] for layer in range(options.layers)]
 
 
 def parameters(model: nn.Module) -> int:

@@ -1,4 +1,5 @@
-"""Rotary positions (Su et al. 2021): queries and keys are turned by angles that grow with their place in a document."""
+"""Where a token stands: turns of queries and keys that grow with their place in a document (rotary positions, Su et al.
+2021), or waves of the place that are added to the token (Vaswani et al. 2017)."""
 
 import torch
 from torch import Tensor
@@ -15,6 +16,14 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
+
+
+def waves(time: int, width: int, device: torch.device) -> Tensor:
+    """Sines and cosines of each place (time, width), from those that turn with every token to those that hardly do."""
+    half = -(-width // 2)
+    frequencies = BASE ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
+    angles = torch.arange(time, device=device)[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 
 
 def places(starts: Tensor | None, position: Tensor, time: int) -> Tensor:

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import IGNORED
-
-PIECE = 4096
-"""Tokens read at once; what is longer goes piece by piece along the state, in constant memory."""
+from lmlong.model.text_model import TextModel
 
 
 @dataclass(frozen=True)
@@ -43,15 +40,10 @@ def count_bytes(targets: Tensor, token_bytes: Tensor) -> int:
     return int(token_bytes[targets[targets != IGNORED]].sum())
 
 
-@torch.no_grad()
-def score(model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor) -> Totals:
-    """Totals over batches of (tokens, targets, starts), each (rows, time), each read from an empty state."""
+def score(model: TextModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor) -> Totals:
+    """Totals over batches of (tokens, targets, marks), each (rows, time), each read by itself."""
     totals = Totals()
-    for tokens, targets, starts in batches:
-        state = None
-        for piece in zip(*(x.split(PIECE, dim=1) for x in (tokens, targets, starts)), strict=True):
-            piece_tokens, piece_targets, piece_starts = piece
-            lost, state = model.score(piece_tokens, piece_targets, state, piece_starts)
-            scored = int((piece_targets != IGNORED).sum())
-            totals += Totals(float(lost.sum(dtype=torch.float64)), scored, count_bytes(piece_targets, token_bytes))
+    for tokens, targets, marks in batches:
+        lost = float(model.nats(tokens, targets, marks).sum(dtype=torch.float64))
+        totals += Totals(lost, int((targets != IGNORED).sum()), count_bytes(targets, token_bytes))
     return totals

@@ -3,9 +3,9 @@
 The reference page, the error messages and `--help` are made from these declarations.
 """
 
-from lmlong.recipe.model import Attention, AttentionKind, Downsample, Favor, Model, Taylor
+from lmlong.recipe.model import Attention, AttentionKind, Downsample, Favor, Linformer, Model, Taylor
 from lmlong.recipe.section import Options, mistake
-from lmlong.recipe.text import Files, Hub, PythonStdlib, Source, Text, Tokenizer, Validation
+from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
 from lmlong.recipe.training import DeepSpeed, Training
 from lmlong.recipe.whole import Recipe
 
@@ -17,6 +17,8 @@ __all__ = [
     "Favor",
     "Files",
     "Hub",
+    "Linformer",
+    "Masking",
     "Model",
     "Options",
     "PythonStdlib",

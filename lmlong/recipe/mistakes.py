@@ -8,16 +8,7 @@ from pydantic_core import ErrorDetails
 from lmlong.errors import nearest
 from lmlong.recipe import Recipe
 from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
-from lmlong.recipe.yaml import UNREADABLE, KeyPath, at
-
-NOT_CAUSAL = {
-    "linformer": "linformer mixes all positions, the future too, into each projected key and value, so it cannot be "
-    "causal (docs/why-linformer-is-not-causal.md). Use linear, window or softmax.",
-    "efficient": "efficient normalises keys over the whole sequence, the future too, so it cannot be causal. Use "
-    "linear with feature_map: softmax, its nearest causal relative, or window or softmax.",
-    "full": "full looks at the future too, so it cannot be causal. Use softmax, which is the same over the past alone.",
-}
-"""Attentions for encoders, which no recipe trains: why not, and what to use instead."""
+from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, undotted
 
 
 def mistakes(error: ValidationError, values: Any) -> dict[KeyPath, str]:
@@ -44,13 +35,11 @@ def _describe(detail: ErrorDetails, values: Any) -> tuple[KeyPath, str]:
         case "missing":
             return path, f"missing. Expected {in_words(shape)}."
         case "mistake":
-            return (*path, *context["key"].split(".")), context["message"]
+            return (*path, *undotted(context["key"])), context["message"]
         case "union_tag_not_found":
             return (*path, "kind"), f"missing. Expected one of {', '.join(_kinds(shape))}."
         case "union_tag_invalid":
             return (*path, "kind"), _not_one_of(value["kind"], _kinds(shape))
-        case "literal_error" if path[:3] == ("model", "attention", "kind") and str(value) in NOT_CAUSAL:
-            return path, NOT_CAUSAL[str(value)]
         case "literal_error":
             return path, _not_one_of(value, choices(shape))
     return path, f"expected {in_words(shape)}, got {_show(value)}.{_remedy(shape, value)}"

@@ -1,12 +1,15 @@
 """Options of the model: its size, and how its tokens look at the past."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
+from pydantic_core import PydanticCustomError
 
 from lmlong.recipe.section import Options, mistake
 
-AttentionKind = Literal["linear", "window", "softmax"]
+AttentionKind = Literal["linear", "window", "softmax", "full", "linformer", "efficient"]
+Slots = Annotated[int, Field(gt=0)]
 
 
 class Taylor(Options):
@@ -28,27 +31,64 @@ class Favor(Options):
     redraw_every: int | None = Field(None, gt=0)
     """Training steps between new draws; left out, the first draw stays."""
 
-    @model_validator(mode="after")
-    def check(self) -> "Favor":
+    def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.form == "hyperbolic" and (self.features or 0) % 2:
-            raise mistake("features", f"{self.features} is odd; hyperbolic features come in pairs.")
-        return self
+            yield mistake("features", f"{self.features} is odd; hyperbolic features come in pairs.")
+
+
+class Linformer(Options):
+    """kind: linformer: how keys and values are shortened, from as many tokens as a sequence has to k slots."""
+
+    projected: Slots | Annotated[list[Slots | Annotated[list[Slots], Field(min_length=1)]], Field(min_length=1)] = 128
+    """k: a number, or a list of one for each layer of the kind, or of a list for each layer, one k for each head."""
+    sharing: Literal["none", "headwise", "key-value", "layerwise"] = "headwise"
+    """Who has an E and F of its own: each head (none), each layer (headwise), each layer a single one for keys and
+    values (key-value), or a single one for all layers (layerwise)."""
+    projection: Literal["linear", "mean", "max", "conv"] = "linear"
+    """A learned matrix, mean or max pooling, or a convolution, the latter three with a stride of n / k for sequences of
+    n tokens."""
+
+    def slots(self, layers: int, heads: int) -> list[list[int]]:
+        """k of each head of each layer, as far as the lists go."""
+        of_layers = [self.projected] * layers if isinstance(self.projected, int) else self.projected
+        return [[layer] * heads if isinstance(layer, int) else [*layer] for layer in of_layers]
+
+    def misfit(self, layers: int, heads: int, longest: int) -> str | None:
+        """Why `projected` does not fit so many layers and heads, the sharing, or inputs of at most `longest` tokens."""
+        slots = self.slots(layers, heads)
+        if len(slots) != layers or any(len(layer) != heads for layer in slots):
+            return f"{self.projected} is not one number, one for each of {layers} layers, or {heads} for each."
+        if self.sharing != "none" and any(len(set(layer)) > 1 for layer in slots):
+            return f"heads of different sizes share no matrix; sharing is {self.sharing}. Use none."
+        if self.sharing == "layerwise" and any(layer != slots[0] for layer in slots):
+            return "layers of different sizes share no matrix; sharing is layerwise. Use headwise."
+        for count in sorted({count for layer in slots for count in layer}):
+            if count > longest:
+                return f"{count} slots for a longest input of {longest} tokens. Use 1 up to that."
+            if self.projection != "linear" and longest % count:
+                return (
+                    f"{count} does not divide a longest input of {longest} tokens; projection {self.projection} makes "
+                    "slots of equally many. Use a divisor."
+                )
+        return None
 
 
 class Attention(Options):
-    """How tokens look at the past. Options that a kind does not have are left unread by it."""
+    """How tokens look at others. Options that a kind does not have are left unread by it."""
 
     kind: AttentionKind | Annotated[list[AttentionKind], Field(min_length=1)] = "linear"
-    """linear (constant state), window (exact over the last tokens, constant state) or softmax (exact, growing state);
-    a list is a pattern repeated over the layers."""
+    """At the past: linear (constant state), window (exact over the last tokens, constant state) or softmax (exact,
+    growing state). For an encoder, at all of the text: full (exact), linformer, efficient, or linear. A list is a
+    pattern repeated over the layers."""
     feature_map: Literal["elu", "relu", "cosine", "softmax", "taylor", "favor"] = "elu"
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned"] = "learned"
-    """linear: forget nothing, at a fixed rate a head, or by a gate learned from the token."""
+    """linear: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has none."""
     window: int = Field(256, gt=0)
     """window: how many tokens are seen, the token itself among them."""
     taylor: Taylor = Taylor()
     favor: Favor = Favor()
+    linformer: Linformer = Linformer()
 
 
 class Downsample(Options):
@@ -64,7 +104,7 @@ class Downsample(Options):
 
 
 class Model(Options):
-    """The language model: embedding, blocks, tied output."""
+    """The model: embedding, blocks, tied output."""
 
     width: int = Field(256, gt=0)
     """Size of the vector that stands for a token between blocks."""
@@ -74,9 +114,10 @@ class Model(Options):
     """Attention heads in each block; they share the width."""
     attention: Attention = Attention()
     convolution: int = Field(4, ge=0, le=64)
-    """Tokens seen by the causal convolution over queries, keys and values; 0 leaves it out."""
-    positions: Literal["auto", "none", "rotary"] = "auto"
-    """rotary turns queries and keys by their place in the document; auto does so for softmax, window, cosine, favor."""
+    """Tokens seen by the causal convolution over queries, keys and values; 0 leaves it out, as an encoder does."""
+    positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
+    """rotary turns queries and keys by their place in the document; auto does so for softmax, window, full, cosine,
+    favor. absolute, for encoders, adds waves of each place to the embedding; auto does so for their other layers."""
     mlp_ratio: float = Field(2.7, gt=0)
     """Inner width of the SwiGLU as a multiple of the width (rounded up to a multiple of 32)."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -98,21 +139,26 @@ class Model(Options):
         first = (self.layers - count) // 2
         return range(first, first + count)
 
-    @model_validator(mode="after")
-    def check(self) -> "Model":
+    @property
+    def kinds(self) -> list[AttentionKind]:
+        """The attention of each layer: the pattern, repeated."""
+        kind = self.attention.kind
+        pattern: list[AttentionKind] = [kind] if isinstance(kind, str) else kind
+        return [pattern[layer % len(pattern)] for layer in range(self.layers)]
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.width % self.heads:
-            raise mistake("heads", f"{self.heads} heads do not divide a width of {self.width}.")
-        if (self.width // self.heads) % 2 and self.positions != "none":
-            raise mistake(
+            yield mistake("heads", f"{self.heads} heads do not divide a width of {self.width}.")
+        elif (self.width // self.heads) % 2 and self.positions in ("auto", "rotary"):
+            yield mistake(
                 "heads", f"a head width of {self.width // self.heads} is odd; rotary positions need an even one."
             )
         if self.downsample and self.layers == 1:
-            raise mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
-        if self.downsample and not 0 < len(self.shortened) < self.layers:
+            yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
+        elif self.downsample and not 0 < len(self.shortened) < self.layers:
             wanted = self.downsample.layers or "all but the first and the last"
             left = "at full length" if self.shortened else "shortened"
-            raise mistake(
+            yield mistake(
                 "downsample.layers",
                 f"{wanted} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",
             )
-        return self

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from lmlong.recipe.yaml import BrokenYAML, Document, KeyPath, dotted
+from lmlong.recipe.yaml import BrokenYAML, Document, KeyPath, dotted, undotted
 
 
 class Override(NamedTuple):
@@ -28,8 +28,7 @@ class BadOverride(Exception):
 def parse(text: str) -> Override:
     """Read key.path=value, the value being YAML: a number, a word, [a, list] or {a: section}."""
     key, equals, value = text.partition("=")
-    parts = key.split(".")
-    if not equals or not all(parts):
+    if not equals or not all(key.split(".")):
         raise BadOverride(f"{text}: expected key.path=value, such as training.steps=20.")
     try:
         document = Document(value)
@@ -37,7 +36,7 @@ def parse(text: str) -> Override:
         raise BadOverride(f"{text}: broken YAML: {error}") from None
     if document.mistakes:
         raise BadOverride(f"{text}: {document.mistakes[0][2]}")
-    return Override(text, tuple(int(part) if part.isdecimal() else part for part in parts), document.values)
+    return Override(text, undotted(key), document.values)
 
 
 def place(values: Any, override: Override, depth: int = 0) -> Any:

@@ -1,7 +1,9 @@
 """What every section of a recipe is: typed keys, none but those declared."""
 
-from pydantic import BaseModel, ConfigDict
-from pydantic_core import PydanticCustomError
+from collections.abc import Iterator
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Options(BaseModel):
@@ -10,6 +12,17 @@ class Options(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        """The mistakes that only several keys together show."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def agree(self) -> "Options":
+        found = [InitErrorDetails(type=error, input=None) for error in self.disagreements()]
+        if found:
+            raise ValidationError.from_exception_data(type(self).__name__, found)
+        return self
 
 
 def mistake(key: str, message: str) -> PydanticCustomError:

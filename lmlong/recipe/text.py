@@ -72,6 +72,16 @@ class Tokenizer(Options):
     """An existing sentencepiece .model, used as it is instead of training one."""
 
 
+class Masking(Options):
+    """objective: masked: which tokens are hidden from an encoder, for it to find out what they are."""
+
+    share: float = Field(0.15, gt=0, lt=1)
+    """Share of the tokens of a text that are hidden, at least one in each sequence."""
+    kind: Literal["bert", "plain"] = "bert"
+    """bert (of the hidden tokens 80 % are shown as a mask, 10 % as a random token, 10 % as they are) or plain (all as a
+    mask)."""
+
+
 class Text(Options):
     """What is read, and how it is cut."""
 
@@ -82,7 +92,8 @@ class Text(Options):
     sequence_length: int = Field(2048, ge=8)
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
-    """What a training sequence is: windows of the text, cut anywhere, or whole documents packed one after the other,
-    cut only where longer than a sequence."""
+    """What a training sequence is: windows of the text, cut anywhere, or whole documents, cut only where longer than a
+    sequence; packed one after the other, or for an encoder, which would look across, each alone."""
+    masking: Masking = Masking()
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes that are not UTF-8: strict names the file and stops, replace puts U+FFFD, counted."""

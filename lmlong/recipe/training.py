@@ -1,8 +1,10 @@
 """Options of training: how long, on what, how fast, and what is kept."""
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from lmlong.recipe.section import Options, mistake
 
@@ -20,11 +22,9 @@ class DeepSpeed(Options):
     config: str | None = None
     """A JSON file of further DeepSpeed settings, which go before those made here."""
 
-    @model_validator(mode="after")
-    def check(self) -> "DeepSpeed":
+    def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.offload_parameters and self.stage != 3:
-            raise mistake("offload_parameters", f"stage {self.stage} keeps all weights on each device. Set stage: 3.")
-        return self
+            yield mistake("offload_parameters", f"stage {self.stage} keeps all weights on each device. Set stage: 3.")
 
 
 class Training(Options):
@@ -100,14 +100,12 @@ class Training(Options):
         """32 and 16 read as numbers in YAML; quotes around them would be a trap."""
         return str(precision) if type(precision) is int else precision
 
-    @model_validator(mode="after")
-    def check(self) -> "Training":
+    def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.steps is None and self.tokens is None:
-            raise mistake("steps", "neither steps nor tokens is given, so training has no end. Set one of them.")
+            yield mistake("steps", "neither steps nor tokens is given, so training has no end. Set one of them.")
         if self.strategy == "deepspeed" and self.precision == "16":
-            raise mistake("precision", "16 is not offered with strategy: deepspeed. Use bf16, 32 or auto.")
+            yield mistake("precision", "16 is not offered with strategy: deepspeed. Use bf16, 32 or auto.")
         if self.strategy == "deepspeed" and self.deepspeed.stage == 3 and self.compile:
-            raise mistake(
+            yield mistake(
                 "compile", "deepspeed's stage 3 gathers weights layer by layer. Use stage 1 or 2, or no compile."
             )
-        return self

@@ -1,11 +1,14 @@
 """A whole recipe, and what its sections must agree on."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from lmlong.recipe.model import Model
-from lmlong.recipe.section import Options, mistake
+from lmlong.recipe.objective import OF_AN_ENCODER, causal, completed, masked
+from lmlong.recipe.section import Options
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Training
 
@@ -23,6 +26,9 @@ class Recipe(Options):
     """GPUs of a machine to train on together, or processes where there is none; each has a batch of its own."""
     nodes: int = Field(1, gt=0)
     """Machines to train on together, each with as many devices; start `lmlong train` on all by torchrun or SLURM."""
+    objective: Literal["causal", "masked"] = "causal"
+    """causal: a language model that predicts the next token from those before; masked: an encoder that predicts hidden
+    tokens from those on both sides."""
     text: Text = Text()
     model: Model = Model()
     training: Training
@@ -37,28 +43,18 @@ class Recipe(Options):
         """Sequences that all processes together read before the weights change."""
         return self.processes * self.training.batch_size * self.training.accumulate
 
-    @model_validator(mode="after")
-    def check(self) -> "Recipe":
-        kinds = self.model.attention.kind
-        grows = "softmax" in ([kinds] if isinstance(kinds, str) else kinds)
-        for key in ("segment", "carry_state"):
-            if grows and getattr(self.training, key):
-                raise mistake(
-                    f"training.{key}",
-                    "the state of softmax attention grows with each token, so it cannot be handed on for ever. Leave "
-                    "this out, or let all layers be linear or window attention.",
-                )
-        if self.text.sequence_length % self.model.factor:
-            raise mistake(
-                "text.sequence_length",
-                f"{self.text.sequence_length} is no multiple of model.downsample.factor, {self.model.factor}. "
-                f"Use {-(-self.text.sequence_length // self.model.factor) * self.model.factor}.",
-            )
-        if self.training.carry_state and self.text.rows == "documents":
-            raise mistake("training.carry_state", "whole documents need nothing from the batch before. Leave it out.")
-        if self.training.carry_state and self.model.attention.favor.redraw_every:
-            raise mistake(
-                "training.carry_state",
-                "features drawn anew make the states of the old ones meaningless. Leave this out, or redraw_every.",
-            )
-        return self
+    @property
+    def target_share(self) -> float:
+        """Share of the tokens of a sequence that are targets: all, or those that are hidden."""
+        return self.text.masking.share if self.objective == "masked" else 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def complete(cls, values: Any) -> Any:
+        """Fill in what an encoder has by itself, so that a recipe for one need not say what it has not."""
+        masked = isinstance(values, dict) and values.get("objective") == "masked"
+        return completed(values, OF_AN_ENCODER) if masked else values
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        of_model = masked if self.objective == "masked" else causal
+        yield from of_model(self.text, self.model, self.training)

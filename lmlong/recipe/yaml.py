@@ -26,6 +26,11 @@ def dotted(path: KeyPath) -> str:
     return ".".join(str(part) if str(part).isprintable() else repr(part) for part in path)
 
 
+def undotted(key: str) -> KeyPath:
+    """The path that a user's key means: numbers are positions in lists."""
+    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+
+
 def at(values: Any, path: KeyPath) -> Any:
     """The value under a path, or None where there is none."""
     for part in path:

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from lmlong.errors import UsageError
 from lmlong.model.device import pick_device
-from lmlong.model.language_model import kinds
 from lmlong.recipe import Recipe
 from lmlong.text.tokens import prepare
 from lmlong.training.optimizer import count_steps
@@ -38,7 +37,7 @@ class Growth:
 
     def __init__(self, recipe: Recipe, rows: int, segmented: bool):
         self.recipe, self.rows, self.segmented = recipe, rows, segmented
-        self.squared = not segmented and "softmax" in kinds(recipe.model)
+        self.squared = not segmented and "softmax" in recipe.model.kinds
         length = recipe.training.segment or recipe.text.sequence_length
         self.longer = min(length, max(SHORT // rows, 128))
         self.shorter = self.longer // 2
@@ -158,7 +157,7 @@ def _fit(recipe: Recipe, memory: int, growth: Growth) -> tuple[list[str], Demand
     for rows in sizes:
         if (demand := growth.demand(rows, segment)).bytes <= memory:
             return [f"training.batch_size={rows}", f"training.accumulate={own // rows}"], demand
-    if "softmax" in kinds(recipe.model):
+    if "softmax" in recipe.model.kinds:
         return None
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
     growth = growth if growth.segmented else Growth(recipe, 1, segmented=True)

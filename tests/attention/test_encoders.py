@@ -8,47 +8,52 @@ import torch
 from torch import Tensor, nn
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL, ENCODER, FEATURE_MAPS, EncoderOptions
+from lmlong.attention import CAUSAL, ENCODER, FEATURE_MAPS
 from lmlong.attention.encoders import EncoderAttention
-from lmlong.attention.linformer import LinformerOptions
 from lmlong.attention.projections import PROJECTIONS
 from lmlong.errors import UsageError
-from lmlong.recipe.mistakes import NOT_CAUSAL
+from lmlong.recipe.objective import CAUSAL_ONLY, NOT_CAUSAL
 
 LAYERS, HEADS, WIDTH, LONGEST = 2, 3, 4, 12
 LENGTHS = [12, 7, 3, 1]
 """Tokens of the rows of a padded batch: those of the third fill one slot of four and one of the first four tokens."""
 
-SHARINGS = get_args(LinformerOptions.__annotations__["sharing"])
+SHARINGS = get_args(recipe.Linformer.model_fields["sharing"].annotation)
 LINFORMERS = {
-    f"{sharing}-{projection}": LinformerOptions(LONGEST, 3, sharing, projection)
+    f"{sharing}-{projection}": recipe.Linformer(projected=3, sharing=sharing, projection=projection)
     for sharing, projection in product(SHARINGS, PROJECTIONS)
 }
 A_SIZE_EACH = {
-    f"sizes-{projection}": LinformerOptions(LONGEST, [[3, 6, 2], [4, 4, 12]], "none", projection)  # type: ignore[arg-type]
+    f"sizes-{projection}": recipe.Linformer(
+        projected=[[3, 6, 2], [4, 4, 12]],
+        sharing="none",
+        projection=projection,  # type: ignore[arg-type]
+    )
     for projection in PROJECTIONS
 }
 
 VARIANTS = {
     "linear": {
-        name: EncoderOptions(features=recipe.Attention(feature_map=name, taylor=recipe.Taylor(width=2)))  # type: ignore[arg-type]
+        name: recipe.Attention(feature_map=name, taylor=recipe.Taylor(width=2))  # type: ignore[arg-type]
         for name in FEATURE_MAPS
     },
-    "linformer": {name: EncoderOptions(linformer=options) for name, options in (LINFORMERS | A_SIZE_EACH).items()},
+    "linformer": {name: recipe.Attention(linformer=options) for name, options in (LINFORMERS | A_SIZE_EACH).items()},
 }
 FORMS = {
     f"{kind}-{name}": (kind, options)
     for kind in ENCODER
-    for name, options in VARIANTS.get(kind, {"only": EncoderOptions()}).items()
+    for name, options in VARIANTS.get(kind, {"only": recipe.Attention()}).items()
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 every_token_alike = pytest.mark.parametrize("form", [form for form in FORMS if not form.startswith("linformer")])
 every_matrix = pytest.mark.parametrize("form", [f"linformer-{sharing}-linear" for sharing in SHARINGS])
 
 
-def layers(kind: str, options: EncoderOptions, number: int = LAYERS, heads: int = HEADS) -> nn.ModuleList:
+def layers(
+    kind: str, options: recipe.Attention, number: int = LAYERS, heads: int = HEADS, longest: int = LONGEST
+) -> nn.ModuleList:
     torch.manual_seed(0)
-    return nn.ModuleList(ENCODER[kind](number, heads, WIDTH, options)).double()
+    return nn.ModuleList(ENCODER[kind](number, heads, WIDTH, longest, options)).double()
 
 
 def build(form: str) -> EncoderAttention:
@@ -58,8 +63,8 @@ def build(form: str) -> EncoderAttention:
     return attention
 
 
-def linformer(number: int = LAYERS, heads: int = HEADS, **options: Any) -> nn.ModuleList:
-    return layers("linformer", EncoderOptions(linformer=LinformerOptions(**options)), number, heads)
+def linformer(number: int = LAYERS, heads: int = HEADS, longest: int = LONGEST, **options: Any) -> nn.ModuleList:
+    return layers("linformer", recipe.Attention(linformer=recipe.Linformer(**options)), number, heads, longest)
 
 
 def inputs(time: int = LONGEST, batch: int = len(LENGTHS), seed: int = 0) -> list[Tensor]:
@@ -140,7 +145,7 @@ def test_the_last_token_reaches_the_first_output(form: str) -> None:
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_a_slot_for_each_token_is_full_attention(projection: str) -> None:
-    attention, x = linformer(longest=LONGEST, projected=LONGEST, projection=projection)[0], inputs()
+    attention, x = linformer(projected=LONGEST, projection=projection)[0], inputs()
     for weight in attention.parameters():
         nn.init.eye_(weight[0] if projection == "conv" else weight)
     assert_equal([attention(*x)], [build("full-only")(*x)])
@@ -175,7 +180,7 @@ def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, projection: str
 def test_what_is_shared_learns_from_all_who_share_it() -> None:
     x = inputs()
     for sharing, keys_learn_from_values in [("headwise", False), ("key-value", True)]:
-        attention = linformer(longest=LONGEST, projected=3, sharing=sharing)[0]
+        attention = linformer(projected=3, sharing=sharing)[0]
         first = next(attention.parameters())
         (slope,) = torch.autograd.grad(attention(torch.zeros_like(x[0]), *x[1:]).sum(), first, materialize_grads=True)
         # queries of 0 weigh all slots alike, whatever the keys are
@@ -193,7 +198,7 @@ def test_sizes_by_layer_and_by_head() -> None:
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_inputs_longer_than_the_projections_are_refused(projection: str) -> None:
-    attention = linformer(longest=LONGEST, projected=3, projection=projection)[0]
+    attention = linformer(projected=3, projection=projection)[0]
     with pytest.raises(UsageError, match="13 tokens: Linformer's projections E and F are as long as the longest input"):
         attention(*inputs(LONGEST + 1))
 
@@ -206,14 +211,13 @@ def test_inputs_longer_than_the_projections_are_refused(projection: str) -> None
         ({"projected": [[1, 2, 3], [1, 2, 3]]}, "heads of different sizes share no matrix; sharing is headwise"),
         ({"projected": [3, 4], "sharing": "layerwise"}, "layers of different sizes share no matrix"),
         ({"projected": 13}, "13 slots for a longest input of 12"),
-        ({"projected": 0}, "0 slots"),
         ({"projected": 5, "projection": "mean"}, "5 does not divide a longest input of 12"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        linformer(longest=LONGEST, **options)
-    assert len(linformer(longest=LONGEST, projected=5)) == LAYERS  # a matrix needs no divisor
+        linformer(**options)
+    assert len(linformer(projected=5)) == LAYERS  # a matrix needs no divisor
 
 
 @every_form
@@ -226,5 +230,6 @@ def test_other_number_formats_keep_their_type_and_come_near(form: str, dtype: to
     assert (y - truth).norm() / truth.norm() < {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
 
 
-def test_every_kind_a_recipe_cannot_train_is_refused_with_a_reason() -> None:
+def test_every_kind_that_is_not_of_an_objective_is_refused_with_a_reason() -> None:
     assert set(NOT_CAUSAL) == set(ENCODER) - set(CAUSAL)
+    assert set(CAUSAL_ONLY) == set(CAUSAL) - set(ENCODER)

@@ -6,7 +6,7 @@ import torch
 from models import stirred
 
 from lmlong import recipe
-from lmlong.model.language_model import LanguageModel, kinds, parameters
+from lmlong.model.language_model import LanguageModel, parameters
 
 TOKENS = torch.randint(40, (2, 70), generator=torch.Generator().manual_seed(0))
 
@@ -32,7 +32,7 @@ def test_the_number_of_parameters_is_that_of_the_formula() -> None:
 
 def test_a_pattern_of_attentions_is_repeated_over_the_layers() -> None:
     options = recipe.Model(layers=5, attention=recipe.Attention(kind=["linear", "linear", "softmax"]))
-    assert kinds(options) == ["linear", "linear", "softmax", "linear", "linear"]
+    assert options.kinds == ["linear", "linear", "softmax", "linear", "linear"]
 
 
 def test_activation_checkpointing_changes_no_gradient() -> None:

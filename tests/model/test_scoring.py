@@ -5,7 +5,7 @@ import math
 import torch
 
 from lmlong import recipe
-from lmlong.model import scoring
+from lmlong.model import language_model, scoring
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import IGNORED
 from lmlong.model.scoring import Totals
@@ -30,7 +30,7 @@ def test_long_rows_read_in_pieces_score_what_they_score_whole(monkeypatch) -> No
     starts = torch.rand(3, 90) < 0.05
     token_bytes = torch.arange(20)
     whole = scoring.score(model, [(tokens, targets, starts)], token_bytes)
-    monkeypatch.setattr(scoring, "PIECE", 17)
+    monkeypatch.setattr(language_model, "PIECE", 17)
     pieces = scoring.score(model, [(tokens, targets, starts)], token_bytes)
     nats, _ = model.loss(tokens, targets, starts)
     assert math.isclose(whole.nats, float(nats), rel_tol=1e-12)

@@ -11,6 +11,7 @@ from lmlong.recipe.file import load
 from lmlong.recipe.reference import reference
 
 ENOUGH = "training: {steps: 1}\n"
+KINDS = "linear, window, softmax, full, linformer, efficient"
 
 
 def complaints(file: Path, text: str, *overrides: str) -> list[str]:
@@ -113,12 +114,12 @@ text:
 @pytest.mark.parametrize(
     ("kind", "complaint"),
     [
-        ("linaer", "kind: 'linaer' is not one of linear, window, softmax. Did you mean 'linear'?"),
-        ("3", "kind: 3 is not one of linear, window, softmax."),
-        ("[linear, sofmax]", "kind.1: 'sofmax' is not one of linear, window, softmax. Did you mean 'softmax'?"),
+        ("linaer", f"kind: 'linaer' is not one of {KINDS}. Did you mean 'linear'?"),
+        ("3", f"kind: 3 is not one of {KINDS}."),
+        ("[linear, sofmax]", f"kind.1: 'sofmax' is not one of {KINDS}. Did you mean 'softmax'?"),
         (
             "[]",
-            "kind: expected a list of 1 or more, each one of linear, window, softmax, got an empty list.",
+            f"kind: expected a list of 1 or more, each one of {KINDS}, got an empty list.",
         ),
     ],
 )
@@ -214,7 +215,7 @@ def test_mistakes_of_overrides_follow_those_of_the_file(file: Path) -> None:
         "training.stpes=20: unknown key. Did you mean 'steps'?",
         "text.sources=[{kind: fils}]: text.sources.0.kind: 'fils' is not one of python-stdlib, files, hub."
         " Did you mean 'files'?",
-        "model.attention.kind=linaer: 'linaer' is not one of linear, window, softmax. Did you mean 'linear'?",
+        f"model.attention.kind=linaer: 'linaer' is not one of {KINDS}. Did you mean 'linear'?",
         "steps 20: expected key.path=value, such as training.steps=20.",
         "seed=[1: broken YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'.",
     ]

@@ -3,7 +3,7 @@
 import pytest
 
 from lmlong.errors import UsageError
-from lmlong.evaluation.lengths import name_length, parse_lengths
+from lmlong.lengths import name_length, parse_lengths
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""How few directions attention needs: the singular values of its matrices, layer by layer and head by head.
+
+Whether keys and values can be shortened to k slots without loss, as Linformer does, is whether few singular values hold
+most of their sum (figure 1 of its paper). H heads, T tokens, L layers.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lmlong.attention.contract import CausalAttention
+from lmlong.attention.encoders import EncoderAttention
+from lmlong.errors import UsageError
+from lmlong.evaluation import spans as cut
+from lmlong.evaluation.substitution import attentions_of, prefilled_by
+from lmlong.inference.loading import Loaded
+from lmlong.lengths import name_length
+from lmlong.model.language_model import LanguageModel
+from lmlong.text.token_file import TokenFile
+
+LENGTHS = (512,)
+"""What is measured when nothing else is asked for: the length of the paper's figure."""
+
+TEXTS = 8
+
+MOST = 0.9
+"""The share of their sum by which singular values are counted."""
+
+
+class Spectrum(NamedTuple):
+    """The singular values of one model's attention matrices on texts of one length."""
+
+    name: str
+    kinds: list[str]  # of attention, by layer
+    length: int
+    texts: int
+    cumulative: np.ndarray  # (L, H, T) the share of their sum that the largest hold, the mean over the texts
+    needed: np.ndarray  # (L, H) how many hold MOST of it, the mean over the texts
+
+    @property
+    def quarter(self) -> np.ndarray:
+        """The share that the largest quarter of them holds, (L, H)."""
+        return self.cumulative[:, :, max(self.length // 4, 1) - 1]
+
+
+def spectra(
+    name: str, loaded: Loaded, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
+) -> list[Spectrum]:
+    """The spectrum at each length, on about so many stretches of the text, evenly over its documents."""
+    documents = cut.documents_of(text)
+    for length in lengths:
+        if not cut.reached(documents, 0, length):
+            raise UsageError(
+                f"--lengths: the longest document has {int(documents.sizes.max(initial=0)):,} tokens, fewer than "
+                f"{length:,}. Give shorter lengths, or more text (--data)."
+            )
+    chosen = {length: cut.choose_blocks(documents, 0, length, texts * length, 1) for length in lengths}
+    found = []
+    with tqdm(total=sum(len(blocks.first) for blocks in chosen.values()), leave=False, disable=None) as bar:
+        for length, blocks in chosen.items():
+            bar.set_description(f"{name}: spectrum at {name_length(length)}")
+            curves = []
+            for first in blocks.first:
+                tokens = text.tokens[first : first + length].astype(np.int64)
+                curves.append(cumulative(attention_matrices(loaded.model, tokens)))
+                bar.update()
+            needed = np.mean([count_needed(curve) for curve in curves], axis=0)
+            kinds = [*map(str, loaded.recipe.model.kinds)]
+            found.append(Spectrum(name, kinds, length, len(curves), np.mean(curves, axis=0), needed))
+    return found
+
+
+@torch.no_grad()
+def attention_matrices(model: LanguageModel, tokens: np.ndarray) -> list[Tensor]:
+    """The matrix of each layer (H, T, T) while the model reads a text from an empty state."""
+    matrices = []
+
+    def watched(attention: CausalAttention, q: Tensor, k: Tensor, v: Tensor, state: Any, *others: Any) -> Any:
+        matrices.append(matrix(attention, q, k, *others)[0])
+        return type(attention).prefill(attention, q, k, v, state, *others)
+
+    with prefilled_by(watched, attentions_of(model)):
+        model.read(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
+    return matrices
+
+
+def matrix(attention: CausalAttention | EncoderAttention, q: Tensor, k: Tensor, *others: Any) -> Tensor:
+    """(B, H, T, T), what an attention multiplies its values with: A of y = A v is what it makes of v = 1."""
+    identity = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
+    return attention.reference(q, k, identity, *others)
+
+
+def cumulative(matrices: Sequence[Tensor]) -> np.ndarray:
+    """(L, H, T): the share of the sum of the singular values of each matrix that the largest hold."""
+    curves = []
+    for layer in matrices:
+        values = torch.linalg.svdvals(layer.double().cpu()).numpy()
+        curves.append(values.cumsum(axis=-1) / values.sum(axis=-1, keepdims=True))
+    return np.stack(curves)
+
+
+def count_needed(curves: np.ndarray) -> np.ndarray:
+    """How many singular values hold MOST of the sum, (..., T) -> (...)."""
+    return (curves < MOST - 1e-12).sum(axis=-1) + 1

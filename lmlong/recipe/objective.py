@@ -1,0 +1,110 @@
+"""What the sections of a recipe must agree on: for a causal language model, and for an encoder."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from lmlong.recipe.model import Model
+from lmlong.recipe.section import mistake
+from lmlong.recipe.text import Text
+from lmlong.recipe.training import Training
+
+NOT_CAUSAL = {
+    "linformer": "linformer mixes all positions, the future too, into each projected key and value, so it cannot be "
+    "causal (docs/why-linformer-is-not-causal.md). Use linear, window or softmax, or train an encoder by objective: "
+    "masked.",
+    "efficient": "efficient normalises keys over the whole sequence, the future too, so it cannot be causal. Use "
+    "linear with feature_map: softmax, its nearest causal relative, or window or softmax, or train an encoder by "
+    "objective: masked.",
+    "full": "full looks at the future too, so it cannot be causal. Use softmax, which is the same over the past alone, "
+    "or train an encoder by objective: masked.",
+}
+"""Attentions for encoders: why a causal model cannot have them, and what to do instead."""
+
+CAUSAL_ONLY = {
+    "softmax": "softmax looks at the past alone, and an encoder at both sides. Use full, which is the same over all of "
+    "the text.",
+    "window": "window looks at the past alone, and an encoder at both sides. Use full, or linformer, efficient or "
+    "linear, whose cost does not grow with the square of the text.",
+}
+"""Attentions to the past: why an encoder has none of them, and what to use instead."""
+
+OF_AN_ENCODER: dict[str, Any] = {"model": {"convolution": 0, "attention": {"decay": "none"}}}
+"""What an encoder's recipe has where it says nothing: both look at the past alone."""
+
+
+def completed(values: Any, defaults: dict[str, Any]) -> Any:
+    """A section with `defaults` for the keys that are not given, in the sections within it too."""
+    if not isinstance(values, dict):
+        return values
+    found = {
+        key: completed(values.get(key, {}), default) if isinstance(default, dict) else values.get(key, default)
+        for key, default in defaults.items()
+    }
+    return {**values, **found}
+
+
+def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
+    """What keeps these from being a causal language model's."""
+    yield from _unfit_kinds(model, NOT_CAUSAL)
+    if model.positions == "absolute":
+        yield mistake("model.positions", "absolute places end with the longest sequence. Use rotary, none or auto.")
+    if "softmax" in model.kinds:
+        for key in ("segment", "carry_state"):
+            if getattr(training, key):
+                yield mistake(
+                    f"training.{key}",
+                    "the state of softmax attention grows with each token, so it cannot be handed on for ever. Leave "
+                    "this out, or let all layers be linear or window attention.",
+                )
+    if text.sequence_length % model.factor:
+        yield mistake(
+            "text.sequence_length",
+            f"{text.sequence_length} is no multiple of model.downsample.factor, {model.factor}. "
+            f"Use {-(-text.sequence_length // model.factor) * model.factor}.",
+        )
+    if training.carry_state and text.rows == "documents":
+        yield mistake("training.carry_state", "whole documents need nothing from the batch before. Leave it out.")
+    if training.carry_state and model.attention.favor.redraw_every:
+        yield mistake(
+            "training.carry_state",
+            "features drawn anew make the states of the old ones meaningless. Leave this out, or redraw_every.",
+        )
+
+
+def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
+    """What keeps these from being an encoder's."""
+    yield from _unfit_kinds(model, CAUSAL_ONLY)
+    if model.attention.decay != "none":
+        yield mistake(
+            "model.attention.decay", "an encoder sees all of its text at once and forgets none of it. Leave it out."
+        )
+    if model.convolution:
+        yield mistake("model.convolution", "it sees the past alone, and an encoder looks at both sides. Leave it out.")
+    if model.positions == "rotary" and (blind := {"linformer", "efficient"}.intersection(model.kinds)):
+        yield mistake(
+            "model.positions",
+            f"{' and '.join(sorted(blind))} mixes keys of all places before a query meets them, so turning them tells "
+            "it nothing. Use absolute, or auto.",
+        )
+    if model.downsample:
+        yield mistake("model.downsample", "an encoder reads every token in every layer. Leave it out.")
+    for key in ("segment", "carry_state"):
+        if getattr(training, key):
+            yield mistake(
+                f"training.{key}", "an encoder reads its text at once, there is no state to hand on. Leave it out."
+            )
+    if layers := model.kinds.count("linformer"):
+        misfit = model.attention.linformer.misfit(layers, model.heads, text.sequence_length)
+        if misfit:
+            yield mistake("model.attention.linformer.projected", misfit)
+
+
+def _unfit_kinds(model: Model, why: dict[str, str]) -> Iterator[PydanticCustomError]:
+    """A mistake for each attention that is none of the objective's, at its place in the pattern."""
+    given = model.attention.kind
+    places = {"": given} if isinstance(given, str) else {f".{place}": kind for place, kind in enumerate(given)}
+    for place, kind in places.items():
+        if kind in why:
+            yield mistake(f"model.attention.kind{place}", why[kind])

@@ -1,0 +1,158 @@
+"""The singular values of attention, where they are known in closed form."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from models import stirred
+from torch import Tensor
+
+from lmlong.attention import CAUSAL, ENCODER
+from lmlong.cli.evaluate import eval_
+from lmlong.errors import UsageError
+from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix
+from lmlong.evaluation.spectrum_report import figure, table
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import Attention, Linformer, Model
+
+T = 24
+HEADS, WIDTH = 2, 4
+
+
+def options(kind: str, **others: object) -> Attention:
+    return Attention.model_validate({"kind": kind, **others})
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def running_mean() -> Tensor:
+    """The matrix of the means over all tokens so far."""
+    return torch.ones(T, T, dtype=torch.float64).tril() / torch.arange(1, T + 1)[:, None]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+def test_attention_to_all_of_the_past_alike_is_the_running_mean(kind: str) -> None:
+    attention = CAUSAL[kind](HEADS, WIDTH, options(kind, decay="none")).double()
+    nothing = torch.zeros(1, HEADS, T, WIDTH, dtype=torch.float64)
+    found = matrix(attention, nothing, nothing)
+    assert (found - running_mean()).abs().max() < 1e-12
+    values = torch.linalg.svdvals(running_mean())
+    # 1/t in t entries of a row; and the determinant of a triangle is its diagonal's product
+    assert values.square().sum() == pytest.approx(sum(1 / t for t in range(1, T + 1)))
+    assert values.log().sum() == pytest.approx(-sum(np.log(t) for t in range(1, T + 1)))
+    assert np.abs(cumulative([found[0]])[0] - (values.cumsum(0) / values.sum()).numpy()).max() < 1e-12
+
+
+def test_attention_to_the_token_alone_has_a_flat_spectrum() -> None:
+    attention = CAUSAL["window"](HEADS, WIDTH, options("window", window=1))
+    found = matrix(attention, drawn(1, HEADS, T, WIDTH), drawn(1, HEADS, T, WIDTH, seed=1))
+    assert torch.equal(found[0], torch.eye(T, dtype=torch.float64).expand(HEADS, -1, -1))
+    curves = cumulative([found[0], found[0]])
+    assert curves.shape == (2, HEADS, T)
+    assert np.abs(curves - np.arange(1, T + 1) / T).max() < 1e-12
+    assert (count_needed(curves) == np.ceil(0.9 * T)).all()
+
+
+@pytest.mark.parametrize("rank", [1, 5, 10])
+def test_a_matrix_of_equal_values_and_some_rank(rank: int) -> None:
+    turned, _ = torch.linalg.qr(drawn(T, T))
+    other, _ = torch.linalg.qr(drawn(T, T, seed=1))
+    curve = cumulative([(turned[:, :rank] @ other[:rank])[None]])
+    assert np.abs(curve[0, 0] - np.minimum(np.arange(1, T + 1) / rank, 1)).max() < 1e-12
+    assert count_needed(curve)[0, 0] == np.ceil(0.9 * rank)
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_the_matrix_is_what_values_are_multiplied_with(kind: str) -> None:
+    attention = CAUSAL[kind](HEADS, WIDTH, options(kind, window=5)).double()
+    q, k, v = (drawn(2, HEADS, T, WIDTH, seed=seed) for seed in range(3))
+    log_decay = -drawn(2, HEADS, T, seed=3).exp() if attention.gated else None
+    starts = torch.arange(T).expand(2, -1) % 7 == 0
+    found = matrix(attention, q, k, starts, log_decay)
+    y, _ = attention.prefill(q, k, v, attention.init_state(2, q.device, q.dtype), starts, log_decay)
+    assert (found @ v - y).abs().max() < 1e-10
+    assert (found.sum(-1) - 1).abs().max() < 1e-10 and not found.triu(1).any()
+
+
+@pytest.mark.parametrize("kind", ENCODER)
+def test_that_of_an_encoder_too_and_features_and_slots_bound_its_rank(kind: str) -> None:
+    most = {"full": T, "linformer": 3, "efficient": WIDTH, "linear": WIDTH}[kind]
+    (attention,) = ENCODER[kind](1, HEADS, WIDTH, T, Attention(linformer=Linformer(projected=3)))
+    q, k, v = (drawn(1, HEADS, T, WIDTH, seed=seed) for seed in range(3))
+    found = matrix(attention.double(), q, k).detach()
+    assert (found @ v - attention(q, k, v)).abs().max() < 1e-10
+    curve = cumulative([found[0]])[0]
+    assert (curve[:, most - 1] > 1 - 1e-9).all() and (curve[:, most - 2] < 1 - 1e-9).all()
+
+
+def test_matrices_are_those_of_every_layer_while_a_model_reads() -> None:
+    model = LanguageModel(Model(width=8, layers=3, heads=HEADS, attention=options("window", window=1)), 30)
+    stirred(model)
+    tokens = np.arange(T)
+    before, _ = model.prefill(torch.from_numpy(tokens)[None])
+    matrices = attention_matrices(model, tokens)
+    assert len(matrices) == 3 and all(torch.equal(each, torch.eye(T).expand(HEADS, -1, -1)) for each in matrices)
+    after, _ = model.prefill(torch.from_numpy(tokens)[None])
+    assert torch.equal(before, after)  # looking leaves nothing behind
+
+
+def made_up(name: str, length: int, layers: Sequence[Sequence[int]]) -> Spectrum:
+    """Of matrices whose singular values are alike as far as their ranks, by layer and head."""
+    curves = np.array([[np.minimum(np.arange(1, length + 1) / rank, 1) for rank in heads] for heads in layers])
+    return Spectrum(name, ["softmax"] * len(layers), length, 2, curves, count_needed(curves))
+
+
+FOUND = [made_up("one", 16, [[1, 16], [4, 8]]), made_up("two", 1024, [[10, 20]])]
+
+
+def test_the_table_has_a_line_for_each_layer() -> None:
+    lines = [line.split() for line in table(FOUND).splitlines()]
+    assert "one: singular values of attention in 2 texts of n = 16 tokens" in table(FOUND)
+    assert ["1", "softmax", "8.0", "50%", "1", "to", "15", "0.625", "0.250", "to", "1.000"] in lines
+    assert ["2", "softmax", "6.0", "38%", "4", "to", "8", "0.750", "0.500", "to", "1.000"] in lines
+    wide = table([made_up("run", 65_536, [[60_000, 59_000]])])
+    assert max(map(len, wide.splitlines())) <= 80
+
+
+def test_the_chart_has_a_curve_for_each_layer_and_a_field_for_each_head() -> None:
+    axes = figure(FOUND).axes
+    curves, heat = axes[0], axes[1]
+    lines = {line.get_label(): line for line in curves.lines}
+    assert list(lines["layer 2"].get_ydata()) == pytest.approx(list(FOUND[0].cumulative[1].mean(axis=0)))
+    assert np.array_equal(heat.images[0].get_array(), FOUND[0].quarter)
+    assert [text.get_text() for text in heat.texts] == ["1.00", "0.25", "1.00", "0.50"]
+
+
+def command(*words: str) -> Result:
+    return CliRunner().invoke(eval_, [*words, "--device", "cpu"])
+
+
+def test_the_command_tabulates_draws_and_writes_json(run: Path, tmp_path: Path) -> None:
+    numbers, plot = tmp_path / "spectrum.json", tmp_path / "spectrum.png"
+    words = ["--spectrum", "--lengths", "16,32", "--trials", "4"]
+    done = command(str(run), *words, "--json", str(numbers), "--plot", str(plot))
+    assert done.exit_code == 0, done.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    (written,) = json.loads(numbers.read_text())["runs"]
+    assert [(each["length"], each["texts"], len(each["layers"])) for each in written["spectra"]] == [
+        (16, 4, 2), (32, 4, 2)
+    ]  # fmt: skip
+    first = written["spectra"][0]["layers"][0]
+    assert np.array(first["cumulative"]).shape == (2, 16)
+    assert first["quarter"] == [curve[3] for curve in first["cumulative"]]
+    shown = next(line.split() for line in done.stdout.splitlines() if line.startswith("      1"))
+    assert float(shown[2]) == pytest.approx(np.mean(first["needed"]), abs=0.051)
+
+
+def test_what_cannot_be_measured_is_told(run: Path) -> None:
+    done = command(str(run), "--spectrum", "--lengths", "64k")
+    assert isinstance(done.exception, UsageError)
+    assert "fewer than 65,536. Give shorter lengths, or more text (--data)." in str(done.exception)
+    done = command(str(run), "--spectrum", "--probe", "copy")
+    assert isinstance(done.exception, UsageError) and "Leave out --probe" in str(done.exception)

@@ -1,0 +1,179 @@
+"""Encoders as wholes, with every attention they can have: padding, places, loss, and weights that layers share."""
+
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from models import stirred
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lmlong import recipe
+from lmlong.attention import ENCODER, FEATURE_MAPS
+from lmlong.attention.linformer import Linformer
+from lmlong.attention.projections import PROJECTIONS
+from lmlong.checkpoint import read, write
+from lmlong.model.encoder import Encoder
+from lmlong.model.language_model import parameters
+from lmlong.model.loss import IGNORED
+from lmlong.recipe import Attention, Favor, Taylor
+
+VOCABULARY, LONGEST = 20, 12
+LENGTHS = [12, 7, 1, 5]
+
+SHARINGS = get_args(recipe.Linformer.model_fields["sharing"].annotation)
+FORMS = {
+    **{kind: Attention(kind=kind) for kind in ("full", "efficient")},  # type: ignore[arg-type]
+    **{name: Attention(feature_map=name, taylor=Taylor(width=2)) for name in FEATURE_MAPS},  # type: ignore[arg-type]
+    "favor-hyperbolic": Attention(feature_map="favor", favor=Favor(form="hyperbolic", norms="quantile")),
+    **{
+        f"{sharing}-{projection}": Attention(
+            kind="linformer", linformer=recipe.Linformer(projected=4, sharing=sharing, projection=projection)
+        )
+        for sharing, projection in product(SHARINGS, PROJECTIONS)
+    },
+    "pattern": Attention(kind=["linformer", "full", "linear"], linformer=recipe.Linformer(projected=4)),
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def fresh(attention: Attention, layers: int = 3, heads: int = 2, longest: int = LONGEST, **shape: object) -> Encoder:
+    options = recipe.Model(width=4 * heads, layers=layers, heads=heads, attention=attention, **shape)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    return Encoder(options, VOCABULARY, longest)
+
+
+def build(form: str, **shape: object) -> Encoder:
+    return stirred(fresh(FORMS[form], **shape)).double().eval()
+
+
+def texts(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Tokens, the mask among them, and where a row has none."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCABULARY, (len(LENGTHS), LONGEST), generator=draw)
+    tokens[:, 1::4] = VOCABULARY
+    return tokens, torch.arange(LONGEST) >= torch.tensor(LENGTHS)[:, None]
+
+
+def test_every_kind_is_among_the_forms() -> None:
+    assert {kind for form in FORMS.values() for kind in recipe.Model(attention=form).kinds} == set(ENCODER)
+
+
+@every_form
+@torch.no_grad()
+def test_a_padded_row_gives_what_it_gives_alone(form: str) -> None:
+    model, (tokens, padding) = build(form), texts()
+    logits = model.logits(model.read(tokens, padding))
+    assert logits.shape == (len(LENGTHS), LONGEST, VOCABULARY)
+    for row, length in enumerate(LENGTHS):
+        alone = model.logits(model.read(tokens[row : row + 1, :length]))
+        assert (logits[row, :length] - alone[0]).abs().max() < 1e-10 * alone.abs().max()
+
+
+@every_form
+@torch.no_grad()
+def test_what_lies_in_the_padding_changes_nothing(form: str) -> None:
+    model, (tokens, padding) = build(form), texts()
+    other = torch.where(padding, (tokens + 3) % VOCABULARY, tokens)
+    mine, others = model.read(tokens, padding), model.read(other, padding)
+    assert torch.equal(mine[~padding], others[~padding])
+
+
+@every_form
+@torch.no_grad()
+def test_a_row_of_padding_alone_is_finite_and_leaves_the_others_alone(form: str) -> None:
+    model, (tokens, padding) = build(form), texts()
+    empty = padding.clone()
+    empty[1] = True
+    hidden, truth = model.read(tokens, empty), model.read(tokens, padding)
+    assert hidden.isfinite().all()
+    assert torch.equal(hidden[[0, 2, 3]], truth[[0, 2, 3]])
+
+
+@every_form
+def test_the_loss_is_that_of_the_targets_by_its_definition(form: str) -> None:
+    """Values and gradients, of the embedding too, which the output shares but for the mask."""
+    model, (tokens, padding) = build(form), texts()
+    targets = torch.where((tokens % 3 == 0) & ~padding, (tokens + 1) % VOCABULARY, IGNORED)
+    nats, state = model.lose(tokens, targets, padding)
+    assert state is None
+    logits = model.read(tokens, padding) @ model.embedding.weight[:VOCABULARY].mT
+    truth = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    assert torch.allclose(nats, truth, rtol=1e-12)
+    of_each = model.nats(tokens, targets, padding)
+    assert torch.allclose(of_each.sum(), truth, rtol=1e-12) and not of_each[targets == IGNORED].any()
+    weights = list(model.parameters())
+    mine, theirs = (torch.autograd.grad(loss, weights, materialize_grads=True) for loss in (nats, truth))
+    for slope, true_slope in zip(mine, theirs, strict=True):
+        assert (slope - true_slope).norm() <= 1e-10 * true_slope.norm()
+    assert mine[0][VOCABULARY].any(), "the mask learns as it is read"
+
+
+@every_form
+@torch.no_grad()
+def test_a_text_is_no_bag_of_words(form: str) -> None:
+    """Tokens in another order are told otherwise, whatever the attention."""
+    model, (tokens, _) = build(form), texts()
+    order = torch.tensor([0, 3, 2, 1, *range(4, LONGEST)])
+    moved, kept = model.read(tokens[:1, order]), model.read(tokens[:1])[:, order]
+    assert (moved - kept).abs().amax(-1).min() > 1e-3
+    if form in ("full", "elu", "relu", "softmax", "taylor", "efficient"):
+        bag = build(form, positions="none")
+        moved, kept = bag.read(tokens[:1, order]), bag.read(tokens[:1])[:, order]
+        assert (moved - kept).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("form", ["full", "cosine"])
+@torch.no_grad()
+def test_turned_queries_and_keys_know_distances_alone(form: str) -> None:
+    model, (tokens, _) = build(form), texts()
+    assert not model.waves
+    moved = torch.cat([tokens[1:2, :4], tokens[:1, :5], tokens[1:2, :3]], dim=1)
+    outside = torch.ones(1, LONGEST, dtype=torch.bool)  # on both sides, which no batch has, but shows the shift
+    outside[:, 4:9] = False
+    assert torch.allclose(model.read(moved, outside)[:, 4:9], model.read(tokens[:1, :5]), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("sharing", "number"), [("none", 288), ("headwise", 24), ("key-value", 12), ("layerwise", 1)])
+def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, number: int, tmp_path: Path) -> None:
+    """In the model, among its parameters and in the file of its weights, from which they come back to all who share."""
+    options = Attention(kind="linformer", linformer=recipe.Linformer(projected=2, sharing=sharing))  # type: ignore[arg-type]
+    model = stirred(fresh(options, layers=12, heads=12, longest=8))
+    without = parameters(fresh(Attention(kind="full"), layers=12, heads=12))
+    assert parameters(model) == without + number * 2 * 8
+
+    weights = model.state_dict()
+    assert sum(name.endswith(".matrix") for name in weights) == number
+    write.write(tmp_path / "step-00000001", write.Contents(weights, {}, "", b""))
+    other = stirred(fresh(options, layers=12, heads=12, longest=8), seed=1)
+    read.load_weights(other, tmp_path / "step-00000001")
+    for mine, loaded in zip(model.blocks, other.blocks, strict=True):
+        attention, again = mine.mixer.attention, loaded.mixer.attention
+        assert isinstance(attention, Linformer) and isinstance(again, Linformer)
+        pairs = zip(attention.projections.parameters(), again.projections.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert parameters(other) == parameters(model), "what is shared is shared still"
+
+
+def test_activations_may_be_computed_again() -> None:
+    tokens, padding = texts()
+    targets = torch.where(padding, IGNORED, tokens % VOCABULARY)
+    model = build("pattern")
+    plain = torch.autograd.grad(model.lose(tokens, targets, padding)[0], list(model.parameters()))
+    model.activation_checkpointing = True
+    again = torch.autograd.grad(model.lose(tokens, targets, padding)[0], list(model.parameters()))
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(plain, again, strict=True))
+
+
+@every_form
+def test_bfloat16_comes_near(form: str) -> None:
+    model, (tokens, padding) = fresh(FORMS[form]).eval(), texts()
+    targets = torch.where(padding, IGNORED, tokens % VOCABULARY)
+    truth, _ = model.lose(tokens, targets, padding)
+    with torch.autocast("cpu", torch.bfloat16):
+        nats, _ = model.lose(tokens, targets, padding)
+        nats.backward()
+    assert nats.item() == pytest.approx(truth.item(), rel=0.02)
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())

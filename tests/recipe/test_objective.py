@@ -1,0 +1,130 @@
+"""What a recipe for an encoder may hold: it has what it needs by itself, and every misfit is told at once."""
+
+from pathlib import Path
+
+import pytest
+
+from lmlong.errors import RecipeError
+from lmlong.recipe import Recipe, Training
+from lmlong.recipe.file import dump, load
+
+START = "objective: masked\ntraining: {steps: 1}\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "books.yaml"
+
+
+def loaded(file: Path, text: str, *overrides: str) -> Recipe:
+    file.write_text(text)
+    return load(str(file), overrides)
+
+
+def complaints(file: Path, text: str, *overrides: str) -> list[str]:
+    """The mistakes found in a recipe, without the name of its file."""
+    with pytest.raises(RecipeError) as caught:
+        loaded(file, text, *overrides)
+    return [mistake.replace(str(file), "file") for mistake in caught.value.mistakes]
+
+
+@pytest.mark.parametrize("kind", ["linear", "full", "linformer", "efficient", "[linformer, full]"])
+def test_an_encoder_needs_no_more_than_its_objective(file: Path, kind: str) -> None:
+    recipe = loaded(file, START, f"model.attention.kind={kind}")
+    assert (recipe.model.convolution, recipe.model.attention.decay) == (0, "none")
+    assert (recipe.text.masking.share, recipe.text.masking.kind, recipe.target_share) == (0.15, "bert", 0.15)
+    assert loaded(file, dump(recipe)) == recipe
+    assert loaded(file, "training: {steps: 1}\n", "objective=masked").model.convolution == 0
+
+
+def test_a_causal_recipe_is_what_it_was() -> None:
+    recipe = Recipe(training=Training(steps=1))
+    assert (recipe.objective, recipe.model.convolution, recipe.model.attention.decay) == ("causal", 4, "learned")
+    assert recipe.target_share == 1.0
+
+
+def test_all_that_an_encoder_cannot_have_is_told_at_once_each_at_its_line(file: Path) -> None:
+    text = """\
+objective: masked
+model:
+  convolution: 4
+  positions: rotary
+  attention:
+    kind: [full, softmax, window, linformer]
+    decay: learned
+    linformer:
+      projected: 300
+text: {sequence_length: 256}
+training:
+  steps: 1
+  segment: 64
+  carry_state: true
+"""
+    starts = [
+        "file:3: model.convolution: it sees the past alone",
+        "file:4: model.positions: linformer mixes keys of all places",
+        "file:6: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
+        "file:6: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
+        "file:7: model.attention.decay: an encoder sees all of its text at once",
+        "file:9: model.attention.linformer.projected: 300 slots for a longest input of 256 tokens. Use 1 up to that.",
+        "file:13: training.segment: an encoder reads its text at once",
+        "file:14: training.carry_state: an encoder reads its text at once",
+    ]
+    found = complaints(file, text)
+    assert len(found) == len(starts)
+    assert all(message.startswith(start) for message, start in zip(found, starts, strict=True)), found
+
+
+def test_all_that_a_causal_model_cannot_have_is_told_at_once(file: Path) -> None:
+    text = "training: {steps: 1}\nmodel:\n  positions: absolute\n  attention: {kind: [full, linear, efficient]}\n"
+    starts = [
+        "file:3: model.positions: absolute",
+        "file:4: model.attention.kind.0: full",
+        "file:4: model.attention.kind.2",
+    ]
+    found = complaints(file, text)
+    assert len(found) == len(starts)
+    assert all(message.startswith(start) for message, start in zip(found, starts, strict=True)), found
+    assert all("or train an encoder by objective: masked" in message for message in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("linformer", "message"),
+    [
+        ("projected: 100, projection: mean", "100 does not divide a longest input of 256 tokens"),
+        ("projected: [8, 8]", "[8, 8] is not one number, one for each of 3 layers, or 4 for each."),
+        ("projected: [8, 8, [8, 8, 8, 4]]", "heads of different sizes share no matrix; sharing is headwise. Use none."),
+        ("projected: [8, 8, 4], sharing: layerwise", "layers of different sizes share no matrix"),
+    ],
+)
+def test_slots_that_do_not_fit_are_refused_by_their_key(file: Path, linformer: str, message: str) -> None:
+    shape = "model: {layers: 3}\ntext: {sequence_length: 256}\n"
+    override = f"model.attention={{kind: linformer, linformer: {{{linformer}}}}}"
+    (found,) = complaints(file, START + shape, override)
+    assert found.startswith(f"{override}: model.attention.linformer.projected: {message}")
+
+
+def test_a_list_of_slots_is_of_the_layers_of_the_kind(file: Path) -> None:
+    attention = "{kind: [linformer, full], linformer: {projected: [8, [4, 4, 4, 4]]}}"
+    assert loaded(file, START, "model.layers=3", f"model.attention={attention}").model.kinds.count("linformer") == 2
+
+
+@pytest.mark.parametrize(
+    ("projected", "message"),
+    [
+        ("0", "projected: expected a whole number, above 0"),
+        ("[4, 0]", "projected.1: expected a whole number, above 0"),
+        ("[[4, x], 4]", "projected.0.1: expected a whole number, above 0, got 'x'."),
+        ("[]", "projected: expected a list of 1 or more"),
+    ],
+)
+def test_slots_of_another_type_are_refused_once(file: Path, projected: str, message: str) -> None:
+    text = f"{START}model:\n  attention:\n    linformer:\n      projected: {projected}\n"
+    (found,) = complaints(file, text)
+    assert found.startswith(f"file:6: model.attention.linformer.{message}")
+
+
+def test_a_head_of_odd_width_may_be_placed_absolutely(file: Path) -> None:
+    odd = [START, "model.width=15", "model.heads=5"]
+    assert "rotary positions need an even one" in complaints(file, *odd)[0]
+    assert loaded(file, *odd, "model.positions=absolute").model.width == 15
