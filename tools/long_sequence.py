@@ -20,7 +20,8 @@ from lmlong import recipe
 from lmlong.attention.contract import tensors
 from lmlong.lengths import name_length, parse_lengths
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.segments import detached, split
+from lmlong.model.segments import split
+from lmlong.model.states import detached
 
 VOCABULARY = 1024
 

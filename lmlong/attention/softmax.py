@@ -26,7 +26,7 @@ class Past(NamedTuple):
 
 class KeyValueState(NamedTuple):
     settled: Past
-    recent: Past  # fewer than BLOCK
+    recent: Past  # at most BLOCK
 
 
 class SoftmaxAttention(CausalAttention[KeyValueState]):
@@ -77,12 +77,13 @@ class SoftmaxAttention(CausalAttention[KeyValueState]):
 
     def _one(self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueState) -> tuple[Tensor, KeyValueState]:
         """One token, which looks at what is settled where it lies."""
-        settled, recent = state.settled, _after(state.recent, Past(k, v, _all_of(k)))
+        settled, recent = state if state.recent.k.shape[2] < BLOCK else _settle(KeyValueState(*map(_needed, state)))
+        recent = _after(recent, Past(k, v, _all_of(k)))
         scores = torch.cat([q @ settled.k.to(q.dtype).mT, q @ recent.k.mT], dim=-1) * self.width**-0.5
         current = torch.cat([settled.current, recent.current], dim=1)
         weights = scores.masked_fill(~current[:, None, None], -torch.inf).softmax(-1)
         first, second = weights.split([settled.k.shape[2], recent.k.shape[2]], dim=-1)
-        return first @ settled.v.to(v.dtype) + second @ recent.v, _settle(KeyValueState(settled, recent))
+        return first @ settled.v.to(v.dtype) + second @ recent.v, KeyValueState(settled, recent)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
@@ -121,6 +122,16 @@ def _part(past: Past, begin: int, end: int) -> Past:
     """The tokens from one place to another; cloned, for a view would keep all others alive."""
     k, v, current = past
     return Past(k[:, :, begin:end].clone(), v[:, :, begin:end].clone(), current[:, begin:end].clone())
+
+
+def _needed(past: Past) -> Past:
+    """Without what no row looks at any more, where rows began at different times or did not all take each token."""
+    unused = past.k.shape[2] - int(past.current.sum(1).max())
+    if not unused:
+        return past
+    order = past.current.int().argsort(dim=1, stable=True)[:, unused:]  # of each row, what it looks at comes last
+    index = order[:, None, :, None].expand(-1, past.k.shape[1], -1, past.k.shape[3])
+    return Past(past.k.gather(2, index), past.v.gather(2, index), past.current.gather(1, order))
 
 
 def _all_of(k: Tensor) -> Tensor:

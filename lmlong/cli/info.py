@@ -4,9 +4,12 @@ import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from lmlong.recipe import Recipe
 
 PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
 
@@ -61,10 +64,17 @@ def _run(run: str) -> dict[str, Any]:
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": loaded.recipe.model.kinds,
+        "tokens read as one by layer": _tokens_as_one(loaded.recipe),
         "state bytes": state.empty.bytes,
         "state bytes per token": state.per_token.bytes,
         "validation": _last_validation(loaded.checkpoint, step),
     }
+
+
+def _tokens_as_one(recipe: "Recipe") -> list[int]:
+    """1 where a layer reads each token, the factor where it reads blocks."""
+    model = recipe.model
+    return [model.factor if layer in model.shortened else 1 for layer in range(model.layers)]
 
 
 def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | None:

@@ -126,10 +126,11 @@ def _summary(recipe: "Recipe") -> str:
     model, text, training = recipe.model, recipe.text, recipe.training
     kinds = model.attention.kind
     attention = kinds if isinstance(kinds, str) else ", ".join(kinds)
+    shorter = f" ({len(model.shortened)} of them on blocks of {model.factor} tokens)" if model.downsample else ""
     limits = [f"{training.steps} steps"] if training.steps else []
     limits += [f"{training.tokens} tokens"] if training.tokens else []
     return (
-        f"{recipe.name}: {model.layers} layers of width {model.width}, {attention} attention, "
+        f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention} attention, "
         f"sequences of {text.sequence_length} tokens, {' or '.join(limits)}"
     )
 

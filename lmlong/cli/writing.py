@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from lmlong.errors import UsageError
 from lmlong.inference.loading import Loaded
-from lmlong.inference.memory import Memory, bytes_of, joined, repeated
+from lmlong.inference.memory import Memory, bytes_of, repeated
 from lmlong.inference.prompts import Prompt, many, pieces_of
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.streaming import Writing
+from lmlong.model.states import joined
 
 Row = tuple[int, Prompt]
 """The number of a prompt among all, and the prompt."""

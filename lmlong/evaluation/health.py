@@ -37,16 +37,29 @@ def denominators(model: LanguageModel, tokens: Tensor, starts: Tensor) -> list[D
 
     with prefilled_by(watched, linear):
         model.read(tokens, None, starts)
-    values = torch.cat(seen, dim=1)  # (batch, layers x heads, time)
-    positions = places(starts, torch.zeros(len(tokens), dtype=torch.long, device=tokens.device), tokens.shape[1])
-    buckets, first = [], 1
-    while first <= int(positions.max()) + 1:
-        last = min(2 * first - 1, int(positions.max()) + 1)
-        inside = (positions + 1 >= first) & (positions + 1 <= last)
-        chosen = values.transpose(1, 2)[inside].double()
-        buckets.append(Denominators(first, last, float(chosen.min()), float(chosen.median()), float(chosen.max())))
+    stand = _stands(model, tokens, starts)
+    # what is of another shape is a layer's second look at the blocks of one row, which it has seen before
+    seen = [values for values in seen if len(values) == len(tokens) and values.shape[2] in stand]
+    buckets, first, longest = [], 1, int(max(positions.max() for positions in stand.values())) + 1
+    while first <= longest:
+        last = min(2 * first - 1, longest)
+        inside = {time: (at + 1 >= first) & (at + 1 <= last) for time, at in stand.items()}
+        chosen = torch.cat([values.transpose(1, 2)[inside[values.shape[2]]].flatten() for values in seen]).double()
+        if len(chosen):
+            buckets.append(Denominators(first, last, float(chosen.min()), float(chosen.median()), float(chosen.max())))
         first = last + 1
     return buckets
+
+
+def _stands(model: LanguageModel, tokens: Tensor, starts: Tensor) -> dict[int, Tensor]:
+    """Where what a layer reads stands in its document, by how much the layer reads: all tokens, or the last of each
+    block; below 0 where it is neither."""
+    time = tokens.shape[1]
+    positions = places(starts, torch.zeros(len(tokens), dtype=torch.long, device=tokens.device), time)
+    if model.hourglass is None:
+        return {time: positions}
+    ends, full = model.hourglass.ends(positions, time // model.hourglass.factor)
+    return {time: positions, ends.shape[1]: positions.gather(1, ends).where(full, -1)}
 
 
 class Health(NamedTuple):
@@ -77,6 +90,10 @@ def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
                 piece = torch.from_numpy(text[begin : min(begin + PIECE, end)].astype(np.int64))
                 _, state = model.read(piece[None].to(state.position.device), state)
             states = [block.attention for block in state.blocks if isinstance(block.attention, ScanState)]
+            states = [held for held in states if held.z.any()]  # layers that read blocks begin when the first is full
+            if not states:
+                place = end
+                continue
             norms = torch.cat([held.S.double().flatten(2).norm(dim=-1).flatten() for held in states])
             carried = torch.cat([(held.z.sum(-1) ** 2 / held.z.square().sum(-1)).double().flatten() for held in states])
             features = min(held.z.shape[-1] for held in states)

@@ -97,7 +97,7 @@ class Loaded:
         """Let torch.compile make one graph of the step that writes a token: some seconds that long texts win back."""
         if self.obstacle:
             raise UsageError(f"compile: {self.obstacle}")
-        self.model.step = as_graph(self.model.step)  # type: ignore[method-assign]
+        self.model.answer = as_graph(self.model.answer)  # type: ignore[method-assign]
 
     @property
     def obstacle(self) -> str | None:

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from lmlong.attention.contract import tensors
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.segments import rebuilt
+from lmlong.model.states import rebuilt
 
 PIECE = 2048
 """Tokens that are read at once: a text of any length takes the memory of one piece."""
@@ -74,12 +73,6 @@ def followed(memory: Memory, state: ModelState, token: Tensor) -> Memory:
     return Memory(state, token, recent, memory.total + 1)
 
 
-def joined(memories: Sequence[Memory]) -> Memory:
-    """Memories of different texts as the rows of one."""
-    parts = zip(*(tensors(memory) for memory in memories), strict=True)
-    return rebuilt(memories[0], iter([_stacked(part) for part in parts]))
-
-
 def repeated(memory: Memory, times: int) -> Memory:
     """Each row so many times, one beside the other."""
     return rebuilt(memory, iter([tensor.repeat_interleave(times, dim=0) for tensor in tensors(memory)]))
@@ -88,16 +81,3 @@ def repeated(memory: Memory, times: int) -> Memory:
 def bytes_of(state: Any) -> int:
     """The memory that all tensors of a state take."""
     return sum(tensor.nbytes for tensor in tensors(state))
-
-
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Rows of one batch; a state that grows is longer in one text than in another, and has nothing before its first
-    token, which zeros say too: they belong to no document."""
-    longest = [max(sizes) for sizes in zip(*(row.shape[1:] for row in rows), strict=True)]
-    missing = [[most - size for most, size in zip(longest, row.shape[1:], strict=True)] for row in rows]
-    return torch.cat(
-        [
-            pad(row, [side for amount in reversed(lacks) for side in (amount, 0)]) if any(lacks) else row
-            for row, lacks in zip(rows, missing, strict=True)
-        ]
-    )

@@ -20,7 +20,7 @@ from lmlong.attention.favor import Favor
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.memory import NONE, RECENT, Memory
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.segments import rebuilt
+from lmlong.model.states import rebuilt
 from lmlong.text.tokenizer import Tokenizer
 
 FORMAT = 1

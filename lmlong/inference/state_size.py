@@ -22,11 +22,12 @@ class StateSize(NamedTuple):
 
 @torch.inference_mode()
 def state_size(model: LanguageModel) -> StateSize:
-    """The sizes as found in the tensors of the state itself, before and after a token."""
+    """The sizes as found in the tensors of the state itself, before and after a token, or a block of them."""
     nothing = model.init_state(1)
-    _, one = model.read(torch.zeros(1, 1, dtype=torch.long, device=model.embedding.weight.device), nothing)
-    before, after = size(nothing), size(one)
-    return StateSize(before, Size(after.numbers - before.numbers, after.bytes - before.bytes))
+    count = model.hourglass.factor if model.hourglass else 1  # the least that each layer reads something of
+    _, some = model.read(torch.zeros(1, count, dtype=torch.long, device=model.embedding.weight.device), nothing)
+    before, after = size(nothing), size(some)
+    return StateSize(before, Size((after.numbers - before.numbers) // count, (after.bytes - before.bytes) // count))
 
 
 def size(state: Any) -> Size:

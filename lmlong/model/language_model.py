@@ -4,6 +4,7 @@ B batch, T time, V vocabulary.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from lmlong import recipe
 from lmlong.attention.linear import LinearAttention
 from lmlong.model.block import Block, BlockState, Norm, Place
+from lmlong.model.downsample import Beat, Hourglass, HourglassState, beat_of
 from lmlong.model.loss import IGNORED, nats, summed_nats
 from lmlong.model.positions import places
 from lmlong.model.products import Product, Rounded
@@ -28,6 +30,7 @@ class ModelState(NamedTuple):
 
     blocks: tuple[BlockState, ...]
     position: Tensor  # (B,) tokens read of the current document
+    hourglass: HourglassState | None = None  # of a model that shortens the sequence in the middle
 
 
 class LanguageModel(TextModel):
@@ -40,31 +43,66 @@ class LanguageModel(TextModel):
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocabulary, options.width)
         self.blocks = nn.ModuleList(Block(options, kind) for kind in options.kinds)  # type: ignore[assignment]
+        self.shortened = options.shortened  # the layers that the hourglass stands around
+        self.hourglass = Hourglass(options.width, options.downsample) if options.downsample else None
         self.norm = Norm(options.width)
         self.output = Output(self.embedding)
         self.initialise()
 
     def init_state(self, batch: int) -> ModelState:
-        weight = self.embedding.weight
-        blocks = tuple(block.init_state(batch, weight.device, weight.dtype) for block in self.blocks)
-        return ModelState(blocks, torch.zeros(batch, dtype=torch.long, device=weight.device))
+        like = self.embedding.weight.device, self.embedding.weight.dtype
+        blocks = tuple(block.init_state(batch, *like) for block in self.blocks)
+        position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
+        return ModelState(blocks, position, self.hourglass.init_state(batch, *like) if self.hourglass else None)
 
     def read(
         self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """Continue from `state` over tokens (B, T): the vector (B, T, width) that predicts, and the state after."""
         state = self.init_state(len(tokens)) if state is None else state
+        return self.go_on(tokens, state, starts, self._beat(state, starts, tokens.shape[1]))
+
+    def go_on(
+        self, tokens: Tensor, state: ModelState, starts: Tensor | None, beat: Beat | None
+    ) -> tuple[Tensor, ModelState]:
+        """`read`, when it is known how the tokens fall into blocks: from here on nothing waits for a value."""
         place = Place(places(starts, state.position, tokens.shape[1]), starts)
         # scaled to about 1, or the first blocks would drown what they are told; the logits want it small
         x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
+        if self.hourglass is None or state.hourglass is None or beat is None:
+            x, blocks, hourglass = *self._through(range(len(self.blocks)), x, state.blocks, place), None
+        else:
+            first, last = self.shortened.start, self.shortened.stop
+            inner = partial(self._through, self.shortened)
+            x, before = self._through(range(first), x, state.blocks[:first], place)
+            x, hourglass, inside = self.hourglass.prefill(
+                x, state.hourglass, state.blocks[first:last], place, beat, inner
+            )
+            x, after = self._through(range(last, len(self.blocks)), x, state.blocks[last:], place)
+            blocks = before + inside + after
+        return self.norm(x), ModelState(blocks, place.positions[:, -1] + 1, hourglass)
+
+    def _through(
+        self, layers: range, x: Tensor, states: tuple[BlockState, ...], place: Place
+    ) -> tuple[Tensor, tuple[BlockState, ...]]:
+        """The work of some of the layers, one after the other."""
         after = []
-        for block, before in zip(self.blocks, state.blocks, strict=True):
+        for layer, before in zip(layers, states, strict=True):
+            block = self.blocks[layer]
             if self.activation_checkpointing and torch.is_grad_enabled():
-                x, block_state = checkpoint(block.prefill, x, before, place, use_reentrant=False)
+                x, state = checkpoint(block.prefill, x, before, place, use_reentrant=False)
             else:
-                x, block_state = block.prefill(x, before, place)
-            after.append(block_state)
-        return self.norm(x), ModelState(tuple(after), place.positions[:, -1] + 1)
+                x, state = block.prefill(x, before, place)
+            after.append(state)
+        return x, tuple(after)
+
+    def reads(self, layer: int, time: int) -> int:
+        """How many vectors a layer reads of so many tokens of a document."""
+        return time // self.hourglass.factor if self.hourglass and layer in self.shortened else time
+
+    def _beat(self, state: ModelState, starts: Tensor | None, time: int) -> Beat | None:
+        """How so many tokens fall into blocks, in a model that has them."""
+        return beat_of(self.hourglass.factor, state.position, starts, time) if self.hourglass else None
 
     def prefill(
         self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
@@ -75,8 +113,12 @@ class LanguageModel(TextModel):
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Continue over one token (B,): logits (B, V) of the next, and the state after."""
-        logits, state = self.prefill(token[:, None], state)
-        return logits[:, 0], state
+        return self.answer(token, state, self._beat(state, None, 1))
+
+    def answer(self, token: Tensor, state: ModelState, beat: Beat | None) -> tuple[Tensor, ModelState]:
+        """`step`, when it is known how the token falls into blocks."""
+        hidden, state = self.go_on(token[:, None], state, None, beat)
+        return self.logits(hidden)[:, 0], state
 
     def loss(
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, segment: int | None = None

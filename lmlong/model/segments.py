@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.contract import tensors
+from lmlong.model.states import rebuilt
 
 Segment = tuple[Tensor, Tensor, Tensor | None]
 """Tokens, targets and starts, each (B, T)."""
@@ -139,18 +140,3 @@ def _with_gradients(state: Any) -> tuple[Any, list[Tensor]]:
 def _real(state: Any) -> list[Tensor]:
     """The tensors of a state that gradients can flow to."""
     return [x for x in tensors(state) if x.is_floating_point()]
-
-
-def detached(state: Any) -> Any:
-    """The state without the graph that made it."""
-    return rebuilt(state, iter([x.detach() for x in tensors(state)]))
-
-
-def rebuilt(like: Any, others: Iterator[Tensor]) -> Any:
-    """A state of the same nesting from other tensors."""
-    if isinstance(like, Tensor):
-        return next(others)
-    if like is None:
-        return None
-    parts = [rebuilt(part, others) for part in like]
-    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)

@@ -3,7 +3,7 @@
 The reference page, the error messages and `--help` are made from these declarations.
 """
 
-from lmlong.recipe.model import Attention, AttentionKind, Favor, Linformer, Model, Taylor
+from lmlong.recipe.model import Attention, AttentionKind, Downsample, Favor, Linformer, Model, Taylor
 from lmlong.recipe.section import Options, mistake
 from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
 from lmlong.recipe.training import DeepSpeed, Training
@@ -13,6 +13,7 @@ __all__ = [
     "Attention",
     "AttentionKind",
     "DeepSpeed",
+    "Downsample",
     "Favor",
     "Files",
     "Hub",

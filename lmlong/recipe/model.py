@@ -91,6 +91,18 @@ class Attention(Options):
     linformer: Linformer = Linformer()
 
 
+class Downsample(Options):
+    """The layers in the middle work on a shorter sequence: blocks of tokens, counted from a document's start, each
+    pooled into one vector."""
+
+    factor: int = Field(4, gt=1, le=64)
+    """Tokens of a block; text.sequence_length must be a multiple of it."""
+    kind: Literal["mean", "max", "conv"] = "mean"
+    """How a block becomes one vector: mean or max of each channel, or a learned convolution of its tokens."""
+    layers: int | None = Field(None, gt=0)
+    """How many of model.layers, those in the middle, run shortened; left out, all but the first and the last."""
+
+
 class Model(Options):
     """The model: embedding, blocks, tied output."""
 
@@ -110,6 +122,22 @@ class Model(Options):
     """Inner width of the SwiGLU as a multiple of the width (rounded up to a multiple of 32)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the activations dropped on the way into the residual stream while training."""
+    downsample: Downsample | None = None
+    """Layers in the middle that work on a shortened sequence; left out, all layers work on every token."""
+
+    @property
+    def factor(self) -> int:
+        """Tokens to which documents are padded, so that the blocks of a batch begin and end together."""
+        return self.downsample.factor if self.downsample else 1
+
+    @property
+    def shortened(self) -> range:
+        """The layers that run on a shortened sequence."""
+        if self.downsample is None:
+            return range(0)
+        count = self.layers - 2 if self.downsample.layers is None else self.downsample.layers
+        first = (self.layers - count) // 2
+        return range(first, first + count)
 
     @property
     def kinds(self) -> list[AttentionKind]:
@@ -124,4 +152,13 @@ class Model(Options):
         elif (self.width // self.heads) % 2 and self.positions in ("auto", "rotary"):
             yield mistake(
                 "heads", f"a head width of {self.width // self.heads} is odd; rotary positions need an even one."
+            )
+        if self.downsample and self.layers == 1:
+            yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
+        elif self.downsample and not 0 < len(self.shortened) < self.layers:
+            wanted = self.downsample.layers or "all but the first and the last"
+            left = "at full length" if self.shortened else "shortened"
+            yield mistake(
+                "downsample.layers",
+                f"{wanted} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",
             )

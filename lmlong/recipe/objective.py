@@ -58,6 +58,12 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
                     "the state of softmax attention grows with each token, so it cannot be handed on for ever. Leave "
                     "this out, or let all layers be linear or window attention.",
                 )
+    if text.sequence_length % model.factor:
+        yield mistake(
+            "text.sequence_length",
+            f"{text.sequence_length} is no multiple of model.downsample.factor, {model.factor}. "
+            f"Use {-(-text.sequence_length // model.factor) * model.factor}.",
+        )
     if training.carry_state and text.rows == "documents":
         yield mistake("training.carry_state", "whole documents need nothing from the batch before. Leave it out.")
     if training.carry_state and model.attention.favor.redraw_every:
@@ -82,6 +88,8 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
             f"{' and '.join(sorted(blind))} mixes keys of all places before a query meets them, so turning them tells "
             "it nothing. Use absolute, or auto.",
         )
+    if model.downsample:
+        yield mistake("model.downsample", "an encoder reads every token in every layer. Leave it out.")
     for key in ("segment", "carry_state"):
         if getattr(training, key):
             yield mistake(

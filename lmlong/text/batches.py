@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.text.rows import Row, Rows
+from lmlong.text.ring import Ring, Row
+from lmlong.text.rows import Rows
 
 IGNORED = -100  # the target that no loss counts
 
@@ -49,32 +50,42 @@ class TrainingBatches:
     def _time(self, filled: int) -> int:
         """A length that so many tokens fit into, one of a few."""
         length = max(source.length for source in self._sources)
-        step = -(-length // SHAPES)
+        factor = self._sources[0].ring.factor
+        step = -(-length // (SHAPES * factor)) * factor
         return min(-(-filled // step) * step, length)
 
 
 def validation_batches(
-    tokens: np.ndarray, bos: int, eos: int, length: int, rows: int, limit: int | None = None, ranks: int = 1
+    tokens: np.ndarray,
+    bos: int,
+    eos: int,
+    length: int,
+    rows: int,
+    limit: int | None = None,
+    ranks: int = 1,
+    factor: int = 1,
 ) -> Iterator[Batch]:
-    """A text, or its first `limit` tokens, in windows: each token but the first is a target exactly once.
+    """A text, or its first `limit` tokens, in windows: each token but the first is a target exactly once. Documents
+    begin at multiples of `factor`.
 
     Batches without targets make their number a multiple of `ranks`, so that each rank can take as many as the others.
     """
     tokens = tokens[:limit]
-    length = min(length, max(len(tokens) - 1, 1))
-    starts = range(0, len(tokens) - 1, length)
+    ring = Ring(tokens, np.flatnonzero(tokens == bos), bos, eos, factor, count=max(len(tokens) - 1, 0))
+    length = min(length, max(len(ring), 1))
+    starts = range(0, len(ring), length)
     missing = -(-len(starts) // rows) % -ranks
     for first in range(0, len(starts) - missing * rows, rows):
-        texts = [tokens[start : start + length + 1].astype(np.int64) for start in starts[first : first + rows]]
-        windows = [Row(text[:-1], text[1:], text[:-1] == bos) for text in texts or [np.zeros(1, np.int64)]]
+        windows = [ring.row(start, min(start + length, len(ring))) for start in starts[first : first + rows]]
         yield _padded(windows, length, eos)
 
 
 def _padded(rows: Sequence[Row], time: int, eos: int) -> Batch:
     """Rows as inputs and targets; where a row is shorter than `time`, further ends that nothing follows."""
-    tokens = np.full((len(rows), time), eos, dtype=np.int64)
-    targets = np.full((len(rows), time), IGNORED, dtype=np.int64)
-    starts = np.zeros((len(rows), time), dtype=np.bool_)
+    shape = (max(len(rows), 1), time)
+    tokens = np.full(shape, eos, dtype=np.int64)
+    targets = np.full(shape, IGNORED, dtype=np.int64)
+    starts = np.zeros(shape, dtype=np.bool_)
     for number, row in enumerate(rows):
         filled = len(row.tokens)
         tokens[number, :filled], targets[number, :filled], starts[number, :filled] = row

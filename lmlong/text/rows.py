@@ -1,28 +1,19 @@
 """The rows that one source of text gives, each a pure function of its number: windows, streams or whole documents."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import numpy as np
 
 from lmlong.text.packing import cut, pack
+from lmlong.text.ring import Ring, Row, padded
 from lmlong.text.shuffle import draw, shuffled
-from lmlong.text.token_file import TokenFile
-
-
-class Row(NamedTuple):
-    """Tokens in the order they are read, and the token after each."""
-
-    tokens: np.ndarray  # (time,) int64
-    following: np.ndarray  # (time,) int64
-    starts: np.ndarray  # (time,) bool, where all that came before is forgotten
 
 
 class Rows(ABC):
     """All rows of one source, without end."""
 
-    def __init__(self, file: TokenFile, bos: int, length: int, key: tuple[int, ...]):
-        self.tokens, self.bos, self.length, self.key = file.tokens, bos, length, key
+    def __init__(self, ring: Ring, length: int, key: tuple[int, ...]):
+        self.ring, self.length, self.key = ring, length, key
 
     @abstractmethod
     def row(self, number: int, turn: int) -> Row:
@@ -32,10 +23,9 @@ class Rows(ABC):
         """How many tokens a row holds."""
         return self.length
 
-    def _between(self, start: int, end: int) -> Row:
-        """The tokens from one place to another on the ring of the text."""
-        found = self.tokens.take(np.arange(start, end + 1), mode="wrap").astype(np.int64)
-        return Row(found[:-1], found[1:], found[:-1] == self.bos)
+    def _drawn(self, *key: int) -> int:
+        """A place at which a document might begin."""
+        return draw(*key) % len(self.ring) // self.ring.factor * self.ring.factor
 
 
 class Windows(Rows):
@@ -43,35 +33,35 @@ class Windows(Rows):
     order; the seam between its ends is like any border between two documents."""
 
     def row(self, number: int, turn: int) -> Row:
-        windows = len(self.tokens) // self.length
+        windows = len(self.ring) // self.length
         epoch, place = divmod(number, windows)
         key = (*self.key, epoch)
-        start = draw(*key) % len(self.tokens) + shuffled(place, windows, key) * self.length
-        return self._between(start, start + self.length)
+        start = self._drawn(*key) + shuffled(place, windows, key) * self.length
+        return self.ring.row(start, start + self.length)
 
 
 class Streams(Rows):
     """Each row is its own way round the ring of the text, from a drawn place on, as much further in each turn."""
 
     def row(self, number: int, turn: int) -> Row:
-        start = draw(*self.key, number) % len(self.tokens) + turn * self.length
-        return self._between(start, start + self.length)
+        start = self._drawn(*self.key, number) + turn * self.length
+        return self.ring.row(start, start + self.length)
 
 
 class Documents(Rows):
     """Whole documents, packed; those longer than a row are cut. Rows that are about as full come together, in groups,
     so that what works on them at the same time has as much to do."""
 
-    def __init__(self, file: TokenFile, bos: int, length: int, key: tuple[int, ...], group: int):
-        super().__init__(file, bos, length, key)
-        self.begins, self.ends = cut(file.starts, len(file.tokens), length)
-        sizes = self.ends - self.begins
+    def __init__(self, ring: Ring, length: int, key: tuple[int, ...], group: int):
+        super().__init__(ring, length, key)
+        self.begins, self.ends = cut(ring.begins, len(ring.tokens), length)
+        sizes = padded(self.ends - self.begins, ring.factor)
         self.packed = sorted(pack(sizes, length), key=lambda pieces: -sizes[pieces].sum())
         self.sizes = [int(sizes[pieces].sum()) for pieces in self.packed]
         self.group = group
 
     def row(self, number: int, turn: int) -> Row:
-        pieces = [self._between(self.begins[piece], self.ends[piece]) for piece in self.packed[self._place(number)]]
+        pieces = [self.ring.piece(self.begins[piece], self.ends[piece]) for piece in self.packed[self._place(number)]]
         for piece in pieces:
             piece.starts[0] = True  # the rest of a document that was cut begins without what came before it
         return Row(*map(np.concatenate, zip(*pieces, strict=True)))

@@ -129,9 +129,8 @@ class Course(Callback):
         text, training = learner.recipe.text, learner.recipe.training
         tokenizer, length = self.tokens.tokenizer, text.sequence_length
         text_tokens, ranks = self.tokens.validation.tokens, trainer.world_size
-        batches = validation_batches(
-            text_tokens, tokenizer.bos, tokenizer.eos, length, training.batch_size, limit, ranks
-        )
+        rows, factor = training.batch_size, learner.recipe.model.factor
+        batches = validation_batches(text_tokens, tokenizer.bos, tokenizer.eos, length, rows, limit, ranks, factor)
         share = islice(batches, trainer.global_rank, None, ranks)
         learner.eval()
         with trainer.precision_plugin.forward_context():

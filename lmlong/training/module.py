@@ -12,7 +12,7 @@ from lmlong.errors import DivergedError
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.loss import IGNORED
 from lmlong.model.scoring import Totals, count_bytes
-from lmlong.model.segments import detached, rebuilt
+from lmlong.model.states import detached, rebuilt
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import make_optimizer, make_schedule
 from lmlong.training.ranks import gathered, own

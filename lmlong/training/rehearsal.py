@@ -23,7 +23,7 @@ TIMED, ENOUGH = 7, 4.0
 """Steps that are timed, fewer when the seconds they took are enough."""
 
 DOCUMENT = 1000
-"""Tokens of each document in the rehearsed text."""
+"""Tokens of each document in the rehearsed text, or somewhat fewer."""
 
 
 class Shape(NamedTuple):
@@ -92,7 +92,8 @@ def _learn(model: LanguageModel, precision: str, shape: Shape) -> None:
     """Add the gradient of one batch of any text."""
     device = model.embedding.weight.device
     tokens = torch.randint(model.embedding.num_embeddings, (shape.rows, shape.time), device=device)
-    starts = (torch.arange(shape.time, device=device) % DOCUMENT == 0).expand(shape.rows, -1)
+    factor = model.hourglass.factor if model.hourglass else 1
+    starts = (torch.arange(shape.time, device=device) % (DOCUMENT // factor * factor) == 0).expand(shape.rows, -1)
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(precision)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         nats, _ = model.loss(tokens, tokens, starts, shape.segment)

@@ -11,6 +11,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.batches import TrainingBatches
+from lmlong.text.ring import Ring
 from lmlong.text.rows import Documents, Rows, Streams, Windows
 from lmlong.text.tokens import Tokens, prepare
 from lmlong.training.optimizer import count_steps
@@ -42,11 +43,12 @@ class Setup(NamedTuple):
 
     def _rows(self, source: int) -> Rows:
         """How a source of the text is cut into rows."""
-        file, bos, length = self.tokens.train[source], self.tokens.tokenizer.bos, self.recipe.text.sequence_length
-        key = (self.recipe.seed, source)
+        file, tokenizer = self.tokens.train[source], self.tokens.tokenizer
+        ring = Ring(file.tokens, file.starts, tokenizer.bos, tokenizer.eos, self.recipe.model.factor)
+        length, key = self.recipe.text.sequence_length, (self.recipe.seed, source)
         if self.recipe.text.rows == "documents":
-            return Documents(file, bos, length, key, self.recipe.sequences_per_step)
-        return (Streams if self.recipe.training.carry_state else Windows)(file, bos, length, key)
+            return Documents(ring, length, key, self.recipe.sequences_per_step)
+        return (Streams if self.recipe.training.carry_state else Windows)(ring, length, key)
 
 
 def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = False) -> Setup:
@@ -64,5 +66,5 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     if start:
         read.load_weights(model, start, new_attention)
     if training.compile:
-        model.read = torch.compile(model.read)  # type: ignore[method-assign]
+        model.go_on = torch.compile(model.go_on)  # type: ignore[method-assign]
     return Setup(recipe, tokens, model, device)

@@ -34,5 +34,5 @@ def test_settled_tokens_are_not_copied_for_each_new_one() -> None:
     for _ in range(30):
         _, state = attention.step(one, one, one, state)
         places.append(state.settled.k.data_ptr())
-        assert state.settled.k.shape[2] % 8 == 0 and state.recent.k.shape[2] < 8
+        assert state.settled.k.shape[2] % 8 == 0 and state.recent.k.shape[2] <= 8
     assert len(set(places)) == 4  # nothing, then three blocks

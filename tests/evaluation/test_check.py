@@ -22,8 +22,10 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.text.tokenizer import ByteTokenizer
 
 
-def checked(form: recipe.Attention, precision: Any = "32", tokens: int = 100) -> Report:
-    options = recipe.Model(width=16, layers=2, heads=2, attention=form)
+def checked(
+    form: recipe.Attention, precision: Any = "32", tokens: int = 100, options: recipe.Model | None = None
+) -> Report:
+    options = options or recipe.Model(width=16, layers=2, heads=2, attention=form)
     model = stirred(LanguageModel(options, ByteTokenizer().vocabulary), 0.3).eval()
     training = recipe.Training(steps=1, precision=precision)
     loaded = Loaded(model, ByteTokenizer(), recipe.Recipe(model=options, training=training), Path())
@@ -113,3 +115,25 @@ def test_the_command_prints_a_table_or_json_and_its_exit_code(run: Path, monkeyp
     result = json.loads(done.stdout)
     assert not result["kept"]
     assert "the future leaves the past" in [law["law"] for law in result["laws"] if not law["kept"]]
+
+
+@pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_a_model_that_reads_blocks_keeps_the_laws(kind: recipe.AttentionKind, precision: str) -> None:
+    options = recipe.Model(
+        width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind), downsample=recipe.Downsample(factor=4)
+    )
+    report = checked(options.attention, precision, options=options)
+    assert broken(report) == set()
+    assert len(report.verdicts) == 10
+
+
+def test_denominators_of_blocks_stand_at_their_last_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Elu, "query", lambda self, q: torch.ones_like(q))
+    form = recipe.Attention(kind=["window", "linear", "window"], decay="none")
+    model = LanguageModel(recipe.Model(width=16, layers=3, heads=2, attention=form, downsample=recipe.Downsample()), 50)
+    starts = torch.zeros(1, 100, dtype=torch.bool)
+    starts[0, [0, 58]] = True  # documents of 58 and 42 tokens, 14 and 10 blocks
+    buckets = denominators(model, torch.zeros(1, 100, dtype=torch.long), starts)
+    assert [(b.first, b.last) for b in buckets] == [(4, 7), (8, 15), (16, 31), (32, 58)]
+    assert [(b.smallest, b.largest) for b in buckets] == [(8.0, 8.0), (16.0, 24.0), (32.0, 56.0), (64.0, 112.0)]

@@ -37,6 +37,7 @@ def test_a_run_is_described(run: Path) -> None:
         "number format": "float32",
         "vocabulary": 258,
         "attention by layer": ["linear", "linear"],
+        "tokens read as one by layer": [1, 1],
         "state bytes": 2312,
         "state bytes per token": 0,
         "validation": {
@@ -52,9 +53,9 @@ def test_a_run_is_described(run: Path) -> None:
 
 def test_a_run_in_words(run: Path) -> None:
     lines = told(run).splitlines()
-    assert "state bytes            2,312" in lines
-    assert "attention by layer     linear, linear" in lines
-    assert "validation             none" in lines
+    assert "state bytes                  2,312" in lines
+    assert "attention by layer           linear, linear" in lines
+    assert "validation                   none" in lines
     (run / "metrics.jsonl").write_text(METRICS)
     assert told(run).endswith("step 7, nats 8.0000, tokens 2, bytes 4, nats per token 4.0000, bits per byte 2.8850\n")
 

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from models import stirred
 from torch.testing import assert_close
 
 from lmlong.checkpoint.write import Contents, write
@@ -12,8 +14,10 @@ from lmlong.cli.writing import compiling_pays
 from lmlong.errors import UsageError
 from lmlong.inference.loading import Weights, has_compiler, load
 from lmlong.inference.memory import ask
+from lmlong.model.graph import as_graph
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import Attention
+from lmlong.model.states import joined
+from lmlong.recipe import Attention, Downsample, Model
 from lmlong.recipe import file as recipe_file
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
@@ -29,6 +33,23 @@ def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
     loaded.compile()
     assert_close(ask(loaded.model, memory)[0], expected, rtol=1e-5, atol=1e-5)
     assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == text
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_a_compiled_step_of_a_model_that_reads_blocks_is_the_eager_one() -> None:
+    """One graph while no block is full, one where a block of all rows is, and one where only some rows have one."""
+    options = Model(width=16, layers=3, heads=2, downsample=Downsample(factor=3))
+    model = stirred(LanguageModel(options, 30)).eval()
+    eager, compiled = model.answer, as_graph(model.answer)
+    for rows in ([5, 5], [1, 6]):  # tokens that were read before
+        state = joined([model.prefill(torch.arange(count)[None])[1] for count in rows])
+        for token in torch.arange(24).view(12, 2):
+            model.answer = eager  # type: ignore[method-assign]
+            expected, _ = model.step(token, state)
+            model.answer = compiled  # type: ignore[method-assign]
+            logits, state = model.step(token, state)
+            assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @needs_compiler

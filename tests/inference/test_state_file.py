@@ -15,9 +15,10 @@ from lmlong.cli.generate import generate
 from lmlong.cli.state import state
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.loading import Loaded, load
-from lmlong.inference.memory import ask, joined
+from lmlong.inference.memory import ask
 from lmlong.inference.state_file import describe
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.states import joined
 from lmlong.recipe import Attention
 from lmlong.recipe import file as recipe_file
 

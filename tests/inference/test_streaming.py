@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlong.inference import memory as memories
-from lmlong.inference.memory import Memory, ask, joined, read, repeated
+from lmlong.inference.memory import Memory, ask, read, repeated
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.state_size import size, state_size
 from lmlong.inference.streaming import Text, Writing
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.states import joined
 from lmlong.recipe import AttentionKind
 from lmlong.text.tokenizer import ByteTokenizer
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.segments import detached
+from lmlong.model.states import detached
 
 TIME = 300
 CONSTANT = [form for form in FORMS if form.kind != "softmax"]
@@ -83,6 +83,21 @@ def test_with_every_other_option(options: dict) -> None:
     _, whole = gradients(model, None)
     for mine, truth in zip(parts, whole, strict=True):
         assert laws.error(mine, truth) < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["linear", "window"])
+@pytest.mark.parametrize("cut", [recipe.Downsample(factor=4, kind="conv"), recipe.Downsample(factor=3, kind="max")])
+@pytest.mark.parametrize("segment", [16, 50])
+def test_with_layers_that_read_blocks(kind: recipe.AttentionKind, cut: recipe.Downsample, segment: int) -> None:
+    """The gradient of a half-filled block reaches the segment before, wherever documents begin."""
+    shape = recipe.Model(width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind, window=16), downsample=cut)
+    model = stirred(LanguageModel(shape, 50), 0.3).double()
+    _, whole = gradients(model, None)
+    _, parts = gradients(model, segment)
+    model.activation_checkpointing = True
+    _, both = gradients(model, segment)
+    for mine, again, truth in zip(parts, both, whole, strict=True):
+        assert max(laws.error(mine, truth), laws.error(again, truth)) < 1e-10
 
 
 def test_activation_checkpointing_within_segments_changes_nothing() -> None:

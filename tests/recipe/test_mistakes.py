@@ -52,6 +52,22 @@ model:
     ]
 
 
+def test_blocks_must_fit_the_layers_and_the_sequence(file: Path) -> None:
+    def told(downsample: str, *overrides: str) -> str:
+        (mistake,) = complaints(file, f"model:\n  layers: 3\n  downsample: {downsample}\n{ENOUGH}", *overrides)
+        return mistake
+
+    middle = "file:3: model.downsample.layers: "
+    assert told("{layers: 3}") == middle + "3 of 3 layers leaves none at full length. Give 1 to 2."
+    assert told("{}", "model.layers=2").endswith("leaves none shortened. Give 1 to 1.")
+    assert told("{}", "model.layers=1").endswith("one layer has no middle. Leave downsample out.")
+    assert told("{factor: 3}").endswith("2048 is no multiple of model.downsample.factor, 3. Use 2049.")
+    assert told("{kind: men}") == (
+        "file:3: model.downsample.kind: 'men' is not one of mean, max, conv. Did you mean 'mean'?"
+    )
+    assert load(str(file), ["model.downsample=null"]).model.downsample is None
+
+
 @pytest.mark.parametrize("option", ["segment: 64", "carry_state: true"])
 def test_a_state_that_grows_is_not_handed_on(file: Path, option: str) -> None:
     for kind in ("softmax", "[linear, softmax]"):

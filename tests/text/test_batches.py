@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lmlong.text.batches import IGNORED, Batch, TrainingBatches, validation_batches
 from lmlong.text.packing import pack
+from lmlong.text.ring import Ring
 from lmlong.text.rows import Documents, Streams, Windows
 from lmlong.text.shuffle import shuffled
-from lmlong.text.token_file import TokenFile
 
 BOS, EOS = 1, 2
 LENGTH = 8
@@ -25,17 +25,17 @@ def text(size: int, first: int = 10) -> np.ndarray:
     return tokens
 
 
-def file(tokens: np.ndarray) -> TokenFile:
-    return TokenFile(tokens, np.flatnonzero(tokens == BOS))
+def ring(tokens: np.ndarray, factor: int = 1) -> Ring:
+    return Ring(tokens, np.flatnonzero(tokens == BOS), BOS, EOS, factor)
 
 
 def batches(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, seed: int = 0) -> TrainingBatches:
-    cut = [Windows(file(tokens), BOS, LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
+    cut = [Windows(ring(tokens), LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
     return TrainingBatches(cut, weights, EOS, rows)
 
 
 def streams(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4) -> TrainingBatches:
-    cut = [Streams(file(tokens), BOS, LENGTH, (0, number)) for number, tokens in enumerate(sources)]
+    cut = [Streams(ring(tokens), LENGTH, (0, number)) for number, tokens in enumerate(sources)]
     return TrainingBatches(cut, weights, EOS, rows, streams=True)
 
 
@@ -44,7 +44,7 @@ def documents(sizes: list[int], length: int, rows: int = 1, group: int = 1) -> T
     tokens = np.concatenate(
         [np.array([BOS, *range(10 + 1000 * n, 8 + 1000 * n + size), EOS]) for n, size in enumerate(sizes)]
     )
-    return TrainingBatches([Documents(file(tokens.astype(np.uint32)), BOS, length, (0,), group)], [1.0], EOS, rows)
+    return TrainingBatches([Documents(ring(tokens.astype(np.uint32)), length, (0,), group)], [1.0], EOS, rows)
 
 
 def equal(first: Batch, second: Batch) -> bool:
@@ -214,3 +214,65 @@ def test_documents_of_one_length_come_in_another_order_each_epoch() -> None:
     loader = documents([8] * 40, 8, rows=40)
     first, second = loader.batch(0).tokens[:, 1], loader.batch(1).tokens[:, 1]
     assert sorted(first) == sorted(second) and first.tolist() != second.tolist()
+
+
+FACTORS = pytest.mark.parametrize("factor", [2, 3, 8])
+
+
+def is_padded(batch: Batch, factor: int) -> bool:
+    """Whether documents begin at multiples of a factor, and what fills the place before them is never a target."""
+    assert all(start % factor == 0 for _, start in np.argwhere(batch.starts))
+    after_the_end = (batch.tokens[:, 1:] == EOS) & (batch.tokens[:, :-1] == EOS)
+    return bool((batch.targets[:, 1:][after_the_end] == IGNORED).all())
+
+
+@FACTORS
+@pytest.mark.parametrize("length", [24, 48, 240])
+@pytest.mark.parametrize("limit", [None, 1, 2, 11, 57])
+def test_validation_with_padding_counts_each_target_once(factor: int, length: int, limit: int | None) -> None:
+    tokens = text(100)
+    expected = [int(after) for before, after in pairwise(tokens[:limit]) if before != EOS]
+    found = list(validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit, factor=factor))
+    assert all(is_padded(batch, factor) for batch in found)
+    assert [target for batch in found for target in batch.targets.ravel().tolist() if target != IGNORED] == expected
+
+
+@FACTORS
+def test_an_epoch_of_padded_windows_reads_each_token_once(factor: int) -> None:
+    tokens = text(1000)
+    padded = ring(tokens, factor)
+    loader = TrainingBatches([Windows(padded, 24, (0, 0))], [1.0], EOS, 1)
+    assert len(padded) == 100 * (-(-10 // factor) * factor)
+    read = [loader.batch(number) for number in range(len(padded) // 24)]
+    assert all(is_padded(batch, factor) for batch in read)
+    counts = Counter(token for batch in read for token in batch.tokens.ravel().tolist() if token not in (BOS, EOS))
+    assert set(counts.values()) == {1}
+    unread = len(padded) % 24  # an epoch ends where no window fits any more
+    assert len(counts) >= 800 - unread
+    next_to = dict(pairwise(tokens.tolist()))
+    for batch in read:
+        pairs = zip(batch.tokens.ravel().tolist(), batch.targets.ravel().tolist(), strict=True)
+        assert all(target == next_to[token] for token, target in pairs if token not in (BOS, EOS))
+
+
+@FACTORS
+def test_padded_streams_go_on_at_a_border(factor: int) -> None:
+    loader = TrainingBatches([Streams(ring(text(1000), factor), 24, (0, 0))], [1.0], EOS, 4, streams=True)
+    read = [loader.batch(step) for step in range(70)]
+    assert all(is_padded(batch, factor) for batch in read)
+    once = {token for batch in read for token in batch.tokens[0].tolist()}
+    assert once >= set(text(1000).tolist())
+
+
+@FACTORS
+def test_padded_documents_lose_nothing(factor: int) -> None:
+    sizes = [3, 8, 24, 25, 50, 7]
+    tokens = np.concatenate(
+        [np.array([BOS, *range(10 + 100 * n, 8 + 100 * n + size), EOS]) for n, size in enumerate(sizes)]
+    )
+    rows = Documents(ring(tokens.astype(np.uint32), factor), 24, (0,), 1)
+    loader = TrainingBatches([rows], [1.0], EOS, 1)
+    read = [loader.batch(number) for number in range(len(rows.packed))]
+    assert all(is_padded(batch, factor) and batch.tokens.shape[1] % factor == 0 for batch in read)
+    counts = Counter(token for batch in read for token in batch.tokens.ravel().tolist() if token not in (BOS, EOS))
+    assert counts == Counter(token for token in tokens.tolist() if token not in (BOS, EOS))

@@ -41,10 +41,11 @@ OPTIONS = [
     [],
     ["training.accumulate=2", "training.segment=16"],
     ["model.attention.kind=[linear, window]", "model.attention.window=20"],
+    ["model.downsample={factor: 4, layers: 1}", "training.segment=18"],
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "segments", "window"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "segments", "window", "blocks"])
 def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(recipe_of(CARRY, "training.schedule=constant", *options), whole)

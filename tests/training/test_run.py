@@ -47,6 +47,25 @@ def test_a_run_learns_and_its_last_figure_is_that_of_its_weights(recipe_of: Reci
     assert metrics(tmp_path / "run")[-1]["validation"]["bits_per_byte"] == outcome.validation.bits_per_byte
 
 
+@pytest.mark.parametrize("rows", ["windows", "documents"])
+def test_a_run_that_reads_blocks_learns_and_scores_as_many_bytes(recipe_of: Recipes, tmp_path: Path, rows: str) -> None:
+    blocks = recipe_of("training.steps=40", "model.downsample={factor: 4, layers: 1}", f"text.rows={rows}")
+    outcome = train(blocks, tmp_path / "run")
+    assert losses(tmp_path / "run")[-1] < 2.7 and outcome.validation is not None
+    setup = set_up(blocks, read.find(tmp_path / "run"))
+    tokens, tokenizer = setup.tokens.validation.tokens, setup.tokens.tokenizer
+    assert outcome.validation.bytes == len(tokenizer.decode_bytes(tokens))
+    # padding changes no figure: blocks that documents cut short are read to the same loss
+    lost = 0.0
+    for number, begin in enumerate(range(0, len(tokens) - 1, 64)):
+        text = torch.from_numpy(tokens[begin : begin + 65].astype("int64"))[None]
+        if number < 3:  # the text is one document, so its windows are cut alike
+            nats, _ = setup.model.loss(text[:, :-1], text[:, 1:], text[:, :-1] == tokenizer.bos)
+            lost += float(nats.detach())
+    found = list(validation_batches(tokens, tokenizer.bos, tokenizer.eos, 64, 3, factor=4))
+    assert float(setup.model.loss(*as_tensors(found[0]))[0].detach()) == pytest.approx(lost, rel=1e-4)
+
+
 def test_the_run_folder_holds_what_the_readme_promises(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of(), tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
