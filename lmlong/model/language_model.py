@@ -167,6 +167,9 @@ class LanguageModel(TextModel):
             lost.append(found)
         return torch.cat(lost, dim=1)
 
+    def fuse(self) -> None:
+        self.go_on = torch.compile(self.go_on)  # type: ignore[method-assign]
+
     def sum_in(self, dtype: torch.dtype) -> None:
         """Keep the sums of linear attentions in this type at least."""
         for block in self.blocks:

@@ -14,6 +14,9 @@ from lmlong.model.convolution import ShortConvolution
 from lmlong.model.loss import scores
 from lmlong.model.products import Rounded
 
+EMBEDDED = 0.02
+"""Deviation of the numbers that a token begins as."""
+
 
 class Output(nn.Module):
     """Holds vectors against the embeddings of all tokens, which it shares with the input."""
@@ -55,6 +58,10 @@ class TextModel(nn.Module, ABC):
         """What it remembers before it has read anything."""
 
     @abstractmethod
+    def read(self, *arguments: Any, **named: Any) -> Any:
+        """The vectors that predict, and what else it has after reading."""
+
+    @abstractmethod
     def lose(
         self, tokens: Tensor, targets: Tensor, marks: Tensor | None, segment: int | None, state: Any
     ) -> tuple[Tensor, Any]:
@@ -63,6 +70,10 @@ class TextModel(nn.Module, ABC):
     @abstractmethod
     def nats(self, tokens: Tensor, targets: Tensor, marks: Tensor | None) -> Tensor:
         """The nats of each target (B, T), 0 where ignored; for evaluation, without gradients."""
+
+    @abstractmethod
+    def fuse(self) -> None:
+        """Let torch.compile fuse the reading of a batch."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., width) -> (..., V), in float32 at least."""
@@ -73,7 +84,7 @@ class TextModel(nn.Module, ABC):
         """Normal weights of deviation width^-1/2; what enters the residual stream begins at 0, so depth is free."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=EMBEDDED)
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.0 if name.endswith("project_out") else module.in_features**-0.5)
             elif isinstance(module, ShortConvolution):

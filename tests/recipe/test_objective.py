@@ -32,7 +32,8 @@ def complaints(file: Path, text: str, *overrides: str) -> list[str]:
 def test_an_encoder_needs_no_more_than_its_objective(file: Path, kind: str) -> None:
     recipe = loaded(file, START, f"model.attention.kind={kind}")
     assert (recipe.model.convolution, recipe.model.attention.decay) == (0, "none")
-    assert (recipe.text.masking.share, recipe.text.masking.kind, recipe.target_share) == (0.15, "bert", 0.15)
+    assert (recipe.text.masking.share, recipe.text.masking.kind) == (0.15, "bert")
+    assert recipe.targets_per_sequence == 0.15 * recipe.text.sequence_length
     assert loaded(file, dump(recipe)) == recipe
     assert loaded(file, "training: {steps: 1}\n", "objective=masked").model.convolution == 0
 
@@ -40,7 +41,7 @@ def test_an_encoder_needs_no_more_than_its_objective(file: Path, kind: str) -> N
 def test_a_causal_recipe_is_what_it_was() -> None:
     recipe = Recipe(training=Training(steps=1))
     assert (recipe.objective, recipe.model.convolution, recipe.model.attention.decay) == ("causal", 4, "learned")
-    assert recipe.target_share == 1.0
+    assert recipe.targets_per_sequence == recipe.text.sequence_length
 
 
 def test_all_that_an_encoder_cannot_have_is_told_at_once_each_at_its_line(file: Path) -> None:
@@ -48,7 +49,6 @@ def test_all_that_an_encoder_cannot_have_is_told_at_once_each_at_its_line(file: 
 objective: masked
 model:
   convolution: 4
-  positions: rotary
   attention:
     kind: [full, softmax, window, linformer]
     decay: learned
@@ -62,13 +62,12 @@ training:
 """
     starts = [
         "file:3: model.convolution: it sees the past alone",
-        "file:4: model.positions: linformer mixes keys of all places",
-        "file:6: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
-        "file:6: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
-        "file:7: model.attention.decay: an encoder sees all of its text at once",
-        "file:9: model.attention.linformer.projected: 300 slots for a longest input of 256 tokens. Use 1 up to that.",
-        "file:13: training.segment: an encoder reads its text at once",
-        "file:14: training.carry_state: an encoder reads its text at once",
+        "file:5: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
+        "file:5: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
+        "file:6: model.attention.decay: an encoder sees all of its text at once",
+        "file:8: model.attention.linformer.projected: 300 slots for a longest input of 256 tokens. Use 1 up to that.",
+        "file:12: training.segment: an encoder reads its text at once",
+        "file:13: training.carry_state: an encoder reads its text at once",
     ]
     found = complaints(file, text)
     assert len(found) == len(starts)
