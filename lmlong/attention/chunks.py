@@ -1,23 +1,19 @@
 """The causal scan over one span of tokens, all its chunks side by side, and its gradient.
 
-    W_ts = g_(s+1) ... g_t          n_t = sum_s P_ts v_s + a_t fq_t S
-    P_ts = (fq_t . fk_s) W_ts       m_t = sum_s P_ts + a_t fq_t . z
+Each v has a last number 1, so that z is the last column of S, and the denominator the last number of what is read:
 
-over the tokens s <= t of a chunk with the state S, z before it; a_t is what is left of that state at token t. After the
-chunk, with u_s for what is left of token s at its end, and r for what is left of the state before,
+    W_ts = g_(s+1) ... g_t      P_ts = (fq_t . fk_s) W_ts
+    n_t = sum_s P_ts v_s + a_t S^T fq_t                     S' = r S + sum_s u_s fk_s v_s^T
 
-    S' = r S + sum_s u_s fk_s v_s^T    z' = r z + sum_s u_s fk_s
+over the tokens s <= t of a chunk, S before it and S' after it. Left of S are a_t at token t and r at the end of the
+chunk, and u_s is left of token s there. With dx for the gradient of x, and A_ts = (dn_t . v_s) W_ts,
 
-With dx for the gradient of x, and A_ts = (dn_t . v_s + dm_t) W_ts,
+    dfq_t = sum_s A_ts fk_s + a_t S dn_t                    dv_s = sum_t P_ts dn_t + u_s dS'^T fk_s
+    dfk_s = sum_t A_ts fq_t + u_s dS' v_s                   dS = r dS' + sum_t a_t fq_t dn_t^T
 
-    dfq_t = sum_s A_ts fk_s + a_t (S dn_t + z dm_t)    dS = r dS' + sum_t a_t fq_t dn_t^T
-    dfk_s = sum_t A_ts fq_t + u_s (dS' v_s + dz')      dz = r dz' + sum_t a_t fq_t dm_t
-    dv_s  = sum_t P_ts dn_t + u_s dS'^T fk_s
+P_ts dP_ts is a part of fq_t . dfq_t and of fk_s . dfk_s alike, and of the gradient of each log g between s and t. So
 
-The share of a pair (t, s) in the loss's slope, P_ts dP_ts, is in fq_t . dfq_t and in fk_s . dfk_s alike, and belongs to
-each log g between the two, so
-
-    dlog g_t = sum_(i >= t) (fq_i . dfq_i - fk_i . dfk_i) + <S', dS'> + z' . dz'
+    dlog g_t = sum_(i >= t) (fq_i . dfq_i - fk_i . dfk_i) + <S', dS'>
 
 N chunks, B batch, H heads, C tokens in a chunk, F features, E value width.
 """
@@ -50,25 +46,17 @@ class Reach(NamedTuple):
     within: Tensor | None  # W (..., C, C)
     seen: Tensor | None  # a (..., C, 1)
     survives: Tensor | None  # u (..., C, 1)
-    kept: Tensor | None  # r (..., 1), in the type of the states
-
-
-class Borders(NamedTuple):
-    """The states before each chunk and after the last."""
-
-    S: Tensor  # (N + 1, B, H, F, E)
-    z: Tensor  # (N + 1, B, H, F)
+    kept: Tensor | None  # r (..., 1, 1), in the type of the states
 
 
 class Slopes(NamedTuple):
     """The gradients of all that went into a span."""
 
-    fq: Tensor
-    fk: Tensor
-    v: Tensor
+    fq: Tensor  # (N, B, H, C, F)
+    fk: Tensor  # (N, B, H, C, F)
+    v: Tensor  # (N, B, H, C, E)
     log_decay: Tensor | None  # (N, B, H, C)
-    S: Tensor  # (B, H, F, E)
-    z: Tensor  # (B, H, F)
+    S: Tensor  # (B, H, F, E + 1)
 
 
 def in_chunks(x: Tensor) -> Tensor:
@@ -108,81 +96,62 @@ def find_reach(starts: Tensor | None, log_decay: Tensor | None, product: torch.d
         seen = carried if seen is None else seen.mul_(carried)
     if within is None or seen is None:
         return Reach(None, None, None, None)
-    survives, kept = within[..., -1, :, None], seen[..., -1:]
+    survives, kept = within[..., -1, :, None], seen[..., -1:, None]
     return Reach(within.to(product).tril_(), seen[..., None].to(product), survives.to(product), kept)
 
 
-def find_borders(x: Chunks, reach: Reach, S: Tensor, z: Tensor) -> Borders:
-    """The states (B, H, F, E) and (B, H, F) at the span's start, carried over its chunks."""
-    left = _scaled(x.fk, reach.survives)
-    kept = reach.kept
-    return Borders(
-        _carried(S, left.mT @ x.v, None if kept is None else kept[..., None]),
-        _carried(z, left.sum(-2, dtype=z.dtype), kept),
-    )
+def find_borders(x: Chunks, reach: Reach, S: Tensor) -> Tensor:
+    """From the state before the span, (B, H, F, E + 1), to those before each chunk and after the last, (N + 1, ...)."""
+    borders = S.new_empty(len(x.v) + 1, *S.shape)
+    left = x.fk if reach.survives is None else x.fk * reach.survives
+    borders[0] = S
+    borders[1:, ..., :-1] = left.mT @ x.v
+    borders[1:, ..., -1] = left.sum(-2, dtype=S.dtype)  # exact where products round
+    return _carried(borders, reach.kept)
 
 
-def read(x: Chunks, reach: Reach, borders: Borders) -> tuple[Tensor, Tensor]:
-    """Numerators n (N, B, H, C, E) and denominators m (N, B, H, C)."""
-    seen = _scaled(x.fq, reach.seen)
+def read(x: Chunks, reach: Reach, borders: Tensor) -> tuple[Tensor, Tensor]:
+    """Numerators (N, B, H, C, E) and denominators (N, B, H, C)."""
+    seen = x.fq if reach.seen is None else x.fq * reach.seen
+    S, z = borders[:-1, ..., :-1].to(seen.dtype), borders[:-1, ..., None, :, -1].contiguous()
     weights = _masked(x.fq @ x.fk.mT, reach)
-    numerator = _plus_product(seen @ borders.S[:-1].to(seen.dtype), weights, x.v)
-    denominator = (seen * borders.z[:-1, ..., None, :]).sum(-1)
-    return numerator, denominator + weights.sum(-1, dtype=denominator.dtype)
+    denominator = (seen * z).sum(-1)
+    return _plus_product(seen @ S, weights, x.v), denominator + weights.sum(-1, dtype=denominator.dtype)
 
 
-def find_slopes(
-    x: Chunks, reach: Reach, borders: Borders, dn: Tensor, dm: Tensor, dS: Tensor, dz: Tensor, decays: bool
-) -> Slopes:
-    """From the gradients of numerators, denominators and the states after the last chunk, to those of all inputs."""
-    product = x.fq.dtype
-    dn, dm = dn.to(product), dm[..., None]
-    dn_seen, dm_seen = _scaled(dn, reach.seen), dm if reach.seen is None else dm * reach.seen
-    kept = reach.kept
-    S_slopes = _carried(dS, x.fq.mT @ dn_seen, None if kept is None else kept[..., None], backwards=True)
-    z_slopes = _carried(dz, (x.fq * dm_seen).sum(-2), kept, backwards=True)
-    dS_after, dz_after = S_slopes[1:].to(product), z_slopes[1:, ..., None, :].to(product)
-    weights = _masked(x.fq @ x.fk.mT, reach)
-    A = _masked((dn @ x.v.mT).add_(dm.to(product)), reach)
-
-    fk_slopes = _scaled_((x.v @ dS_after.mT).add_(dz_after), reach.survives)
-    v_slopes = _scaled_(x.fk @ dS_after, reach.survives)
-    fq_slopes = (dn_seen @ borders.S[:-1].to(product).mT).add_(dm_seen * borders.z[:-1, ..., None, :])
-    fq_slopes = _plus_product(fq_slopes, A, x.fk)
+def find_slopes(x: Chunks, reach: Reach, borders: Tensor, dn: Tensor, dS: Tensor, decays: bool) -> Slopes:
+    """From the gradients of what was read, dn (N, B, H, C, E + 1), and of the state after the last chunk."""
+    v = pad(x.v, (0, 1), value=1)
+    dn_seen = dn if reach.seen is None else dn * reach.seen
+    S_slopes = _carried(torch.cat([x.fq.mT @ dn_seen, dS[None]]), reach.kept, backwards=True)
+    S_after = S_slopes[1:].to(dn.dtype)
+    fk_slopes, v_slopes = v @ S_after.mT, x.fk @ S_after[..., :-1]
+    if reach.survives is not None:
+        fk_slopes, v_slopes = fk_slopes.mul_(reach.survives), v_slopes.mul_(reach.survives)
+    A = _masked(dn @ v.mT, reach)
+    fq_slopes = _plus_product(dn_seen @ borders[:-1].to(dn.dtype).mT, A, x.fk)
     fk_slopes = _plus_product(fk_slopes, A.mT, x.fq)
-    v_slopes = _plus_product(v_slopes, weights.mT, dn)
+    weights = _masked(x.fq @ x.fk.mT, reach)
+    v_slopes = _plus_product(v_slopes, weights.mT, dn[..., :-1])
     log_decay_slopes = None
     if decays:
-        pairs = (x.fq * fq_slopes).sum(-1, dtype=dm.dtype) - (x.fk * fk_slopes).sum(-1, dtype=dm.dtype)
-        beyond = (borders.S[1:] * S_slopes[1:]).sum((-1, -2)) + (borders.z[1:] * z_slopes[1:]).sum(-1)
-        log_decay_slopes = pairs.flip(-1).cumsum(-1).flip(-1) + beyond[..., None]
-    return Slopes(fq_slopes, fk_slopes, v_slopes, log_decay_slopes, S_slopes[0], z_slopes[0])
+        pairs = (x.fq * fq_slopes).sum(-1, dtype=dS.dtype) - (x.fk * fk_slopes).sum(-1, dtype=dS.dtype)
+        log_decay_slopes = pairs.flip(-1).cumsum(-1).flip(-1) + (borders[1:] * S_slopes[1:]).sum((-1, -2))[..., None]
+    return Slopes(fq_slopes, fk_slopes, v_slopes, log_decay_slopes, S_slopes[0])
 
 
-def _carried(first: Tensor, added: Tensor, kept: Tensor | None, backwards: bool = False) -> Tensor:
-    """(N + 1, ...): `first`, and then what is kept of the place before plus what each chunk adds."""
-    borders = torch.cat([added, first[None]] if backwards else [first[None], added]).to(first.dtype)
+def _carried(borders: Tensor, kept: Tensor | None, backwards: bool = False) -> Tensor:
+    """Add to each place what is kept of the place before it; backwards, of the place after it."""
     places = borders.unbind()
-    if backwards:
-        places = places[::-1]
-    for number in range(len(added)):
-        before = places[number]
-        if kept is not None:
-            before = before * kept[-1 - number if backwards else number]
-        places[number + 1].add_(before)
+    steps = range(len(places) - 1)
+    for n in reversed(steps) if backwards else steps:
+        here, there = (places[n], places[n + 1]) if backwards else (places[n + 1], places[n])
+        here.add_(there if kept is None else there * kept[n])
     return borders
 
 
 def _masked(weights: Tensor, reach: Reach) -> Tensor:
     return weights.tril_() if reach.within is None else weights.mul_(reach.within)
-
-
-def _scaled(x: Tensor, factor: Tensor | None) -> Tensor:
-    return x if factor is None else x * factor
-
-
-def _scaled_(x: Tensor, factor: Tensor | None) -> Tensor:
-    return x if factor is None else x.mul_(factor)
 
 
 def _plus_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -81,21 +81,22 @@ def attend(features: Features, inputs: Inputs, S: Tensor, z: Tensor) -> tuple[Te
 def attended(features: Features, inputs: Inputs, S: Tensor, z: Tensor, kept: list[Tensor] | None = None) -> Outputs:
     """Outputs and what they were divided by; the states before each span are kept in the list, if one is given."""
     y, denominators = torch.empty_like(inputs.v), S.new_empty(inputs.q.shape[:3])
+    state = torch.cat([S, z[..., None]], dim=-1)
     with _in_their_own_type(S):
         for begin in inputs.borders():
             if kept is not None:
-                kept += [S, z]
+                kept.append(state)
             part = inputs.span(begin)
             fq, fk = _features(features, in_chunks(part.q), in_chunks(part.k), part.q.shape[2])
             x = Chunks(fq, fk, in_chunks(part.v).to(fq.dtype))
             reach = find_reach(part.starts, part.log_decay, fq.dtype, S.dtype)
-            borders = find_borders(x, reach, S, z)
+            borders = find_borders(x, reach, state)
             numerator, denominator = read(x, reach, borders)
             put(denominators[:, :, begin : begin + SPAN], denominator.clamp_(min=SMALLEST))
             put(y[:, :, begin : begin + SPAN], numerator / denominator[..., None])
             # cloned, for a view would keep the states of all chunks alive
-            S, z = borders.S[-1].clone(), borders.z[-1].clone()
-    return Outputs(y, denominators, S, z)
+            state = borders[-1].clone()
+    return Outputs(y, denominators, state[..., :-1].clone(), state[..., -1].clone())
 
 
 class _Attend(torch.autograd.Function):
@@ -123,6 +124,7 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         dy, dS, dz = gradients
+        dS = torch.cat([dS, dz[..., None]], dim=-1)
         q, k, v, starts, log_decay, y, denominators, *others = ctx.saved_tensors
         inputs, weights, states = Inputs(q, k, v, starts, log_decay), others[: ctx.weights], others[ctx.weights :]
         decays = log_decay is not None and ctx.needs_input_grad[8]
@@ -132,10 +134,10 @@ class _Attend(torch.autograd.Function):
         with _in_their_own_type(dS):
             for number, begin in reversed(list(enumerate(inputs.borders()))):
                 span = slice(begin, begin + SPAN)
-                kept = inputs.span(begin), (y[:, :, span], denominators[:, :, span]), states[2 * number :][:2]
+                kept = inputs.span(begin), (y[:, :, span], denominators[:, :, span]), states[number]
                 into = slopes.span(begin), sums
-                dS, dz = _backward_span(ctx.features, weights, *kept, (dy[:, :, span], dS, dz), *into)
-        return (None, None, dS, dz, *slopes, *sums)
+                dS = _backward_span(ctx.features, weights, *kept, (dy[:, :, span], dS), *into)
+        return (None, None, dS[..., :-1], dS[..., -1], *slopes, *sums)
 
 
 def _backward_span(
@@ -143,24 +145,25 @@ def _backward_span(
     weights: list[Tensor],
     inputs: Inputs,
     outputs: tuple[Tensor, Tensor],
-    state: list[Tensor],
-    gradients: tuple[Tensor, Tensor, Tensor],
+    state: Tensor,
+    gradients: tuple[Tensor, Tensor],
     slopes: Inputs,
     sums: list[Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Write the gradients of a span's inputs and add those of the weights; returns those of the state before it."""
-    dy, dS, dz = gradients
+) -> Tensor:
+    """Write the gradients of a span's inputs and add those of the weights; returns that of the state before it."""
+    dy, dS = gradients
     with torch.enable_grad():
         q, k = (in_chunks(x).detach().requires_grad_() for x in (inputs.q, inputs.k))
         fq, fk = _features(features, q, k, inputs.q.shape[2])
     x = Chunks(fq.detach(), fk.detach(), in_chunks(inputs.v).to(fq.dtype))
     reach = find_reach(inputs.starts, inputs.log_decay, fq.dtype, dS.dtype)
-    borders = find_borders(x, reach, *state)
+    borders = find_borders(x, reach, state)
     y, m = map(in_chunks, outputs)
     m = m.clamp(min=SMALLEST)  # the last chunk is filled up with zeros
     dn = in_chunks(dy) / m[..., None]
-    dm = (dn * y).sum(-1).neg_().mul_(m > SMALLEST)
-    found = find_slopes(x, reach, borders, dn, dm, dS, dz, slopes.log_decay is not None)
+    dm = (dn * y).sum(-1, keepdim=True).neg_().mul_((m > SMALLEST)[..., None])
+    dn = torch.cat([dn, dm], dim=-1).to(fq.dtype)
+    found = find_slopes(x, reach, borders, dn, dS, slopes.log_decay is not None)
     dq, dk, *others = torch.autograd.grad((fq, fk), (q, k, *weights), (found.fq, found.fk), allow_unused=True)
     for into, slope in zip(slopes, (dq, dk, found.v, None, found.log_decay), strict=True):
         if into is not None and slope is not None:
@@ -168,7 +171,7 @@ def _backward_span(
     for total, gradient in zip(sums, others, strict=True):
         if gradient is not None:
             total += gradient
-    return found.S, found.z
+    return found.S
 
 
 def _features(features: Features, q: Tensor, k: Tensor, time: int) -> tuple[Tensor, Tensor]:
