@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong.attention.contract import at_least_float32
 from lmlong.attention.features import FeatureMap
-from lmlong.attention.scan import SMALLEST
+from lmlong.attention.spans import SMALLEST
 
 
 class EncoderAttention(nn.Module, ABC):

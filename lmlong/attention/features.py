@@ -6,6 +6,7 @@ alone: a map that looked at other keys to scale its own would let the future cha
 B batch, H heads, T time.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -47,21 +48,22 @@ class Elu(FeatureMap):
 
 
 class _EluPlusOne(torch.autograd.Function):
-    """The exponential of the negative part plus the positive part, and a slope that can be read off the value.
+    """The exponential of the negative part, which is its slope too, plus the positive part and the floor.
 
-    Adding 1 to torch's elu would round small features away in bfloat16, and its backward pass reads more memory.
+    Adding 1 to torch's elu would round small features away in bfloat16. A power of 2 takes torch a third of the time.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.clamp(max=0).exp_().add_(x.clamp(min=0)).add_(ELU_FLOOR)
-        ctx.save_for_backward(y)
-        return y
+        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        slope = precise.clamp(max=0).mul_(1 / math.log(2)).exp2_()
+        ctx.save_for_backward(slope.to(x.dtype))
+        return precise.clamp(min=0).add_(slope).add_(ELU_FLOOR).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return (y - ELU_FLOOR).clamp_(0, 1).mul_(gradients[0])
+        (slope,) = ctx.saved_tensors
+        return slope * gradients[0]
 
 
 class Relu(FeatureMap):

@@ -45,10 +45,12 @@ class LinearAttention(CausalAttention[ScanState]):
         starts: Tensor | None = None,
         log_decay: Tensor | None = None,
     ) -> tuple[Tensor, ScanState]:
-        run = scan.step if q.shape[2] == 1 else scan.prefill
+        log_decay = self._decay(q, log_decay)
+        if q.shape[2] > 1:
+            return scan.prefill(q, k, v, state, starts, log_decay, self.feature_map)
         with _in_its_own_type(q):
             fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-            y, state = run(fq, fk, v.to(fq.dtype), state, starts, self._decay(q, log_decay))
+            y, state = scan.step(fq, fk, v.to(fq.dtype), state, starts, log_decay)
         return y.to(v.dtype), state
 
     def denominators(

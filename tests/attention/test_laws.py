@@ -10,11 +10,12 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention import laws, scan
+from lmlong.attention import laws
+from lmlong.attention.chunks import CHUNK
 from lmlong.attention.contract import at_least_float32, tensors
 from lmlong.attention.laws import Inputs
 
-LENGTHS = [1, scan.CHUNK - 1, scan.CHUNK, scan.CHUNK + 1, 211]
+LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 211]
 lengths = pytest.mark.parametrize("time", LENGTHS)
 
 EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}

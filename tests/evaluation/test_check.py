@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from models import stirred
 
 from lmlong import recipe
-from lmlong.attention import scan
+from lmlong.attention import chunks, scan, spans
 from lmlong.attention.features import Elu
 from lmlong.cli.check import check as command
 from lmlong.evaluation.check import Report, check
@@ -46,8 +46,8 @@ def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) 
 
 
 def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    reach = scan._reach
-    monkeypatch.setattr(scan, "_reach", lambda total, document: reach(total, document) + 1e-3)
+    masked = chunks._masked
+    monkeypatch.setattr(chunks, "_masked", lambda weights, reach: masked(weights, reach) + 1e-3)
     assert {"the future leaves the past", "step = prefill"} <= broken(checked(FORMS[0]))
 
 
@@ -58,8 +58,8 @@ def test_a_key_scaled_by_other_keys_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_starts_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = scan._documents
-    monkeypatch.setattr(scan, "_documents", lambda starts, like: documents(None, like))
+    reach = spans.find_reach
+    monkeypatch.setattr(spans, "find_reach", lambda starts, *others: reach(None, *others))
     assert "packed documents are alone" in broken(checked(FORMS[0]))
 
 
