@@ -7,6 +7,7 @@ import click
 
 from lmlong.cli.bench_linformer import linformer
 from lmlong.cli.bench_recall import recall
+from lmlong.cli.bench_slots import slots
 from lmlong.cli.numbers import read
 from lmlong.errors import UsageError, nearest
 
@@ -106,3 +107,4 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
 
 bench.add_command(recall)
 bench.add_command(linformer)
+bench.add_command(slots)
