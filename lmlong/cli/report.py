@@ -5,16 +5,16 @@ from lmlong.training.run import Outcome
 
 def after_training(outcome: Outcome) -> str:
     """The result and what to try next, or where a stopped run stands."""
-    if outcome.validation is None or outcome.gzip is None:
+    found = outcome.validation
+    if found is None:
         return f"stopped after step {outcome.step}, saved in {outcome.folder}. Go on with --resume auto."
-    bits = outcome.validation.bits_per_byte
-    return "\n".join(
-        (
-            f"validation   {bits:.3f} bits per byte on all {outcome.validation.bytes:,} bytes of held-out text",
+    if outcome.gzip is None:
+        result = [f"validation   perplexity {found.perplexity:.3f} on {found.tokens:,} hidden tokens of held-out text"]
+        further = [f"  lmlong eval {outcome.folder}"]
+    else:
+        result = [
+            f"validation   {found.bits_per_byte:.3f} bits per byte on all {found.bytes:,} bytes of held-out text",
             f"gzip -9      {outcome.gzip:.3f} bits per byte on the same bytes",
-            "",
-            "next:",
-            f"  lmlong generate {outcome.folder}",
-            f"  lmlong eval {outcome.folder}",
-        )
-    )
+        ]
+        further = [f"  lmlong generate {outcome.folder}", f"  lmlong eval {outcome.folder}"]
+    return "\n".join([*result, "", "next:", *further])

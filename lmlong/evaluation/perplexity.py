@@ -135,9 +135,7 @@ def validation_text(loaded: Loaded, files: Sequence[str] = (), limit: int | None
         source = Files(kind="files", paths=list(files))
         # a recipe's text trains too; the shortest sequence lets files of any size pass as that
         text = Text(sources=[source], validation=Validation(sources=[source]), errors=text.errors, sequence_length=8)
-    tokens, starts = prepare(text, loaded.tokenizer).validation
-    tokens = tokens[:limit]
-    return TokenFile(tokens, starts[starts < len(tokens)])
+    return prepare(text, loaded.tokenizer).validation.first(limit)
 
 
 def _device(loaded: Loaded) -> torch.device:

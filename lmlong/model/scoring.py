@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +34,20 @@ class Totals:
     @property
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+
+class Figure(NamedTuple):
+    """The number that tells how good a model is; less is better."""
+
+    name: str  # of a property of Totals
+    unit: str
+
+    def of(self, totals: Totals) -> float:
+        return getattr(totals, self.name)
+
+
+FIGURES = {"causal": Figure("bits_per_byte", "bits/byte"), "masked": Figure("perplexity", "perplexity")}
+"""That of each objective. Hidden tokens are not all of a text, so what they take says nothing of its bytes."""
 
 
 def count_bytes(targets: Tensor, token_bytes: Tensor) -> int:

@@ -43,6 +43,10 @@ class TextModel(nn.Module, ABC):
         """What it remembers before it has read anything."""
 
     @abstractmethod
+    def read(self, *arguments: Any, **named: Any) -> Any:
+        """The vectors that predict, and what else it has after reading."""
+
+    @abstractmethod
     def lose(
         self, tokens: Tensor, targets: Tensor, marks: Tensor | None, segment: int | None, state: Any
     ) -> tuple[Tensor, Any]:

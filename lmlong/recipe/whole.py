@@ -44,9 +44,9 @@ class Recipe(Options):
         return self.processes * self.training.batch_size * self.training.accumulate
 
     @property
-    def target_share(self) -> float:
-        """Share of the tokens of a sequence that are targets: all, or those that are hidden."""
-        return self.text.masking.share if self.objective == "masked" else 1.0
+    def targets_per_sequence(self) -> float:
+        """Targets that a full sequence has in the mean: all of its tokens, or those that are hidden."""
+        return self.text.sequence_length * (self.text.masking.share if self.objective == "masked" else 1.0)
 
     @model_validator(mode="before")
     @classmethod

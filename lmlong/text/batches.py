@@ -14,6 +14,10 @@ SHAPES = 16
 """How many different lengths batches may have, so that memory and compiled code are used again."""
 
 
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""A batch of any objective: tokens, targets, and marks of a meaning of its own, each (rows, time)."""
+
+
 class Batch(NamedTuple):
     """Rows of tokens and what follows each of them."""
 
@@ -38,13 +42,18 @@ class TrainingBatches:
         self._rows = batch_size
         self._streams = streams
 
-    def batch(self, micro_step: int, rank: int = 0, ranks: int = 1) -> Batch:
+    def batch(self, micro_step: int, rank: int = 0, ranks: int = 1) -> Arrays:
         """The rows of one rank in one forward pass."""
         first, turn = (0, micro_step) if self._streams else (micro_step * ranks * self._rows, 0)
         taken = [_source_of(row, self._shares) for row in range(first, first + ranks * self._rows)]
         time = self._time(max(self._sources[source].filled(number) for source, number in taken))
         own = taken[rank * self._rows : (rank + 1) * self._rows]
-        return _padded([self._sources[source].row(number, turn) for source, number in own], time, self._eos)
+        rows = [self._sources[source].row(number, turn) for source, number in own]
+        return self.side_by_side(rows, first + rank * self._rows, time)
+
+    def side_by_side(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
+        """Rows, of which the first is that of a number among all rows, as a batch of a length."""
+        return _padded(rows, time, self._eos)
 
     def _time(self, filled: int) -> int:
         """A length that so many tokens fit into, one of a few."""
@@ -63,11 +72,17 @@ def validation_batches(
     tokens = tokens[:limit]
     length = min(length, max(len(tokens) - 1, 1))
     starts = range(0, len(tokens) - 1, length)
-    missing = -(-len(starts) // rows) % -ranks
-    for first in range(0, len(starts) - missing * rows, rows):
-        texts = [tokens[start : start + length + 1].astype(np.int64) for start in starts[first : first + rows]]
+    for numbers in in_batches(len(starts), rows, ranks):
+        texts = [tokens[starts[n] : starts[n] + length + 1].astype(np.int64) for n in numbers]
         windows = [Row(text[:-1], text[1:], text[:-1] == bos) for text in texts or [np.zeros(1, np.int64)]]
         yield _padded(windows, length, eos)
+
+
+def in_batches(count: int, rows: int, ranks: int) -> Iterator[range]:
+    """So many numbers, `rows` at a time; empty ones make how often a multiple of `ranks`."""
+    missing = -(-count // rows) % -ranks
+    for first in range(0, count - missing * rows, rows):
+        yield range(min(first, count), min(first + rows, count))
 
 
 def _padded(rows: Sequence[Row], time: int, eos: int) -> Batch:

@@ -59,14 +59,16 @@ class Streams(Rows):
 
 
 class Documents(Rows):
-    """Whole documents, packed; those longer than a row are cut. Rows that are about as full come together, in groups,
-    so that what works on them at the same time has as much to do."""
+    """Whole documents, packed or each in a row of its own; those longer than a row are cut. Rows that are about as full
+    come together, in groups, so that what works on them at the same time has as much to do."""
 
-    def __init__(self, file: TokenFile, bos: int, length: int, key: tuple[int, ...], group: int):
+    def __init__(self, file: TokenFile, bos: int, length: int, key: tuple[int, ...], group: int, packed: bool = True):
         super().__init__(file, bos, length, key)
         self.begins, self.ends = cut(file.starts, len(file.tokens), length)
         sizes = self.ends - self.begins
-        self.packed = sorted(pack(sizes, length), key=lambda pieces: -sizes[pieces].sum())
+        # alone in its row, the end of a document that was cut just before it has nothing to tell
+        rows = pack(sizes, length) if packed else list(np.flatnonzero(sizes > 1)[:, None])
+        self.packed = sorted(rows, key=lambda pieces: -sizes[pieces].sum())
         self.sizes = [int(sizes[pieces].sum()) for pieces in self.packed]
         self.group = group
 

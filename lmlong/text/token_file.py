@@ -16,6 +16,11 @@ class TokenFile(NamedTuple):
     tokens: np.ndarray  # (tokens,) uint16 or uint32
     starts: np.ndarray  # (documents,) int64, the place of each document's bos
 
+    def first(self, tokens: int | None) -> "TokenFile":
+        """So many tokens, or all; the last document may have lost its end."""
+        kept = self.tokens[:tokens]
+        return TokenFile(kept, self.starts[self.starts < len(kept)])
+
 
 class Count(NamedTuple):
     """How much one split of a source holds; bytes are of text, tokens include those that frame a document."""

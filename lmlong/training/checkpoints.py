@@ -7,7 +7,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lmlong.checkpoint import manifest, read, write
-from lmlong.model.scoring import Totals
 
 
 class FolderIO(CheckpointIO):
@@ -32,19 +31,19 @@ class Shelf:
 
     def __init__(self, folder: Path, keep_last: int, keep_every: int | None):
         self.folder, self.keep_last, self.keep_every = folder, keep_last, keep_every
-        self.best_bits: float | None = None
+        self.best: float | None = None
 
-    def save(self, trainer: Trainer, validation: Totals | None) -> None:
-        """Write a checkpoint of the step just done; every rank calls this, for saving is a common work."""
+    def save(self, trainer: Trainer, validated: float | None) -> None:
+        """Write a checkpoint of the step just done, and what it was found to be worth, less being better; every rank
+        calls this, for saving is a common work."""
         path = self.folder / f"step-{trainer.global_step:08d}"
         trainer.save_checkpoint(path)
         if not trainer.is_global_zero:
             return
         manifest.verify(path)
         write.point(self.folder / read.LATEST, path)
-        bits = validation.bits_per_byte if validation else None
-        if bits is not None and (self.best_bits is None or bits < self.best_bits):
-            self.best_bits = bits
+        if validated is not None and (self.best is None or validated < self.best):
+            self.best = validated
             write.point(self.folder / read.BEST, path)
         self._prune()
 

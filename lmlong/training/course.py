@@ -10,11 +10,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from lmlong import recipe
 from lmlong.errors import UsageError
-from lmlong.model.scoring import Totals, score
-from lmlong.text.batches import validation_batches
-from lmlong.text.tokens import Tokens
+from lmlong.model.scoring import FIGURES, Totals, score
+from lmlong.text.material import Material
 from lmlong.training.checkpoints import Shelf
 from lmlong.training.journal import Journal
 from lmlong.training.launch import is_first
@@ -34,8 +32,10 @@ SPIKE = 1.5
 class Course(Callback):
     """Acts at the end of each optimizer step, the only place where a run may be saved or stopped."""
 
-    def __init__(self, run: Path, tokens: Tokens, options: recipe.Training, steps: int, signals: StopOnSignal):
-        self.tokens, self.steps, self.signals = tokens, steps, signals
+    def __init__(self, run: Path, material: Material, steps: int, signals: StopOnSignal):
+        self.material, self.steps, self.signals = material, steps, signals
+        options = material.recipe.training
+        self.figure = FIGURES[material.recipe.objective]
         self.journal = Journal(run / "metrics.jsonl", silent=not is_first())
         self.shelf = Shelf(run / "checkpoints", options.keep_last, options.keep_every)
         self.progress: Progress | None = None
@@ -45,16 +45,16 @@ class Course(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "best_bits": self.shelf.best_bits,
+            "best": self.shelf.best,
             "recent": list(self.recent),
-            "text": self.tokens.folder.name,
+            "text": self.material.tokens.folder.name,
             "random": random_states(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["text"] != self.tokens.folder.name:
+        if state_dict["text"] != self.material.tokens.folder.name:
             raise UsageError("--resume: the text has changed since the run began. Put it back, or begin another run.")
-        self.shelf.best_bits = state_dict["best_bits"]
+        self.shelf.best = state_dict["best"]
         self.recent.extend(state_dict["recent"])
         self._random = state_dict["random"]
 
@@ -62,7 +62,9 @@ class Course(Callback):
         if self._random:
             restore(self._random)
         self.journal.cut_back(trainer.global_step)
-        self.progress = Progress(self.steps, trainer.global_step, silent=not trainer.is_global_zero)
+        recipe, silent = self.material.recipe, not trainer.is_global_zero
+        tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
+        self.progress = Progress(self.steps, trainer.global_step, silent, self.figure, tokens_per_target)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         options = pl_module.recipe.training
@@ -79,7 +81,7 @@ class Course(Callback):
             stop = self.signals.agree(trainer)
             if last or stop or step % options.checkpoint_every == 0:
                 self.journal.flush()
-                self.shelf.save(trainer, validated)
+                self.shelf.save(trainer, self.figure.of(validated) if validated else None)
             trainer.should_stop = trainer.should_stop or stop
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -99,7 +101,7 @@ class Course(Callback):
         if step % options.log_every == 0 or step == self.steps:
             metrics = {
                 "loss": totals.nats_per_token,
-                "bits_per_byte": totals.bits_per_byte,
+                self.figure.name: self.figure.of(totals),
                 "learning_rate": learning_rate,
                 "gradient_norm": learner.gradient_norm,
                 "tokens_per_second": round(speed, 1),
@@ -124,26 +126,21 @@ class Course(Callback):
             self.journal.write(step=step, event=event)
 
     def _validate(self, trainer: Trainer, learner: Learner, limit: int | None) -> Totals:
-        """Bits per byte of the validation text, in windows as long as those of training."""
+        """What is lost on the validation text, in sequences as long as those of training."""
         assert self.progress is not None
-        text, training = learner.recipe.text, learner.recipe.training
-        tokenizer, length = self.tokens.tokenizer, text.sequence_length
-        text_tokens, ranks = self.tokens.validation.tokens, trainer.world_size
-        batches = validation_batches(
-            text_tokens, tokenizer.bos, tokenizer.eos, length, training.batch_size, limit, ranks
-        )
-        share = islice(batches, trainer.global_rank, None, ranks)
+        ranks, figure = trainer.world_size, self.figure
+        share = islice(self.material.validation(limit, ranks), trainer.global_rank, None, ranks)
         learner.eval()
         with trainer.precision_plugin.forward_context():
             own = score(learner.model, (to_device(as_tensors(b), learner.device) for b in share), learner.token_bytes)
         totals = summed(trainer, own)
         learner.train()
-        ratios = {"nats_per_token": totals.nats_per_token, "bits_per_byte": totals.bits_per_byte}
+        ratios = {"nats_per_token": totals.nats_per_token, figure.name: figure.of(totals)}
         self.journal.write(step=trainer.global_step, validation={**asdict(totals), **ratios})
         for logger in trainer.loggers:
             logger.log_metrics({f"validation/{name}": value for name, value in ratios.items()}, trainer.global_step)
         self.progress.say(
-            f"step {trainer.global_step}/{self.steps}: validation {totals.bits_per_byte:.3f} bits/byte, "
+            f"step {trainer.global_step}/{self.steps}: validation {figure.of(totals):.3f} {figure.unit}, "
             f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
         )
         return totals

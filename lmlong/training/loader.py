@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lmlong.text.batches import Batch, TrainingBatches
+from lmlong.text.batches import Arrays, TrainingBatches
 
 ENDLESS = 10**9
 """A length, which Lightning needs in order not to fetch one batch ahead, and so lose it on a resume."""
@@ -25,6 +25,7 @@ class Loader:
             yield as_tensors(self.batches.batch(number, self.rank, self.ranks))
 
 
-def as_tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, targets and starts as tensors that share the arrays' memory."""
-    return torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets), torch.from_numpy(batch.starts)
+def as_tensors(batch: Arrays) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, targets and marks as tensors that share the arrays' memory."""
+    tokens, targets, marks = map(torch.from_numpy, batch)
+    return tokens, targets, marks

@@ -1,7 +1,7 @@
 """One training step, for Lightning: loss of a batch, a clipped gradient, AdamW."""
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lmlong.attention.contract import tensors
 from lmlong.errors import DivergedError
-from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.loss import IGNORED
 from lmlong.model.scoring import Totals, count_bytes
 from lmlong.model.segments import detached, rebuilt
+from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import make_optimizer, make_schedule
 from lmlong.training.ranks import gathered, own
@@ -20,11 +20,11 @@ from lmlong.training.resume import count_batches
 
 
 class Learner(LightningModule):
-    """A language model and how it learns; what a step lost is kept as totals for whoever reports it."""
+    """A model and how it learns; what a step lost is kept as totals for whoever reports it."""
 
     token_bytes: Tensor
 
-    def __init__(self, model: LanguageModel, recipe: Recipe, steps: int, token_bytes: Tensor):
+    def __init__(self, model: TextModel, recipe: Recipe, steps: int, token_bytes: Tensor):
         super().__init__()
         self.model = model
         self.recipe = recipe
@@ -33,13 +33,13 @@ class Learner(LightningModule):
         self.step_totals = Totals()  # of the optimizer step under way
         self.gradient_norm = math.nan
         self.skipped = 0  # steps left out in a row, up to now
-        self.carried: ModelState | list[Tensor] | None = None  # tensors alone when they come from a checkpoint
+        self.carried: Any = None  # the state of the batch before; its tensors alone when they come from a checkpoint
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
-        tokens, targets, starts = batch
+        tokens, targets, marks = batch
         self._seed(batch_idx)
         with self.trainer.precision_plugin.forward_context():
-            nats, state = self.model.lose(tokens, targets, starts, self.recipe.training.segment, self._carried(tokens))
+            nats, state = self.model.lose(tokens, targets, marks, self.recipe.training.segment, self._carried(tokens))
         if self.recipe.training.carry_state:
             self.carried = detached(state)
         lost = float(nats.detach())
@@ -49,7 +49,7 @@ class Learner(LightningModule):
             raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {lost}"))
         self.step_totals += Totals(lost, int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes))
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
-        return nats / (len(targets) * self.recipe.text.sequence_length)
+        return nats / (len(targets) * self.recipe.targets_per_sequence)
 
     def configure_optimizers(self) -> Any:
         optimizer = make_optimizer(self.model, self.recipe.training)
@@ -95,12 +95,11 @@ class Learner(LightningModule):
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         return self.model.load_state_dict(state_dict)
 
-    def _carried(self, tokens: Tensor) -> ModelState | None:
+    def _carried(self, tokens: Tensor) -> Any:
         """The state that the batch before left, where the recipe has it go on."""
         if isinstance(self.carried, list):
             state = self.model.init_state(len(tokens))
-            self.carried = cast(ModelState, rebuilt(state, iter([tensor.to(tokens.device) for tensor in self.carried])))
-        assert not isinstance(self.carried, list)
+            self.carried = rebuilt(state, iter([tensor.to(tokens.device) for tensor in self.carried]))
         return self.carried
 
     def _seed(self, batch_idx: int) -> None:

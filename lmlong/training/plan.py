@@ -31,13 +31,13 @@ class Growth:
     """How memory and time grow with the tokens that are held at once, drawn through two short steps.
 
     What is in use grows in proportion. What the allocator of a CPU holds beyond it grows likewise at first, but not for
-    ever: half of its growth is counted. With segments, the states between them come on top; softmax attention's time
-    grows with the square of the length.
+    ever: half of its growth is counted. With segments, the states between them come on top; the time of softmax and
+    full attention grows with the square of the length.
     """
 
     def __init__(self, recipe: Recipe, rows: int, segmented: bool):
         self.recipe, self.rows, self.segmented = recipe, rows, segmented
-        self.squared = not segmented and "softmax" in recipe.model.kinds
+        self.squared = not segmented and bool({"softmax", "full"}.intersection(recipe.model.kinds))
         length = recipe.training.segment or recipe.text.sequence_length
         self.longer = min(length, max(SHORT // rows, 128))
         self.shorter = self.longer // 2
@@ -157,8 +157,8 @@ def _fit(recipe: Recipe, memory: int, growth: Growth) -> tuple[list[str], Demand
     for rows in sizes:
         if (demand := growth.demand(rows, segment)).bytes <= memory:
             return [f"training.batch_size={rows}", f"training.accumulate={own // rows}"], demand
-    if "softmax" in recipe.model.kinds:
-        return None
+    if "softmax" in recipe.model.kinds or recipe.objective == "masked":
+        return None  # it cannot be read in segments
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
     growth = growth if growth.segmented else Growth(recipe, 1, segmented=True)
     segment = 1 << (((segment or recipe.text.sequence_length) - 1).bit_length() - 1)

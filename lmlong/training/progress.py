@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from lmlong.model.scoring import Totals
+from lmlong.model.scoring import Figure, Totals
 
 RECENT = 20
 """Steps that are shown as one: single ones are too uneven to read."""
 
 
 class Progress:
-    """Step, loss, bits per byte, tokens/s, learning rate and time left, on stderr."""
+    """Step, loss and the figure of the objective, tokens/s, learning rate and time left, on stderr."""
 
-    def __init__(self, steps: int, first: int, silent: bool):
-        self.steps, self.silent = steps, silent
+    def __init__(self, steps: int, first: int, silent: bool, figure: Figure, tokens_per_target: float):
+        self.steps, self.silent, self.figure, self.tokens_per_target = steps, silent, figure, tokens_per_target
         self.bar = tqdm(
             total=steps,
             initial=first,
@@ -37,9 +37,9 @@ class Progress:
         self._recent.append((totals, taken))
         lost = sum((part for part, _ in self._recent), Totals())
         seconds = sum(part for _, part in self._recent)
-        speed = lost.tokens / seconds
+        speed = lost.tokens * self.tokens_per_target / seconds
         text = (
-            f"loss {lost.nats_per_token:.3f}, {lost.bits_per_byte:.3f} bits/byte, "
+            f"loss {lost.nats_per_token:.3f}, {self.figure.of(lost):.3f} {self.figure.unit}, "
             f"{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
         )
         if not self.bar.disable:
@@ -49,7 +49,7 @@ class Progress:
         elif step % max(self.steps // 10, 1) == 0 or step == self.steps:
             left = tqdm.format_interval((self.steps - step) * seconds / len(self._recent))
             self.say(f"step {step}/{self.steps}: {text} {left} left")
-        return totals.tokens / taken
+        return totals.tokens * self.tokens_per_target / taken
 
     @contextmanager
     def pause(self) -> Iterator[None]:

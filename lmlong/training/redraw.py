@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from lmlong.attention.favor import Favor
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.text_model import TextModel
 
 
 class Redraw(Callback):
@@ -14,7 +14,7 @@ class Redraw(Callback):
     A training sequence is read from an empty state, so no state ever meets another draw than its own.
     """
 
-    def __init__(self, model: LanguageModel, seed: int, every: int):
+    def __init__(self, model: TextModel, seed: int, every: int):
         self.maps = [module for module in model.modules() if isinstance(module, Favor)]
         self.seed, self.every = seed, every
         self.number = 0  # the draw in place; the model was built with draw 0

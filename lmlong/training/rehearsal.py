@@ -14,7 +14,8 @@ import torch
 from lmlong.attention.contract import tensors
 from lmlong.errors import LmlongError
 from lmlong.model.device import peak_memory
-from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.model.language_model import parameters
+from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.setup import set_up
@@ -72,7 +73,7 @@ def _take(recipe: Recipe, shape: Shape, timed: int) -> Taken:
         begun = time.perf_counter()
         parts = min(setup.recipe.training.accumulate, 2)
         for _ in range(parts):
-            _learn(model, setup.recipe.training.precision, shape)
+            _learn(model, setup.recipe, shape)
         _wait(setup.device)
         works.append((time.perf_counter() - begun) / parts)
         begun = time.perf_counter()
@@ -88,14 +89,16 @@ def _take(recipe: Recipe, shape: Shape, timed: int) -> Taken:
     return Taken(peak_memory(setup.device), work, update, parameters(model), state)
 
 
-def _learn(model: LanguageModel, precision: str, shape: Shape) -> None:
+def _learn(model: TextModel, recipe: Recipe, shape: Shape) -> None:
     """Add the gradient of one batch of any text."""
     device = model.embedding.weight.device
-    tokens = torch.randint(model.embedding.num_embeddings, (shape.rows, shape.time), device=device)
+    # an encoder's last embedding is that of the mask, which is never a target
+    tokens = torch.randint(model.embedding.num_embeddings - 1, (shape.rows, shape.time), device=device)
     starts = (torch.arange(shape.time, device=device) % DOCUMENT == 0).expand(shape.rows, -1)
-    dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(precision)
+    marks = starts if recipe.objective == "causal" else torch.zeros_like(starts)
+    dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(recipe.training.precision)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        nats, _ = model.loss(tokens, tokens, starts, shape.segment)
+        nats, _ = model.lose(tokens, tokens, marks, shape.segment, None)
     (nats / tokens.numel()).backward()
 
 

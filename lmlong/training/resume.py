@@ -9,7 +9,7 @@ from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.recipe import Recipe
 
-FIXED = ("seed", "text.", "model.", "training.carry_state")
+FIXED = ("seed", "objective", "text.", "model.", "training.carry_state")
 """What weights, data order and draws hang on; all else may change on the way."""
 
 SHARES = ("devices", "nodes", "training.batch_size", "training.accumulate")

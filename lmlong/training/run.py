@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     folder: Path
     step: int
     validation: Totals | None  # over the whole validation text; None when the run was stopped before its end
-    gzip: float | None  # bits per byte of gzip -9 on the same text
+    gzip: float | None  # bits per byte of gzip -9 on the same text; None where the objective has none to compare
     signal: int | None  # what stopped it
     speaks: bool = True  # whether this process is the one, of several, that tells
 
@@ -59,7 +59,7 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
         _say(setup, going_on or start)
 
     signals = StopOnSignal()
-    course = Course(folder, setup.tokens, setup.recipe.training, setup.steps, signals)
+    course = Course(folder, setup.material, setup.steps, signals)
     callbacks: list[Callback] = [signals, course]
     if every := recipe.model.attention.favor.redraw_every:
         callbacks.append(Redraw(setup.model, recipe.seed, every))
@@ -68,7 +68,8 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
     learner.train_dataloader = lambda: _loader(setup, trainer)  # type: ignore[method-assign]
     trainer.fit(learner, ckpt_path=going_on, weights_only=True)
     final = course.final if is_first() else None
-    gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if final else None
+    told = final and recipe.objective == "causal"
+    gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if told else None
     return Outcome(folder, trainer.global_step, final, gzip, signals.agreed, is_first())
 
 
@@ -133,4 +134,4 @@ def _tensorboard(folder: Path) -> TensorBoardLogger:
 def _loader(setup: Setup, trainer: Trainer) -> Loader:
     """Batches from where the run stands."""
     first = trainer.global_step * setup.recipe.training.accumulate
-    return Loader(setup.batches(), first, trainer.global_rank, trainer.world_size)
+    return Loader(setup.material.training(), first, trainer.global_rank, trainer.world_size)

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 
 from lmlong.checkpoint import read
+from lmlong.model.build import build
 from lmlong.model.device import pick_device
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
-from lmlong.text.batches import TrainingBatches
-from lmlong.text.rows import Documents, Rows, Streams, Windows
+from lmlong.text.material import MATERIAL, Material
 from lmlong.text.tokens import Tokens, prepare
 from lmlong.training.optimizer import count_steps
 from lmlong.training.precision import resolve
@@ -22,7 +22,7 @@ class Setup(NamedTuple):
 
     recipe: Recipe  # with what was left to the machine filled in
     tokens: Tokens
-    model: LanguageModel
+    model: TextModel
     device: torch.device
 
     @property
@@ -33,20 +33,10 @@ class Setup(NamedTuple):
     def steps(self) -> int:
         return count_steps(self.recipe.training, self.tokens_per_step)
 
-    def batches(self) -> TrainingBatches:
-        """The batches of the run, all of them, in order."""
-        training = self.recipe.training
-        sources = [self._rows(number) for number in range(len(self.tokens.train))]
-        eos = self.tokens.tokenizer.eos
-        return TrainingBatches(sources, self.tokens.weights, eos, training.batch_size, training.carry_state)
-
-    def _rows(self, source: int) -> Rows:
-        """How a source of the text is cut into rows."""
-        file, bos, length = self.tokens.train[source], self.tokens.tokenizer.bos, self.recipe.text.sequence_length
-        key = (self.recipe.seed, source)
-        if self.recipe.text.rows == "documents":
-            return Documents(file, bos, length, key, self.recipe.sequences_per_step)
-        return (Streams if self.recipe.training.carry_state else Windows)(file, bos, length, key)
+    @property
+    def material(self) -> Material:
+        """The text as the model reads it."""
+        return MATERIAL[self.recipe.objective](self.recipe, self.tokens)
 
 
 def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = False) -> Setup:
@@ -60,7 +50,7 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     tokens = prepare(recipe.text, tokenizers.load(read.tokenizer_path(start)) if start else None)
 
     torch.manual_seed(recipe.seed)
-    model = LanguageModel(recipe.model, tokens.tokenizer.vocabulary, training.activation_checkpointing)
+    model = build(recipe, tokens.tokenizer.vocabulary)
     if start:
         read.load_weights(model, start, new_attention)
     if training.compile:

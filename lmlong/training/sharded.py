@@ -20,7 +20,8 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention.contract import CausalAttention
-from lmlong.model.language_model import LanguageModel
+from lmlong.attention.encoders import EncoderAttention
+from lmlong.model.text_model import TextModel
 from lmlong.training.module import Learner
 from lmlong.training.optimizer import by_decay
 from lmlong.training.sharded_settings import settings
@@ -64,7 +65,7 @@ class Sharded(DeepSpeedStrategy):
             super().setup_environment()
 
     def setup(self, trainer: Any) -> None:
-        model = self.language_model
+        model = self.text_model
         self.order = [weight for group in by_decay(model) for weight in group]  # AdamW's, which numbers the weights so
         if self.zero_stage_3:
             model.partitioned = True
@@ -84,9 +85,9 @@ class Sharded(DeepSpeedStrategy):
                 os.environ[name] = value
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        weights = self.language_model.state_dict()
+        weights = self.text_model.state_dict()
         if self.zero_stage_3:
-            weights |= {name: self._whole(weight) for name, weight in self.language_model.named_parameters()}
+            weights |= {name: self._whole(weight) for name, weight in self.text_model.named_parameters()}
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class Sharded(DeepSpeedStrategy):
         numbers = iter(range(len(self.order)))
         groups = [
             {**options, "params": [next(numbers) for _ in weights]}
-            for options, weights in zip(optimizer.optimizer.param_groups, by_decay(self.language_model), strict=True)
+            for options, weights in zip(optimizer.optimizer.param_groups, by_decay(self.text_model), strict=True)
         ]
         return {"state": state, "param_groups": groups}
 
@@ -133,7 +134,7 @@ class Sharded(DeepSpeedStrategy):
     load_checkpoint = Strategy.load_checkpoint
 
     @property
-    def language_model(self) -> LanguageModel:
+    def text_model(self) -> TextModel:
         assert isinstance(self.lightning_module, Learner)
         return self.lightning_module.model
 
@@ -209,12 +210,12 @@ def _prepare_for_cpu() -> None:
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 
-def _say_who_needs_what(model: LanguageModel) -> None:
+def _say_who_needs_what(model: TextModel) -> None:
     """Weights are gathered for the module they belong to: name those that another module works with."""
     import deepspeed
 
     deepspeed.zero.register_external_parameter(model.output, model.embedding.weight)
     for module in model.modules():
-        if isinstance(module, CausalAttention):
+        if isinstance(module, CausalAttention | EncoderAttention):
             for weight in (weight for part in module.children() for weight in part.parameters()):
                 deepspeed.zero.register_external_parameter(module, weight)

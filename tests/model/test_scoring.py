@@ -33,7 +33,7 @@ def test_long_rows_read_in_pieces_score_what_they_score_whole(monkeypatch) -> No
     monkeypatch.setattr(language_model, "PIECE", 17)
     pieces = scoring.score(model, [(tokens, targets, starts)], token_bytes)
     nats, _ = model.loss(tokens, targets, starts)
-    assert math.isclose(whole.nats, float(nats), rel_tol=1e-12)
+    assert math.isclose(whole.nats, nats.item(), rel_tol=1e-12)
     assert math.isclose(pieces.nats, whole.nats, rel_tol=1e-12)
     assert whole.tokens == pieces.tokens == 269
     assert whole.bytes == pieces.bytes == int(targets[targets != IGNORED].sum())

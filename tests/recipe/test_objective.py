@@ -32,7 +32,8 @@ def complaints(file: Path, text: str, *overrides: str) -> list[str]:
 def test_an_encoder_needs_no_more_than_its_objective(file: Path, kind: str) -> None:
     recipe = loaded(file, START, f"model.attention.kind={kind}")
     assert (recipe.model.convolution, recipe.model.attention.decay) == (0, "none")
-    assert (recipe.text.masking.share, recipe.text.masking.kind, recipe.target_share) == (0.15, "bert", 0.15)
+    assert (recipe.text.masking.share, recipe.text.masking.kind) == (0.15, "bert")
+    assert recipe.targets_per_sequence == 0.15 * recipe.text.sequence_length
     assert loaded(file, dump(recipe)) == recipe
     assert loaded(file, "training: {steps: 1}\n", "objective=masked").model.convolution == 0
 
@@ -40,7 +41,7 @@ def test_an_encoder_needs_no_more_than_its_objective(file: Path, kind: str) -> N
 def test_a_causal_recipe_is_what_it_was() -> None:
     recipe = Recipe(training=Training(steps=1))
     assert (recipe.objective, recipe.model.convolution, recipe.model.attention.decay) == ("causal", 4, "learned")
-    assert recipe.target_share == 1.0
+    assert recipe.targets_per_sequence == recipe.text.sequence_length
 
 
 def test_all_that_an_encoder_cannot_have_is_told_at_once_each_at_its_line(file: Path) -> None:

@@ -28,7 +28,7 @@ def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -
     still = [f"training.init_from={tmp_path / 'base'}", "training.learning_rate=1e-30", "training.steps=3", CARRY]
     train(recipe_of(*still), tmp_path / "run")
     setup = set_up(recipe_of(*still), read.find(tmp_path / "base"))
-    parts = [as_tensors(setup.batches().batch(number)) for number in range(3)]
+    parts = [as_tensors(setup.material.training().batch(number)) for number in range(3)]
     tokens, targets, starts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     with torch.no_grad():
         nats, scored = setup.model.loss(tokens, targets, starts)

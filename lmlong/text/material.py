@@ -1,0 +1,81 @@
+"""What the model of a recipe reads, by its objective: batches to train on, and a text to validate on."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from lmlong.recipe import Recipe
+from lmlong.text.batches import Arrays, Batch, TrainingBatches, validation_batches
+from lmlong.text.masking import MaskedBatch, MaskedBatches, Masker, Pieces
+from lmlong.text.rows import Documents, Rows, Streams, Windows
+from lmlong.text.token_file import TokenFile
+from lmlong.text.tokens import Tokens
+
+
+class Material(ABC):
+    """The text of a recipe, as its objective has it."""
+
+    def __init__(self, recipe: Recipe, tokens: Tokens):
+        self.recipe, self.tokens = recipe, tokens
+        self.length = recipe.text.sequence_length
+
+    @abstractmethod
+    def training(self) -> TrainingBatches:
+        """The batches of the run, all of them, in order."""
+
+    @abstractmethod
+    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[Arrays]:
+        """The validation text or its first `limit` tokens, in batches whose number is a multiple of `ranks`."""
+
+    def rows(self) -> list[Rows]:
+        """How each source of the training text is cut into rows."""
+        return [self._rows(file, (self.recipe.seed, number)) for number, file in enumerate(self.tokens.train)]
+
+    @abstractmethod
+    def _rows(self, file: TokenFile, key: tuple[int, ...]) -> Rows:
+        """The rows of one source."""
+
+
+class NextTokens(Material):
+    """Texts and what follows each of their tokens."""
+
+    def training(self) -> TrainingBatches:
+        training, eos = self.recipe.training, self.tokens.tokenizer.eos
+        return TrainingBatches(self.rows(), self.tokens.weights, eos, training.batch_size, training.carry_state)
+
+    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[Batch]:
+        text, tokenizer = self.tokens.validation.tokens, self.tokens.tokenizer
+        rows = self.recipe.training.batch_size
+        return validation_batches(text, tokenizer.bos, tokenizer.eos, self.length, rows, limit, ranks)
+
+    def _rows(self, file: TokenFile, key: tuple[int, ...]) -> Rows:
+        bos = self.tokens.tokenizer.bos
+        if self.recipe.text.rows == "documents":
+            return Documents(file, bos, self.length, key, self.recipe.sequences_per_step)
+        return (Streams if self.recipe.training.carry_state else Windows)(file, bos, self.length, key)
+
+
+class HiddenTokens(Material):
+    """Texts with some of their tokens hidden."""
+
+    def __init__(self, recipe: Recipe, tokens: Tokens):
+        super().__init__(recipe, tokens)
+        self.masker = Masker(recipe.text.masking, tokens.tokenizer)
+        self.whole_documents = recipe.text.rows == "documents"
+
+    def training(self) -> TrainingBatches:
+        rows, seed = self.recipe.training.batch_size, self.recipe.seed
+        return MaskedBatches(self.rows(), self.tokens.weights, self.masker, rows, seed)
+
+    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[MaskedBatch]:
+        text = self.tokens.validation.first(limit)
+        pieces = Pieces.of(text, self.length, self.whole_documents)
+        return pieces.batches(text.tokens, self.masker, self.recipe.training.batch_size, ranks)
+
+    def _rows(self, file: TokenFile, key: tuple[int, ...]) -> Rows:
+        bos = self.tokens.tokenizer.bos
+        if self.whole_documents:
+            return Documents(file, bos, self.length, key, self.recipe.sequences_per_step, packed=False)
+        return Windows(file, bos, self.length, key)
+
+
+MATERIAL: dict[str, type[Material]] = {"causal": NextTokens, "masked": HiddenTokens}

@@ -1,0 +1,154 @@
+"""Whole runs of tiny encoders: they learn, their figures are true, and how they are cut up changes nothing."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lmlong.checkpoint import read
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.model.scoring import score
+from lmlong.recipe import Recipe
+from lmlong.training.loader import as_tensors
+from lmlong.training.run import train
+from lmlong.training.setup import set_up
+
+from .conftest import lmlong, metrics
+
+Recipes = Callable[..., Recipe]
+
+SLOTS = "model.attention.linformer.projected=8"
+KINDS = {
+    "full": ["model.attention.kind=full"],
+    "efficient": ["model.attention.kind=efficient"],
+    "linformer": ["model.attention.kind=linformer", SLOTS],
+    "layerwise": ["model.attention.kind=linformer", SLOTS, "model.attention.linformer.sharing=layerwise"],
+    "conv": ["model.attention.kind=linformer", SLOTS, "model.attention.linformer.projection=conv"],
+    "elu": [],
+    "favor": ["model.attention.feature_map=favor", "model.attention.favor.redraw_every=3"],
+    "pattern": ["model.attention.kind=[linformer, full]", SLOTS],
+}
+
+
+@pytest.fixture
+def masked(recipe_of: Recipes) -> Recipes:
+    """The tiny recipe with an encoder's objective."""
+    return lambda *overrides: recipe_of("objective=masked", *overrides)
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in metrics(run) if "loss" in line]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return read.read_weights(read.find(run))
+
+
+def same(some: Path, others: Path) -> bool:
+    mine = weights(some)
+    return losses(some) == losses(others) and all(torch.equal(mine[name], w) for name, w in weights(others).items())
+
+
+@pytest.mark.parametrize("kind", ["full", "linformer"])
+def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_path: Path, kind: str) -> None:
+    longer = ["training.steps=250", "training.validate_every=50", "training.log_every=50"]
+    outcome = train(masked(*longer, "model.positions=absolute", *KINDS[kind]), tmp_path / "run")
+    counts = np.unique(np.frombuffer((tmp_path / "book.txt").read_bytes(), np.uint8), return_counts=True)[1]
+    shares = counts / counts.sum()
+    entropy = -(shares * np.log(shares)).sum()
+    assert outcome.validation is not None and outcome.gzip is None
+    assert outcome.validation.nats_per_token < 0.7 * entropy
+
+
+def test_the_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -> None:
+    outcome = train(masked(), tmp_path / "run")
+    setup = set_up(masked(), read.find(tmp_path / "run"))
+    batches = [as_tensors(batch) for batch in setup.material.validation()]
+    again = score(setup.model.eval(), batches, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
+    assert outcome.validation is not None
+    assert again.nats == pytest.approx(outcome.validation.nats, rel=1e-6)
+    assert again.tokens == outcome.validation.tokens == sum(int((t != -100).sum()) for _, t, _ in batches)
+
+    lines = metrics(tmp_path / "run")
+    validation = lines[-1]["validation"]
+    assert validation["perplexity"] == pytest.approx(math.exp(again.nats / again.tokens), rel=1e-6)
+    assert "bits_per_byte" not in validation
+    step = next(line for line in lines if "loss" in line)
+    assert step["perplexity"] == pytest.approx(math.exp(step["loss"])) and "bits_per_byte" not in step
+    validated = {line["step"]: line["validation"]["perplexity"] for line in lines if "validation" in line}
+    best = read.find(tmp_path / "run" / "checkpoints" / "best")
+    assert int(best.name[5:]) == min(validated, key=lambda at: validated[at])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_resumed_goes_on_to_the_same_bit(masked: Recipes, tmp_path: Path, kind: str) -> None:
+    """With dropout and accumulation, and features that are drawn anew."""
+    options = [*KINDS[kind], "model.dropout=0.2", "training.accumulate=2", "training.batch_size=2"]
+    options.append("training.schedule=constant")
+    train(masked(*options), tmp_path / "whole")
+    for steps in (5, 9, 12):
+        train(masked(*options, f"training.steps={steps}"), tmp_path / "parts", resume="auto")
+    assert same(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("rows", ["windows", "documents"])
+def test_parts_and_processes_are_the_step_of_the_whole_batch(
+    tiny: Path, masked: Recipes, tmp_path: Path, rows: str
+) -> None:
+    books = tmp_path / "books"
+    books.mkdir()
+    lines = (tmp_path / "book.txt").read_text().splitlines()
+    for number in range(60):
+        (books / f"{number}.txt").write_text("\n".join(lines[number * 6 : number * 6 + 1 + number % 6]))
+    options = [f"text.rows={rows}", f"text.sources.0.paths=[{books}]", "text.validation.fraction=0.2", *KINDS["full"]]
+    train(masked(*options, "training.batch_size=4"), tmp_path / "whole")
+    train(masked(*options, "training.batch_size=1", "training.accumulate=4"), tmp_path / "parts")
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+    two = ["devices=2", "training.batch_size=2"]
+    child = lmlong("train", tiny, "objective=masked", *options, *two, "--out", tmp_path / "two", start_new_session=True)
+    output, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
+    assert output.startswith("validation   perplexity ") and "generate" not in output
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+    def validated(run: str) -> list[int]:
+        return [line["validation"]["tokens"] for line in metrics(tmp_path / run) if "validation" in line]
+
+    assert validated("two") == validated("whole")
+
+
+def test_bfloat16_learns_what_float32_learns(masked: Recipes, tmp_path: Path) -> None:
+    for precision in ("32", "bf16"):
+        train(masked(f"training.precision={precision}", *KINDS["pattern"]), tmp_path / precision)
+    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "32"), rel=0.02)
+
+
+@pytest.mark.parametrize(("stage", "kind"), [(2, "layerwise"), (3, "favor"), (3, "layerwise")])
+def test_deepspeed_is_the_same_run(masked: Recipes, tmp_path: Path, stage: int, kind: str) -> None:
+    options = [*KINDS[kind], "training.schedule=constant"]
+    train(masked(*options), tmp_path / "alone")
+    deepspeed = ["training.strategy=deepspeed", f"training.deepspeed.stage={stage}"]
+    train(masked(*options, *deepspeed, "training.steps=5"), tmp_path / "parts")
+    train(masked(*options, *deepspeed), tmp_path / "parts", resume="auto")
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
+    assert weights(tmp_path / "parts").keys() == weights(tmp_path / "alone").keys()
+
+
+def test_fine_tuning_starts_from_the_weights_of_an_encoder(recipe_of: Recipes, masked: Recipes, tmp_path: Path) -> None:
+    train(masked(*KINDS["full"]), tmp_path / "base")
+    start = f"training.init_from={tmp_path / 'base'}"
+    train(masked(*KINDS["linformer"], start, "training.steps=1"), tmp_path / "tuned")
+    assert losses(tmp_path / "tuned")[0] < losses(tmp_path / "base")[0] - 0.3
+    with pytest.raises(CheckpointError, match="embedding"):
+        train(recipe_of(start), tmp_path / "causal")
+
+
+def test_another_objective_is_another_run(recipe_of: Recipes, masked: Recipes, tmp_path: Path) -> None:
+    train(masked("training.steps=4"), tmp_path / "run")
+    with pytest.raises(UsageError, match="--resume: objective: was masked in this run and is causal now"):
+        train(recipe_of("training.steps=8"), tmp_path / "run", resume="auto")
+    with pytest.raises(UsageError, match=r"--resume: text\.masking\.share"):
+        train(masked("training.steps=8", "text.masking.share=0.3"), tmp_path / "run", resume="auto")
