@@ -14,10 +14,12 @@ from lmlong import recipe
 from lmlong.bench.slots_grid import AT_ONCE, Setting
 from lmlong.model.loss import IGNORED
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.text import Masking
+from lmlong.text.masking import Masker
 from lmlong.text.tokens import prepare
 
-WORDS_HIDDEN, COPIES_HIDDEN = 0.15, 0.5
-"""Shares of tokens that are hidden: of all words, and of the second half of a copy."""
+HIDDEN = 0.5
+"""Share of the second half of a copy that is hidden."""
 
 SYMBOLS = 16
 """That copies are made of: one who cannot look back is right once in so many times."""
@@ -51,9 +53,10 @@ def copies(length: int, seed: int) -> Task:
     def drawn(*key: int) -> Hidden:
         draw = np.random.default_rng((seed, *key))
         said = draw.integers(SYMBOLS, size=(AT_ONCE // length, length // 2))
-        chosen = draw.random(said.shape) < COPIES_HIDDEN
-        chosen = np.concatenate([np.zeros_like(chosen), chosen], axis=1)
-        return hide(np.concatenate([said, said], axis=1), chosen, SYMBOLS)
+        chosen = draw.random(said.shape) < HIDDEN
+        again = np.where(chosen, SYMBOLS, said), np.where(chosen, said, IGNORED)
+        first = said, np.full_like(said, IGNORED)
+        return Hidden(*(torch.from_numpy(np.concatenate(halves, axis=1)) for halves in zip(first, again, strict=True)))
 
     return Task(SYMBOLS, lambda step: drawn(0, step), lambda number: drawn(1, number))
 
@@ -62,37 +65,33 @@ def words(length: int, seed: int) -> Task:
     """Windows of the text of `lmlong recipe show compare`; the same tokens of the test are hidden at every length."""
     tokens = prepare(recipe_file.load("compare").text)
     (train,), test, vocabulary = tokens.train, tokens.validation.tokens, tokens.tokenizer.vocabulary
+    masker = Masker(Masking(kind="plain"), tokens.tokenizer)
 
-    def window(text: np.ndarray, begins: np.ndarray, draw: np.random.Generator) -> Hidden:
-        found = np.stack([text[begin : begin + length] for begin in begins]).astype(np.int64)
-        chosen = draw.random(AT_ONCE).reshape(found.shape) < WORDS_HIDDEN
-        return hide(found, chosen, vocabulary)
+    def windows(text: np.ndarray, begins: np.ndarray, *key: int) -> Hidden:
+        rows = [masker.hide(text[begin : begin + length].astype(np.int64), key, begin) for begin in begins.tolist()]
+        return Hidden(*(torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True)))
 
     def step(number: int) -> Hidden:
-        draw = np.random.default_rng((seed, 0, number))
-        return window(train.tokens, draw.integers(len(train.tokens) - length, size=AT_ONCE // length), draw)
+        draw = np.random.default_rng((seed, number))
+        begins = draw.integers(len(train.tokens) - length, size=AT_ONCE // length)
+        return windows(train.tokens, begins, seed, 0, number)
 
     def block(number: int) -> Hidden:
-        begins = np.arange(0, AT_ONCE, length) + number * ((len(test) - AT_ONCE) // TESTS)
-        return window(test, begins, np.random.default_rng((seed, 1, number)))
+        begin = number * ((len(test) - AT_ONCE) // TESTS)
+        return windows(test, np.arange(begin, begin + AT_ONCE, length), seed, 1)
 
     return Task(vocabulary, step, block)
 
 
-def hide(tokens: np.ndarray, chosen: np.ndarray, mask: int) -> Hidden:
-    """The tokens with a mask at the chosen places, and what stood there."""
-    return Hidden(torch.from_numpy(np.where(chosen, mask, tokens)), torch.from_numpy(np.where(chosen, tokens, IGNORED)))
-
-
 def model_options(setting: Setting, width: int) -> recipe.Model:
-    """Two layers of heads of width 32, all told of places alike, so that nothing but the attention differs."""
+    """Two layers of heads of width 32, alike in all but the attention."""
     linformer = recipe.Linformer.model_validate({"projected": setting.slots or 1, "sharing": setting.sharing})
     return recipe.Model(
         width=width,
         layers=2,
         heads=max(width // 32, 1),
         convolution=0,
-        positions="absolute",
+        positions="rotary" if setting.turned else "absolute",
         attention=recipe.Attention(
             kind="full" if setting.slots is None else "linformer", decay="none", linformer=linformer
         ),

@@ -41,10 +41,13 @@ class Setting(NamedTuple):
     length: int
     slots: int | None
     sharing: str = "headwise"
+    turned: bool = False
+    """Whether queries and keys are turned by their place, which tells Linformer nothing, instead of waves added to the
+    tokens."""
 
     @property
     def name(self) -> str:
-        attention = "full" if self.slots is None else f"{self.slots}-{self.sharing}"
+        attention = f"{self.slots}-{self.sharing}" if self.slots else "turned" if self.turned else "full"
         return f"{self.task}-{self.length}-{attention}"
 
 
@@ -54,12 +57,9 @@ def settings(grid: Grid) -> list[Setting]:
     found = [Setting("words", shortest, slots) for slots in (None, *grid.slots)]
     found += [Setting("words", shortest, grid.fixed, sharing) for sharing in SHARINGS]
     found += [Setting("words", length, slots) for length in grid.lengths for slots in (None, grid.fixed)]
-    found += [
-        Setting("copies", length, slots)
-        for length in grid.copies
-        for slots in (None, *grid.slots)
-        if slots is None or slots <= length
-    ]
+    for length in grid.copies:
+        found += [Setting("copies", length, None, turned=True), Setting("copies", length, None)]
+        found += [Setting("copies", length, slots) for slots in grid.slots if slots <= length]
     return list(dict.fromkeys(found))
 
 
