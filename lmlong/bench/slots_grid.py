@@ -75,9 +75,7 @@ def check(grid: Grid) -> None:
     for option, lengths in (("--lengths", grid.lengths), ("--copies", grid.copies)):
         for length in lengths:
             if length % 2 or length < 8 or AT_ONCE % length:
-                raise UsageError(
-                    f"{option}: {length} tokens do not divide the {AT_ONCE:,} of a step. Give powers of 2 from 8 up."
-                )
+                raise UsageError(f"{option}: {length} tokens cannot be used. Give powers of 2, from 8 to {AT_ONCE:,}.")
 
 
 AT_ONCE = 4096
