@@ -5,6 +5,7 @@ most of their sum (figure 1 of its paper). H heads, T tokens, L layers.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ from lmlong.attention.encoders import EncoderAttention
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.lengths import name_length
-from lmlong.evaluation.substitution import attentions_of, prefilled_by
 from lmlong.inference.loading import Loaded
+from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
 from lmlong.text.token_file import TokenFile
 
@@ -75,15 +76,20 @@ def spectra(
 
 
 @torch.no_grad()
-def attention_matrices(model: LanguageModel, tokens: np.ndarray) -> list[Tensor]:
+def attention_matrices(model: LanguageModel | Encoder, tokens: np.ndarray) -> list[Tensor]:
     """The matrix of each layer (H, T, T) while the model reads a text from an empty state."""
     matrices = []
 
-    def watched(attention: CausalAttention, q: Tensor, k: Tensor, v: Tensor, state: Any, *others: Any) -> Any:
+    def look(attention: CausalAttention | EncoderAttention, inputs: tuple[Any, ...]) -> None:
+        q, k, _, *others = inputs
+        if isinstance(attention, CausalAttention):
+            del others[0]  # the state, which is empty
         matrices.append(matrix(attention, q, k, *others)[0])
-        return type(attention).prefill(attention, q, k, v, state, *others)
 
-    with prefilled_by(watched, attentions_of(model)):
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, CausalAttention | EncoderAttention):
+                hooks.callback(module.register_forward_pre_hook(look).remove)
         model.read(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
     return matrices
 

@@ -16,6 +16,7 @@ from lmlong.cli.evaluate import eval_
 from lmlong.errors import UsageError
 from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix
 from lmlong.evaluation.spectrum_report import figure, table
+from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Linformer, Model
 
@@ -100,6 +101,14 @@ def test_matrices_are_those_of_every_layer_while_a_model_reads() -> None:
     assert len(matrices) == 3 and all(torch.equal(each, torch.eye(T).expand(HEADS, -1, -1)) for each in matrices)
     after, _ = model.prefill(torch.from_numpy(tokens)[None])
     assert torch.equal(before, after)  # looking leaves nothing behind
+
+
+def test_an_encoder_is_looked_into_alike() -> None:
+    full = options("full", decay="none")
+    model = Encoder(Model(width=8, layers=2, heads=HEADS, convolution=0, attention=full), 30, T)
+    matrices = attention_matrices(model, np.arange(T))
+    assert len(matrices) == 2
+    assert all((each.sum(-1) - 1).abs().max() < 1e-5 and each.triu(1).any() for each in matrices)
 
 
 def made_up(name: str, length: int, layers: Sequence[Sequence[int]]) -> Spectrum:
