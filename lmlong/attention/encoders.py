@@ -21,10 +21,6 @@ class EncoderAttention(nn.Module, ABC):
     row gives what it gives alone, and 0 where it has no token.
     """
 
-    turned_by_position = False
-    """Whether queries and keys are turned by their place first, unless the recipe says otherwise: that tells something
-    only where the product of one query and one key is taken."""
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None = None) -> Tensor:
         """Outputs (B, H, T, width)."""
         if padding is None:
@@ -54,8 +50,6 @@ class EncoderAttention(nn.Module, ABC):
 class FullAttention(EncoderAttention):
     """softmax(Q K^T / sqrt(width)) V."""
 
-    turned_by_position = True
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
         return scaled_dot_product_attention(q, k, v, attn_mask=None if seen is None else seen[:, None, None])
 
@@ -80,7 +74,7 @@ class BidirectionalLinearAttention(EncoderAttention):
 
     def __init__(self, features: FeatureMap):
         super().__init__()
-        self.feature_map, self.turned_by_position = features, features.turned_by_position
+        self.feature_map = features
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
         precise = at_least_float32(v.dtype)

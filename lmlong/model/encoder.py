@@ -17,7 +17,7 @@ from lmlong.model.block import Norm, SwiGlu
 from lmlong.model.loss import nats, summed_nats
 from lmlong.model.positions import rotate, waves
 from lmlong.model.products import Product
-from lmlong.model.text_model import Output, TextModel
+from lmlong.model.text_model import EMBEDDED, Output, TextModel
 
 
 class EncoderMixer(nn.Module):
@@ -29,8 +29,9 @@ class EncoderMixer(nn.Module):
         self.norm = Norm(width)
         self.project_in = Product(width, 4 * width)  # queries, keys, values, gate
         self.attention = attention
-        wanted = attention.turned_by_position
-        self.rotary = options.positions == "rotary" or (options.positions == "auto" and wanted)
+        # Without places a text would be a bag of words to most attentions. Turned keys tell theirs even where a slot or
+        # a sum mixes them before a query comes; small encoders of every kind learned sooner so than with places added.
+        self.rotary = options.positions in ("auto", "rotary")
         self.head_norm = Norm(self.heads, width // self.heads)
         self.project_out = Product(width, width)
 
@@ -83,13 +84,9 @@ class Encoder(TextModel):
         self.activation_checkpointing = activation_checkpointing
         self.mask = vocabulary
         self.embedding = nn.Embedding(vocabulary + 1, options.width)
-        attentions = _attentions(options, longest)
-        self.blocks = nn.ModuleList(EncoderBlock(options, one) for one in attentions)  # type: ignore[assignment]
-        # Without places a text would be a bag of words to most attentions. Linformer and efficient attention mix the
-        # keys of all places before a query meets them, and most feature maps lose a turn, so their places are added to
-        # the tokens; the others take the product of a query and a key, which turns make one of distances.
-        unturned = not all(one.turned_by_position for one in attentions)
-        self.waves = options.positions == "absolute" or (options.positions == "auto" and unturned)
+        blocks = (EncoderBlock(options, attention) for attention in _attentions(options, longest))
+        self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
+        self.waves = options.positions == "absolute"
         self.norm = Norm(options.width)
         self.output = OutputOfWords(self.embedding)
         self.initialise()
@@ -100,9 +97,11 @@ class Encoder(TextModel):
     def read(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         """The vector (B, T, width) that tells each token of (B, T); a padded row gives what it gives alone."""
         # scaled to about 1, or the first blocks would drown what they are told; the logits want it small
-        x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
+        x = self.embedding(tokens)
         if self.waves:
-            x = x + waves(tokens.shape[1], x.shape[2], x.device).to(x.dtype)
+            # as large as a token begins: at their own size the tokens would drown, and nothing be learned for long
+            x = x + EMBEDDED * 2**0.5 * waves(tokens.shape[1], x.shape[2], x.device).to(x.dtype)
+        x = x * self.embedding.embedding_dim**0.5
         for block in self.blocks:
             if self.activation_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, padding, use_reentrant=False)

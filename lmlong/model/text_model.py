@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from lmlong.model.convolution import ShortConvolution
 from lmlong.model.loss import scores
 
+EMBEDDED = 0.02
+"""Deviation of the numbers that a token begins as."""
+
 
 class Output(nn.Module):
     """Holds vectors against the embeddings of all tokens, which it shares with the input."""
@@ -65,7 +68,7 @@ class TextModel(nn.Module, ABC):
         """Normal weights of deviation width^-1/2; what enters the residual stream begins at 0, so depth is free."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=EMBEDDED)
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.0 if name.endswith("project_out") else module.in_features**-0.5)
             elif isinstance(module, ShortConvolution):

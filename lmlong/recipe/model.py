@@ -104,8 +104,8 @@ class Model(Options):
     convolution: int = Field(4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 leaves it out, as an encoder does."""
     positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
-    """rotary turns queries and keys by their place in the document; auto does so for softmax, window, full, cosine,
-    favor. absolute, for encoders, adds waves of each place to the embedding; auto does so for their other layers."""
+    """rotary turns queries and keys by their place in the document; auto does so for softmax, window, cosine, favor and
+    in all encoders. absolute, for encoders only, adds waves of each place to the embedding instead."""
     mlp_ratio: float = Field(2.7, gt=0)
     """Inner width of the SwiGLU as a multiple of the width (rounded up to a multiple of 32)."""
     dropout: float = Field(0.0, ge=0, lt=1)

@@ -76,12 +76,6 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         )
     if model.convolution:
         yield mistake("model.convolution", "it sees the past alone, and an encoder looks at both sides. Leave it out.")
-    if model.positions == "rotary" and (blind := {"linformer", "efficient"}.intersection(model.kinds)):
-        yield mistake(
-            "model.positions",
-            f"{' and '.join(sorted(blind))} mixes keys of all places before a query meets them, so turning them tells "
-            "it nothing. Use absolute, or auto.",
-        )
     for key in ("segment", "carry_state"):
         if getattr(training, key):
             yield mistake(

@@ -49,7 +49,6 @@ def test_all_that_an_encoder_cannot_have_is_told_at_once_each_at_its_line(file: 
 objective: masked
 model:
   convolution: 4
-  positions: rotary
   attention:
     kind: [full, softmax, window, linformer]
     decay: learned
@@ -63,13 +62,12 @@ training:
 """
     starts = [
         "file:3: model.convolution: it sees the past alone",
-        "file:4: model.positions: linformer mixes keys of all places",
-        "file:6: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
-        "file:6: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
-        "file:7: model.attention.decay: an encoder sees all of its text at once",
-        "file:9: model.attention.linformer.projected: 300 slots for a longest input of 256 tokens. Use 1 up to that.",
-        "file:13: training.segment: an encoder reads its text at once",
-        "file:14: training.carry_state: an encoder reads its text at once",
+        "file:5: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
+        "file:5: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
+        "file:6: model.attention.decay: an encoder sees all of its text at once",
+        "file:8: model.attention.linformer.projected: 300 slots for a longest input of 256 tokens. Use 1 up to that.",
+        "file:12: training.segment: an encoder reads its text at once",
+        "file:13: training.carry_state: an encoder reads its text at once",
     ]
     found = complaints(file, text)
     assert len(found) == len(starts)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -31,6 +30,7 @@ KINDS = {
     "favor": ["model.attention.feature_map=favor", "model.attention.favor.redraw_every=3"],
     "pattern": ["model.attention.kind=[linformer, full]", SLOTS],
 }
+POOLED = [*KINDS["linformer"], "model.attention.linformer={projected: 16, projection: mean}"]
 
 
 @pytest.fixture
@@ -52,15 +52,14 @@ def same(some: Path, others: Path) -> bool:
     return losses(some) == losses(others) and all(torch.equal(mine[name], w) for name, w in weights(others).items())
 
 
-@pytest.mark.parametrize("kind", ["full", "linformer"])
-def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_path: Path, kind: str) -> None:
-    longer = ["training.steps=250", "training.validate_every=50", "training.log_every=50"]
-    outcome = train(masked(*longer, "model.positions=absolute", *KINDS[kind]), tmp_path / "run")
-    counts = np.unique(np.frombuffer((tmp_path / "book.txt").read_bytes(), np.uint8), return_counts=True)[1]
-    shares = counts / counts.sum()
-    entropy = -(shares * np.log(shares)).sum()
+@pytest.mark.parametrize("options", [KINDS["full"], POOLED], ids=["full", "linformer"])
+def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_path: Path, options: list[str]) -> None:
+    """Letters in turn, each as frequent as the others: only the visible ones around tell a hidden one."""
+    (tmp_path / "book.txt").write_text("abcdefgh" * 2000)
+    longer = ["training.steps=250", "training.batch_size=8", "training.validate_every=150", "training.log_every=50"]
+    outcome = train(masked(*longer, *options), tmp_path / "run")
     assert outcome.validation is not None and outcome.gzip is None
-    assert outcome.validation.nats_per_token < 0.7 * entropy
+    assert outcome.validation.nats_per_token < 0.3 * math.log(8)
 
 
 def test_the_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -> None:
