@@ -91,7 +91,6 @@ def model_options(setting: Setting, width: int) -> recipe.Model:
         layers=2,
         heads=max(width // 32, 1),
         convolution=0,
-        positions="rotary" if setting.turned else "absolute",
         attention=recipe.Attention(
             kind="full" if setting.slots is None else "linformer", decay="none", linformer=linformer
         ),

@@ -41,13 +41,10 @@ class Setting(NamedTuple):
     length: int
     slots: int | None
     sharing: str = "headwise"
-    turned: bool = False
-    """Whether queries and keys are turned by their place, which tells Linformer nothing, instead of waves added to the
-    tokens."""
 
     @property
     def name(self) -> str:
-        attention = f"{self.slots}-{self.sharing}" if self.slots else "turned" if self.turned else "full"
+        attention = "full" if self.slots is None else f"{self.slots}-{self.sharing}"
         return f"{self.task}-{self.length}-{attention}"
 
 
@@ -58,8 +55,7 @@ def settings(grid: Grid) -> list[Setting]:
     found += [Setting("words", shortest, grid.fixed, sharing) for sharing in SHARINGS]
     found += [Setting("words", length, slots) for length in grid.lengths for slots in (None, grid.fixed)]
     for length in grid.copies:
-        found += [Setting("copies", length, None, turned=True), Setting("copies", length, None)]
-        found += [Setting("copies", length, slots) for slots in grid.slots if slots <= length]
+        found += [Setting("copies", length, slots) for slots in (None, *grid.slots) if (slots or 1) <= length]
     return list(dict.fromkeys(found))
 
 

@@ -44,25 +44,12 @@ def table(grid: Grid, found: Found) -> str:
     lines += [
         "",
         f"hidden symbols of a second half that repeats the first, found; by chance {1 / SYMBOLS:.3f}",
-        f"{'tokens':>7}{'back':>8}" + "".join(f"{name:>13}" for name in copiers(grid)),
+        f"{'tokens':>7}{'back':>8}" + "".join(f"{_name(slots):>13}" for slots in (None, *grid.slots)),
     ]
     for length in grid.copies:
-        cells = [_accuracy(found.get(copier._replace(length=length))) for copier in copiers(grid).values()]
+        cells = [_accuracy(found.get(Setting("copies", length, slots))) for slots in (None, *grid.slots)]
         lines.append(f"{length:>7,}{length // 2:>8,}{''.join(cells)}")
-    lines += [
-        "",
-        "places are waves added to the tokens; turned: turns of queries and keys instead,",
-        "which tell Linformer nothing",
-    ]
     return "\n".join(lines)
-
-
-def copiers(grid: Grid) -> dict[str, Setting]:
-    """Who copies, by name; of some length."""
-    full = Setting("copies", 0, None)
-    return {"full, turned": full._replace(turned=True), "full": full} | {
-        f"k = {slots}": full._replace(slots=slots) for slots in grid.slots
-    }
 
 
 def _words(name: str, sharing: str, each: Trained, full: Trained | None = None) -> str:
@@ -92,11 +79,12 @@ def figure(grid: Grid, found: Found) -> Figure:
     _panel(by_slots, grid.slots, f"hidden words, {shortest:,} tokens", "slots k", "nats a token")
     for number, slots in enumerate((None, grid.fixed)):
         numbers = [found[Setting("words", length, slots)].nats_per_token for length in grid.lengths]
-        _line(by_length, grid.lengths, numbers, number, "full" if slots is None else f"k = {slots}")
+        _line(by_length, grid.lengths, numbers, number, _name(slots))
     _panel(by_length, grid.lengths, "hidden words", "tokens", "nats a token")
-    for number, (name, copier) in enumerate(copiers(grid).items()):
-        there = [at for length in grid.copies if (at := copier._replace(length=length)) in found]
-        _line(copied, [at.length for at in there], [found[at].accuracy for at in there], number, name)
+    for number, slots in enumerate((None, *grid.slots)):
+        lengths = [length for length in grid.copies if Setting("copies", length, slots) in found]
+        accuracies = [found[Setting("copies", length, slots)].accuracy for length in lengths]
+        _line(copied, lengths, accuracies, number, _name(slots))
     copied.set_ylim(0, 1.03)
     copied.axhline(1 / SYMBOLS, color="0.6", linestyle=":", label="chance")
     _panel(copied, grid.copies, "copies from half a text back", "tokens", "share found")
@@ -124,3 +112,7 @@ def _panel(axes: Axes, places: tuple[int, ...], title: str, across: str, up: str
     axes.set_ylabel(up)
     axes.legend(frameon=False, fontsize="small")
     clear(axes)
+
+
+def _name(slots: int | None) -> str:
+    return "full" if slots is None else f"k = {slots}"

@@ -41,7 +41,6 @@ def test_every_comparison_has_its_encoders_and_none_is_trained_twice() -> None:
     assert {Setting("words", shortest, USUAL.fixed, sharing) for sharing in SHARINGS} < in_words
     assert {Setting("words", n, k) for n, k in product(USUAL.lengths, (None, USUAL.fixed))} < in_words
     assert all(s.slots is None or s.slots <= s.length for s in chosen)
-    assert all(not s.turned for s in in_words)
 
 
 def test_a_copy_can_be_told_from_half_a_text_back_and_from_nowhere_else() -> None:
@@ -81,7 +80,7 @@ def test_a_score_is_of_hidden_tokens_alone() -> None:
 
 
 def test_full_attention_learns_to_copy() -> None:
-    setting = Setting("copies", 16, None, turned=True)
+    setting = Setting("copies", 16, None)
     task = copies(16, 0)
     blocks = [score(train(Grid(steps=30, width=64), setting, task), task.test(0)) for _ in range(2)]
     assert blocks[0].right > 0.9 * blocks[0].hidden
@@ -111,7 +110,7 @@ def test_the_tables_show_every_comparison() -> None:
     assert ["k", "=", "64", "headwise", "3.49", "1.2500", "+0.2500", "0.0500"] in lines
     assert ["k", "=", "64", "layerwise", "3.49", "1.2500", "+0.2500", "0.0500"] in lines
     assert ["4,096", "2.72", "3.49", "+0.2500", "0.0500"] in lines
-    assert ["128", "64", *["0.500"] * 4] in lines and ["256", "128", *["0.500"] * 5] in lines
+    assert ["128", "64", *["0.500"] * 3] in lines and ["256", "128", *["0.500"] * 4] in lines
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -120,7 +119,7 @@ def test_the_chart_has_a_panel_for_each_question() -> None:
     assert list(by_slots.lines[0].get_xdata()) == list(USUAL.slots)
     assert [line.get_label() for line in by_length.lines] == ["full", "k = 64"]
     lines = {line.get_label(): list(line.get_xdata()) for line in copied.lines}
-    assert lines["full, turned"] == lines["full"] == [64, 128, 256] and lines["k = 256"] == [256]
+    assert lines["full"] == [64, 128, 256] and lines["k = 256"] == [256]
 
 
 def run(*given: str) -> Result:
