@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.model.build import build
+from lmlong.model.language_model import parameters
 from lmlong.recipe import file as recipe_file
 from lmlong.text import tokenizer as tokenizers
 
@@ -91,7 +92,7 @@ def test_the_table_of_recipes_is_that_of_the_shelf() -> None:
     for name, millions in rows.items():
         recipe = recipe_file.load(name)
         with torch.device("meta"):
-            model = LanguageModel(recipe.model, recipe.text.tokenizer.vocabulary)
+            model = build(recipe, recipe.text.tokenizer.vocabulary)
         assert round(parameters(model) / 1e6, 1) == pytest.approx(
             float(millions), abs=0.5 if "." not in millions else 0.01
         )
@@ -104,9 +105,8 @@ def test_every_recipe_says_how_it_is_run_and_builds(name: str) -> None:
     overrides = [word for word in shlex.split(first)[4:] if "=" in word]
     recipe = recipe_file.load(name, overrides)
     small = recipe.model.model_copy(update={"width": 2 * recipe.model.heads, "positions": "none"})
-    model = LanguageModel(small, 300)
-    nats, scored = model.loss(torch.arange(40)[None], torch.arange(1, 41)[None])
-    assert scored == 40
+    model = build(recipe.model_copy(update={"model": small}), 300)
+    nats, _ = model.lose(torch.arange(40)[None], torch.arange(1, 41)[None], None, None, None)
     assert nats.item() / 40 == pytest.approx(5.7, abs=0.5)  # ln 300: it has learned nothing yet
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 STDOUT = Path("-")
+USUAL_VIEWS = "context,position,state"
 Name = TypeVar("Name", bound=str)
 Found = TypeVar("Found")
 Result = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
@@ -33,7 +34,7 @@ Result = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pa
     "--by",
     "views",
     metavar="VIEW,...",
-    default="context,position,state",
+    default=USUAL_VIEWS,
     show_default=True,
     help="What to measure, of context, position, protocol and state.",
 )
@@ -102,7 +103,7 @@ def eval_(
 
     The text is what the run held out of its training, unless --data names another. Standard errors are over documents;
     a change between lengths has the error of the differences on the same tokens. Compare runs with different tokenizers
-    by bits per byte.
+    by bits per byte. An encoder is measured by the perplexity of hidden tokens instead.
 
     
     Example: one run on its own held-out text, then two on the same books.
@@ -118,8 +119,10 @@ def eval_(
 
     wanted = tuple(parse_lengths(lengths)) if lengths is not None else None
     question = Question(_chosen("--by", views, VIEWS), wanted, targets, min_documents)
-    if spectrum and probes is not None:
-        raise UsageError("--spectrum: is measured alone. Leave out --probe, or give it in a command of its own.")
+    if spectrum and (probes is not None or weights != "32" or sums != "32"):
+        raise UsageError(
+            "--spectrum: is measured alone, of weights as they were trained. Leave out --probe, --weights, --sums."
+        )
     for file in (json_file, plot):
         _check_folder(file)
     if plot:
@@ -127,16 +130,29 @@ def eval_(
         if question.views == ("state",):
             raise UsageError("--plot: draws context, position and protocol. Name one of them in --by.")
 
-    loaded = (
-        (_name(run), model := load(run, device, weights, sums), validation_text(model, data, tokens)) for run in runs
-    )
     if spectrum:
         from lmlong.evaluation import spectrum_report as shares
         from lmlong.evaluation.spectrum import LENGTHS, TEXTS, spectra
+        from lmlong.inference.loading import open_run
 
-        values = [each for run in loaded for each in spectra(*run, wanted or LENGTHS, trials or TEXTS)]
+        whole = ((_name(run), model := open_run(run, device), validation_text(model, data, tokens)) for run in runs)
+        values = [each for run in whole for each in spectra(*run, wanted or LENGTHS, trials or TEXTS)]
         _show(values, shares.table, shares.plain, shares.draw, json_file, plot)
-    elif probes is None:
+        return
+
+    narrower = {"--lengths": lengths, "--probe": probes, "--plot": plot, "--by": views != USUAL_VIEWS}
+    narrower |= {"--weights": weights != "32", "--sums": sums != "32"}
+    if _of_encoders(runs, {option: bool(value) for option, value in narrower.items()}):
+        from lmlong.evaluation import masked
+        from lmlong.inference.loading import open_run
+
+        opened = ((_name(run), model := open_run(run, device), validation_text(model, data, tokens)) for run in runs)
+        _show([masked.measure(*each) for each in opened], masked.table, masked.plain, None, json_file, None)
+        return
+    loaded = (
+        (_name(run), model := load(run, device, weights, sums), validation_text(model, data, tokens)) for run in runs
+    )
+    if probes is None:
         from lmlong.evaluation.plain import plain
         from lmlong.evaluation.plots import draw
         from lmlong.evaluation.tables import table
@@ -156,16 +172,34 @@ def eval_(
         _show(answers, report.table, report.plain, report.draw, json_file, plot)
 
 
+def _of_encoders(runs: tuple[str, ...], given: dict[str, bool]) -> bool:
+    """Whether the runs are encoders' and can be measured as such; refused where an option needs a language model."""
+    from lmlong.checkpoint.read import find, read_recipe
+
+    encoders = [run for run in runs if read_recipe(find(run)).objective == "masked"]
+    if encoders and len(encoders) < len(runs):
+        raise UsageError(
+            f"{encoders[0]}: an encoder (objective: masked) is measured by hidden tokens alone. Name "
+            "runs of one objective."
+        )
+    for option in (option for option, is_given in given.items() if encoders and is_given):
+        raise UsageError(
+            f"{option}: {encoders[0]} is an encoder (objective: masked) that reads its text at once, on both sides of "
+            "each token; it has no past to measure by and no state. Leave the option out, or name a language model."
+        )
+    return bool(encoders)
+
+
 def _show(
     found: Found,
     table: Callable[[Found], str],
     plain: Callable[[Found], dict[str, Any]],
-    draw: Callable[[Found, Path], None],
+    draw: Callable[[Found, Path], None] | None,
     json_file: Path | None,
     plot: Path | None,
 ) -> None:
     """What was found, in every form that was asked for."""
-    if plot:
+    if plot and draw:
         draw(found, plot)
     if json_file != STDOUT:
         click.echo(table(found))

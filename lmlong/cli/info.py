@@ -43,16 +43,18 @@ def _installation() -> dict[str, Any]:
 
 
 def _run(run: str) -> dict[str, Any]:
-    from lmlong.inference.loading import load
+    from lmlong.inference.loading import open_run
     from lmlong.inference.state_size import state_size
-    from lmlong.model.language_model import parameters
+    from lmlong.model.language_model import LanguageModel, parameters
 
-    loaded = load(run, "cpu")
-    step, state = loaded.step, state_size(loaded.model)
+    loaded = open_run(run, "cpu")
+    step = loaded.step
+    state = state_size(loaded.model) if isinstance(loaded.model, LanguageModel) else None  # encoders have none
     training, length = loaded.recipe.training, loaded.recipe.text.sequence_length
     tokens_per_step = training.batch_size * training.accumulate * length
     return {
         "name": loaded.recipe.name,
+        "objective": loaded.recipe.objective,
         "checkpoint": str(loaded.checkpoint),
         "step": step,
         "trained tokens": None if step is None else step * tokens_per_step,
@@ -61,8 +63,7 @@ def _run(run: str) -> dict[str, Any]:
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": loaded.recipe.model.kinds,
-        "state bytes": state.empty.bytes,
-        "state bytes per token": state.per_token.bytes,
+        **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
         "validation": _last_validation(loaded.checkpoint, step),
     }
 

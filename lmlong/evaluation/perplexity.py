@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
-import torch
 from tqdm import tqdm
 
 from lmlong.errors import UsageError
@@ -20,7 +19,7 @@ from lmlong.evaluation.report import AtLength, AtPosition, InWindows, Report
 from lmlong.evaluation.scored import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.evaluation.sums import Sums
-from lmlong.inference.loading import Loaded
+from lmlong.inference.loading import Loaded, Trained
 from lmlong.inference.state_size import state_size
 from lmlong.model.device import peak_memory
 from lmlong.model.language_model import parameters
@@ -69,13 +68,13 @@ def measure(name: str, loaded: Loaded, text: TokenFile, question: Question = USU
         documents=len(documents.begins),
         left_out=[length for length in wanted if length not in lengths],
     )
-    scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer.token_bytes, _device(loaded))
+    scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer.token_bytes, loaded.device)
     fill(report, scorer, lengths, size, question)
     if "state" in question.views:
         longest = int(documents.sizes.argmax())
         begin, end = documents.begins[longest], documents.ends[longest]
         report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
-    report.peak_bytes = peak_memory(_device(loaded))
+    report.peak_bytes = peak_memory(loaded.device)
     return report
 
 
@@ -128,7 +127,7 @@ def _too_short(documents: Documents, need: int, wanted: int) -> str:
     )
 
 
-def validation_text(loaded: Loaded, files: Sequence[str] = (), limit: int | None = None) -> TokenFile:
+def validation_text(loaded: Trained, files: Sequence[str] = (), limit: int | None = None) -> TokenFile:
     """The tokens to measure on: the text held out of the model's training, or all of some files; the first `limit`."""
     text = loaded.recipe.text
     if files:
@@ -136,7 +135,3 @@ def validation_text(loaded: Loaded, files: Sequence[str] = (), limit: int | None
         # a recipe's text trains too; the shortest sequence lets files of any size pass as that
         text = Text(sources=[source], validation=Validation(sources=[source]), errors=text.errors, sequence_length=8)
     return prepare(text, loaded.tokenizer).validation.first(limit)
-
-
-def _device(loaded: Loaded) -> torch.device:
-    return loaded.model.embedding.weight.device

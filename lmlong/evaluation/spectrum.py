@@ -18,9 +18,9 @@ from lmlong.attention.encoders import EncoderAttention
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.lengths import name_length
-from lmlong.inference.loading import Loaded
-from lmlong.model.encoder import Encoder
-from lmlong.model.language_model import LanguageModel
+from lmlong.inference.loading import Trained
+from lmlong.model.text_model import TextModel
+from lmlong.recipe import Recipe
 from lmlong.text.token_file import TokenFile
 
 LENGTHS = (512,)
@@ -49,9 +49,10 @@ class Spectrum(NamedTuple):
 
 
 def spectra(
-    name: str, loaded: Loaded, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
+    name: str, loaded: Trained, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
 ) -> list[Spectrum]:
     """The spectrum at each length, on about so many stretches of the text, evenly over its documents."""
+    _check(loaded.recipe, max(lengths))
     documents = cut.documents_of(text)
     for length in lengths:
         if not cut.reached(documents, 0, length):
@@ -75,8 +76,24 @@ def spectra(
     return found
 
 
+def _check(recipe: Recipe, longest: int) -> None:
+    """Refuse a Linformer that no matrix stands for, and texts that its own cannot take."""
+    if "linformer" not in recipe.model.kinds:
+        return
+    if (projection := recipe.model.attention.linformer.projection) not in ("linear", "mean"):
+        raise UsageError(
+            f"--spectrum: the run's Linformer projects by {projection}, which no matrix from values to outputs stands "
+            "for. Name a run with linear or mean."
+        )
+    if longest > recipe.text.sequence_length:
+        raise UsageError(
+            f"--lengths: {longest:,} tokens are more than the {recipe.text.sequence_length:,} that the run's Linformer "
+            "was made for. Give shorter ones."
+        )
+
+
 @torch.no_grad()
-def attention_matrices(model: LanguageModel | Encoder, tokens: np.ndarray) -> list[Tensor]:
+def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
     """The matrix of each layer (H, T, T) while the model reads a text from an empty state."""
     matrices = []
 

@@ -20,21 +20,40 @@ from lmlong.inference import state_file
 from lmlong.inference.memory import Memory
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.streaming import Writing
+from lmlong.model.build import build
 from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A trained model with all that belongs to it."""
+class Trained:
+    """A trained model of any objective with all that belongs to it."""
 
-    model: LanguageModel
+    model: TextModel
     tokenizer: Tokenizer
     recipe: Recipe
     checkpoint: Path
+
+    @property
+    def step(self) -> int | None:
+        """The optimizer steps behind the weights, which the name of their checkpoint tells."""
+        number = self.checkpoint.name.removeprefix("step-")
+        return int(number) if number.isdecimal() else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embedding.weight.device
+
+
+@dataclass(frozen=True)
+class Loaded(Trained):
+    """A trained language model, ready to read and write."""
+
+    model: LanguageModel
 
     def stream(
         self,
@@ -108,14 +127,8 @@ class Loaded:
         return None
 
     @property
-    def step(self) -> int | None:
-        """The optimizer steps behind the weights, which the name of their checkpoint tells."""
-        number = self.checkpoint.name.removeprefix("step-")
-        return int(number) if number.isdecimal() else None
-
-    @property
     def on_cpu(self) -> bool:
-        return self.model.embedding.weight.device.type == "cpu"
+        return self.device.type == "cpu"
 
     def save_state(self, state: Memory, path: str | Path) -> None:
         """Write a state to a file, for this model to go on with."""
@@ -142,23 +155,34 @@ def has_compiler() -> bool:
     return any(map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"]))
 
 
+def open_run(run: str | Path, device: str = "auto") -> Trained:
+    """The model of a run, whatever it was trained for."""
+    place = pick_device(device)
+    checkpoint = find(run)
+    recipe, tokenizer = read_recipe(checkpoint), tokenizers.load(tokenizer_path(checkpoint))
+    check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
+    model = build(recipe, tokenizer.vocabulary)
+    load_weights(model, checkpoint)
+    return Trained(model.to(place).eval(), tokenizer, recipe, checkpoint)
+
+
 def load(
     run: str | Path, device: str = "auto", weights: Literal["32", "bf16"] = "32", sums: Literal["32", "64"] = "32"
 ) -> Loaded:
-    """The model of a run: its folder, its name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
+    """The language model of a run: its folder, its name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
 
     `weights` says how its matrices are kept: "bf16" takes half the memory, and changes what it predicts a little;
     `sums` how S and z are: "64" for texts of more than some ten million tokens.
     """
-    place = pick_device(device)
-    checkpoint = find(run)
-    recipe, tokenizer = read_recipe(checkpoint), tokenizers.load(tokenizer_path(checkpoint))
-    check_size(checkpoint, recipe, lambda recipe: LanguageModel(recipe.model, tokenizer.vocabulary))
-    model = LanguageModel(recipe.model, tokenizer.vocabulary)
-    load_weights(model, checkpoint)
-    model.to(place).eval()
+    trained = open_run(run, device)
+    model = trained.model
+    if not isinstance(model, LanguageModel):
+        raise UsageError(
+            f"{run}: an encoder (objective: masked) has read the future of each token, so it has nothing to continue "
+            "and no state. Measure it by lmlong eval; for this, train a model with objective: causal."
+        )
     if sums == "64":
         model.sum_in(torch.float64)
     if weights == "bf16":
         model.round_matrices()
-    return Loaded(model, tokenizer, recipe, checkpoint)
+    return Loaded(model, trained.tokenizer, trained.recipe, trained.checkpoint)

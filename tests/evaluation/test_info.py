@@ -29,6 +29,7 @@ def test_a_run_is_described(run: Path) -> None:
     facts = json.loads(told(run, "--json"))
     assert facts == {
         "name": "run",
+        "objective": "causal",
         "checkpoint": str(run.resolve() / "checkpoints" / "step-00000007"),
         "step": 7,
         "trained tokens": 7 * 2 * 3 * 64,

@@ -1,0 +1,132 @@
+"""What may be asked of an encoder's run, and what is refused with the reason."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from models import stirred
+
+from lmlong.checkpoint.write import Contents, point, write
+from lmlong.cli.main import lmlong as command
+from lmlong.errors import UsageError
+from lmlong.evaluation.masked import measure
+from lmlong.evaluation.perplexity import validation_text
+from lmlong.inference.loading import load, open_run
+from lmlong.model.build import build
+from lmlong.recipe import Recipe, file
+from lmlong.text.material import MATERIAL
+from lmlong.text.tokenizer import ByteTokenizer
+from lmlong.text.tokens import prepare
+
+RECIPE = """
+objective: masked
+text:
+  sources: [{{kind: files, paths: [{train}]}}]
+  validation: {{sources: [{{kind: files, paths: [{validation}]}}]}}
+  tokenizer: {{kind: bytes}}
+  sequence_length: 32
+  rows: {rows}
+model: {{width: 16, layers: 2, heads: 2, attention: {{kind: linformer, linformer: {{projected: 4}}}}}}
+training: {{steps: 3, batch_size: 3}}
+"""
+
+
+@pytest.fixture(params=["windows", "documents"])
+def encoder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder with a checkpoint of a tiny encoder of bytes."""
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "train.txt").write_text("a book of no great length " * 20)
+    for number in range(5):
+        (tmp_path / f"held-{number}.txt").write_text("what was held out of it " * (number + 1))
+    places = {"train": tmp_path / "train.txt", "validation": tmp_path / "held-*.txt"}
+    (tmp_path / "tiny.yaml").write_text(RECIPE.format(rows=request.param, **places))
+    recipe = file.load(str(tmp_path / "tiny.yaml"))
+    tokenizer = ByteTokenizer()
+    model = stirred(build(recipe, tokenizer.vocabulary), 0.3)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
+    write(checkpoint, Contents(model.state_dict(), {}, file.dump(recipe), tokenizer.file))
+    point(checkpoint.parent / "latest", checkpoint)
+    return tmp_path / "run"
+
+
+def invoke(*words: object) -> tuple[str, Exception | None]:
+    done = CliRunner().invoke(command, [str(word) for word in words])
+    return done.output, done.exception if isinstance(done.exception, Exception) else None
+
+
+def test_the_perplexity_is_that_of_the_hidden_tokens_of_validation(encoder: Path) -> None:
+    trained = open_run(encoder, "cpu")
+    recipe: Recipe = trained.recipe
+    nats, counts = [], []
+    for batch in MATERIAL["masked"](recipe, prepare(recipe.text, trained.tokenizer)).validation():
+        tokens, targets, padding = map(torch.from_numpy, batch)
+        for row in range(len(tokens)):
+            seen = ~padding[row]
+            logits = trained.model.logits(trained.model.read(tokens[row : row + 1, seen])).detach().double()
+            hidden = targets[row, seen] != -100
+            lost = torch.nn.functional.cross_entropy(logits[0, hidden], targets[row, seen][hidden], reduction="sum")
+            nats.append(float(lost))
+            counts.append(int(hidden.sum()))
+    report = measure("tiny", trained, validation_text(trained))
+    assert report.sums.totals.nats == pytest.approx(sum(nats), rel=1e-5)
+    assert report.sums.totals.tokens == sum(counts)
+    if recipe.text.rows == "documents":
+        assert report.sums.documents == 5
+    else:
+        assert report.sums.documents == len(nats)
+        off = np.array(nats) - sum(nats) / sum(counts) * np.array(counts)
+        error = math.sqrt(len(nats) / (len(nats) - 1) * float((off**2).sum())) / sum(counts)
+        assert report.sums.nats_error == pytest.approx(error, rel=1e-4)
+        assert report.error == pytest.approx(error * math.exp(sum(nats) / sum(counts)), rel=1e-4)
+
+
+def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> None:
+    output, error = invoke("eval", encoder, "--json", tmp_path / "found.json")
+    assert error is None
+    (found,) = json.loads((tmp_path / "found.json").read_text())["runs"]
+    assert found["objective"] == "masked"
+    assert found["perplexity"] == pytest.approx(math.exp(found["nats_per_token"]))
+    line = output.splitlines()[1]
+    assert f"{found['perplexity']:.3f}" in line and f"{found['hidden_tokens']:,}" in line
+    output, error = invoke("eval", encoder, encoder, "--data", tmp_path / "train.txt", "--tokens", 64, "--json", "-")
+    assert error is None and [run["hidden_share"] for run in json.loads(output)["runs"]] == [0.15, 0.15]
+
+
+@pytest.mark.parametrize("encoder", ["windows"], indirect=True)
+@pytest.mark.parametrize(
+    "option", ["--lengths 16", "--by state", "--probe copy", "--plot x.png", "--sums 64", "--weights bf16"]
+)
+def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
+    _, error = invoke("eval", encoder, *option.split())
+    assert isinstance(error, UsageError) and error.exit_code == 2
+    assert str(error).startswith(f"{option.split()[0]}: ") and "reads its text at once" in str(error)
+
+
+@pytest.mark.parametrize("encoder", ["windows"], indirect=True)
+@pytest.mark.parametrize("words", ["generate RUN --prompt x", "state build RUN TEXT -o x.state", "check RUN"])
+def test_commands_that_continue_a_text_refuse_an_encoder(encoder: Path, tmp_path: Path, words: str) -> None:
+    places = {"RUN": str(encoder), "TEXT": str(tmp_path / "train.txt")}
+    _, error = invoke(*(places.get(word, word) for word in words.split()))
+    assert isinstance(error, UsageError) and error.exit_code == 2
+    assert re.search(
+        r"an encoder \(objective: masked\) has read the future .* lmlong eval; .* objective: causal", str(error)
+    )
+    with pytest.raises(UsageError, match="has read the future"):
+        load(encoder, "cpu")
+
+
+def test_runs_of_two_objectives_are_not_measured_together(encoder: Path, run: Path) -> None:
+    _, error = invoke("eval", encoder, run)
+    assert isinstance(error, UsageError) and "Name runs of one objective" in str(error)
+
+
+def test_info_describes_an_encoder(encoder: Path) -> None:
+    output, error = invoke("info", encoder, "--json")
+    facts = json.loads(output)
+    assert error is None and (facts["objective"], facts["step"]) == ("masked", 3)
+    assert facts["attention by layer"] == ["linformer", "linformer"] and "state bytes" not in facts
