@@ -33,7 +33,7 @@ def _part(grid: Grid, measured: Sequence[Measured]) -> list[str]:
     slots = [str(count) for count in grid.slots]
     names = [FULL, *slots]
     lines = [
-        f"{'':7}{'times as fast as full':^{7 * len(slots)}}   {'rows in the same memory*':^{7 * len(names)}}",
+        f"{'':7}{'times as fast as full':^{7 * len(slots)}}   {'rows in the same memory*':^{7 * len(names)}}".rstrip(),
         f"n   k ={_cells(slots, 7)}   {_cells(names, 7)}",
     ]
     for each in measured:
@@ -50,8 +50,9 @@ def _part(grid: Grid, measured: Sequence[Measured]) -> list[str]:
 
 def _notes(grid: Grid, found: Sequence[Measured]) -> list[str]:
     rounds = sorted({len(cost.seconds) for each in found for cost in each.costs.values()})
+    spread = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     lines = [
-        f"times are medians of {rounds[0]} to {rounds[-1]} rounds, in each of which all have their turn",
+        f"times are medians of {spread} rounds, in each of which all have their turn",
         "* as one row of full attention that holds all its n x n weights, which `full`",
         "  as torch computes it never does; of a row's inputs and all made from them",
     ]

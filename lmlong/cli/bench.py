@@ -7,6 +7,7 @@ import click
 
 from lmlong.cli.bench_linformer import linformer
 from lmlong.cli.bench_recall import recall
+from lmlong.cli.bench_slots import slots
 from lmlong.cli.bench_speed import attention, generate, train
 from lmlong.cli.numbers import read
 from lmlong.errors import UsageError, nearest
@@ -105,5 +106,5 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
     click.echo(table(results))
 
 
-for command in (recall, linformer, attention, train, generate):
+for command in (recall, linformer, slots, attention, train, generate):
     bench.add_command(command)

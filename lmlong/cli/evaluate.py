@@ -119,14 +119,26 @@ def eval_(
 
     wanted = tuple(parse_lengths(lengths)) if lengths is not None else None
     question = Question(_chosen("--by", views, VIEWS), wanted, targets, min_documents)
-    if spectrum and probes is not None:
-        raise UsageError("--spectrum: is measured alone. Leave out --probe, or give it in a command of its own.")
+    if spectrum and (probes is not None or weights != "32" or sums != "32"):
+        raise UsageError(
+            "--spectrum: is measured alone, of weights as they were trained. Leave out --probe, --weights, --sums."
+        )
     for file in (json_file, plot):
         _check_folder(file)
     if plot:
         check_format(plot)
         if question.views == ("state",):
             raise UsageError("--plot: draws context, position and protocol. Name one of them in --by.")
+
+    if spectrum:
+        from lmlong.evaluation import spectrum_report as shares
+        from lmlong.evaluation.spectrum import LENGTHS, TEXTS, spectra
+        from lmlong.inference.loading import open_run
+
+        whole = ((_name(run), model := open_run(run, device), validation_text(model, data, tokens)) for run in runs)
+        values = [each for run in whole for each in spectra(*run, wanted or LENGTHS, trials or TEXTS)]
+        _show(values, shares.table, shares.plain, shares.draw, json_file, plot)
+        return
 
     narrower = {"--lengths": lengths, "--probe": probes, "--plot": plot, "--by": views != USUAL_VIEWS}
     narrower |= {"--weights": weights != "32", "--sums": sums != "32"}
@@ -140,13 +152,7 @@ def eval_(
     loaded = (
         (_name(run), model := load(run, device, weights, sums), validation_text(model, data, tokens)) for run in runs
     )
-    if spectrum:
-        from lmlong.evaluation import spectrum_report as shares
-        from lmlong.evaluation.spectrum import LENGTHS, TEXTS, spectra
-
-        values = [each for run in loaded for each in spectra(*run, wanted or LENGTHS, trials or TEXTS)]
-        _show(values, shares.table, shares.plain, shares.draw, json_file, plot)
-    elif probes is None:
+    if probes is None:
         from lmlong.evaluation.plain import plain
         from lmlong.evaluation.plots import draw
         from lmlong.evaluation.tables import table

@@ -5,6 +5,7 @@ most of their sum (figure 1 of its paper). H heads, T tokens, L layers.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +17,10 @@ from lmlong.attention.contract import CausalAttention
 from lmlong.attention.encoders import EncoderAttention
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
-from lmlong.evaluation.substitution import attentions_of, prefilled_by
-from lmlong.inference.loading import Loaded
+from lmlong.inference.loading import Trained
 from lmlong.lengths import name_length
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.text_model import TextModel
+from lmlong.recipe import Recipe
 from lmlong.text.token_file import TokenFile
 
 LENGTHS = (512,)
@@ -48,9 +49,10 @@ class Spectrum(NamedTuple):
 
 
 def spectra(
-    name: str, loaded: Loaded, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
+    name: str, loaded: Trained, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
 ) -> list[Spectrum]:
     """The spectrum at each length, on about so many stretches of the text, evenly over its documents."""
+    _check(loaded.recipe, max(lengths))
     documents = cut.documents_of(text)
     for length in lengths:
         if not cut.reached(documents, 0, length):
@@ -74,16 +76,37 @@ def spectra(
     return found
 
 
+def _check(recipe: Recipe, longest: int) -> None:
+    """Refuse a Linformer that no matrix stands for, and texts that its own cannot take."""
+    if "linformer" not in recipe.model.kinds:
+        return
+    if (projection := recipe.model.attention.linformer.projection) not in ("linear", "mean"):
+        raise UsageError(
+            f"--spectrum: the run's Linformer projects by {projection}, which no matrix from values to outputs stands "
+            "for. Name a run with linear or mean."
+        )
+    if longest > recipe.text.sequence_length:
+        raise UsageError(
+            f"--lengths: {longest:,} tokens are more than the {recipe.text.sequence_length:,} that the run's Linformer "
+            "was made for. Give shorter ones."
+        )
+
+
 @torch.no_grad()
-def attention_matrices(model: LanguageModel, tokens: np.ndarray) -> list[Tensor]:
+def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
     """The matrix of each layer (H, T, T) while the model reads a text from an empty state."""
     matrices = []
 
-    def watched(attention: CausalAttention, q: Tensor, k: Tensor, v: Tensor, state: Any, *others: Any) -> Any:
+    def look(attention: CausalAttention | EncoderAttention, inputs: tuple[Any, ...]) -> None:
+        q, k, _, *others = inputs
+        if isinstance(attention, CausalAttention):
+            del others[0]  # the state, which is empty
         matrices.append(matrix(attention, q, k, *others)[0])
-        return type(attention).prefill(attention, q, k, v, state, *others)
 
-    with prefilled_by(watched, attentions_of(model)):
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, CausalAttention | EncoderAttention):
+                hooks.callback(module.register_forward_pre_hook(look).remove)
         model.read(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
     return matrices
 

@@ -92,6 +92,14 @@ def _curves(axes: Axes, each: Spectrum) -> None:
         axes.fill_between(numbers, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     axes.plot(numbers, numbers / each.length, color="0.6", linestyle=":", label="all alike")
     axes.axvline(each.length // 4, color="0.6", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+    axes.annotate(
+        f"{each.length // 4:,}",
+        (each.length // 4, 0),
+        xytext=(3, 3),
+        textcoords="offset points",
+        fontsize="small",
+        color="0.35",
+    )
     axes.set_title(f"{each.name}, {name_length(each.length)} tokens")
     axes.set_xlabel("largest singular values")
     axes.set_ylabel("share of their sum")

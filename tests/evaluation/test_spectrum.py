@@ -14,10 +14,15 @@ from torch import Tensor
 from lmlong.attention import CAUSAL, ENCODER
 from lmlong.cli.evaluate import eval_
 from lmlong.errors import UsageError
-from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix
+from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix, spectra
 from lmlong.evaluation.spectrum_report import figure, table
+from lmlong.inference.loading import Trained
+from lmlong.model.build import build
+from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import Attention, Linformer, Model
+from lmlong.recipe import Attention, Linformer, Model, Recipe
+from lmlong.text.token_file import TokenFile
+from lmlong.text.tokenizer import ByteTokenizer
 
 T = 24
 HEADS, WIDTH = 2, 4
@@ -100,6 +105,34 @@ def test_matrices_are_those_of_every_layer_while_a_model_reads() -> None:
     assert len(matrices) == 3 and all(torch.equal(each, torch.eye(T).expand(HEADS, -1, -1)) for each in matrices)
     after, _ = model.prefill(torch.from_numpy(tokens)[None])
     assert torch.equal(before, after)  # looking leaves nothing behind
+
+
+def test_an_encoder_is_looked_into_alike() -> None:
+    full = options("full", decay="none")
+    model = Encoder(Model(width=8, layers=2, heads=HEADS, convolution=0, attention=full), 30, T)
+    matrices = attention_matrices(model, np.arange(T))
+    assert len(matrices) == 2
+    assert all((each.sum(-1) - 1).abs().max() < 1e-5 and each.triu(1).any() for each in matrices)
+
+
+def encoder(projection: str) -> Trained:
+    """Of inputs of 16 bytes."""
+    attention = options("linformer", linformer={"projected": 4, "projection": projection})
+    model = {"width": 8, "layers": 2, "heads": HEADS, "attention": attention.model_dump(exclude_unset=True)}
+    recipe = Recipe.model_validate(
+        {"objective": "masked", "model": model, "text": {"sequence_length": 16}, "training": {"steps": 1}}
+    )
+    return Trained(build(recipe, 258), ByteTokenizer(), recipe, Path("run"))
+
+
+def test_linformers_of_a_run_are_told_where_no_matrix_stands_for_them() -> None:
+    text = TokenFile(np.arange(40), np.array([0]))
+    (found,) = spectra("run", encoder("linear"), text, [16], 2)
+    assert (found.cumulative[:, :, 3] > 1 - 1e-6).all() and found.texts == 2  # four slots, rank 4
+    with pytest.raises(UsageError, match=r"32 tokens are more than the 16 .* Give shorter ones"):
+        spectra("run", encoder("mean"), text, [16, 32])
+    with pytest.raises(UsageError, match=r"--spectrum: the run's Linformer projects by conv"):
+        spectra("run", encoder("conv"), text, [16])
 
 
 def made_up(name: str, length: int, layers: Sequence[Sequence[int]]) -> Spectrum:
