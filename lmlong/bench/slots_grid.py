@@ -31,7 +31,7 @@ class Grid(NamedTuple):
 COPYING = 2
 
 USUAL = Grid()
-"""Minutes on two CPU cores."""
+"""Some 20 minutes of one core."""
 
 
 class Setting(NamedTuple):

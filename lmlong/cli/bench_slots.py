@@ -42,7 +42,7 @@ def slots(
 
     \b
     Example: fewer slots and shorter texts, in half the time.
-      lmlong bench slots --slots 8,32 --lengths 256,512 --copies 64
+      lmlong bench slots --slots 16,64 --lengths 256,512 --copies 64
     """
     words, halves = (sorted(set(read(*each, int, "64,128"))) for each in (("--lengths", lengths), ("--copies", copies)))
     numbers = sorted(set(read("--slots", slots, int, "16,64")))
