@@ -60,7 +60,7 @@ def compiled(model: LanguageModel, kept: torch.dtype = torch.float32) -> Languag
     other = copy.deepcopy(model)
     if kept != torch.float32:
         other.round_matrices(kept)
-    other.answer = as_graph(other.answer)  # type: ignore[method-assign]
+    other.answer = as_graph(other.answer, torch.device("cpu"))  # type: ignore[method-assign]
     return other
 
 

@@ -76,5 +76,5 @@ class Writers:
         if precision != "32":
             model.round_matrices({"bf16": torch.bfloat16, "int8": torch.int8}[precision])
         if self.compiled and name != "softmax":
-            model.answer = as_graph(model.answer)  # type: ignore[method-assign]
+            model.answer = as_graph(model.answer, self.device)  # type: ignore[method-assign]
         return model

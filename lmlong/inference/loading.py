@@ -116,7 +116,7 @@ class Loaded(Trained):
         """Let torch.compile make one graph of the step that writes a token: some seconds that long texts win back."""
         if self.obstacle:
             raise UsageError(f"compile: {self.obstacle}")
-        self.model.answer = as_graph(self.model.answer)  # type: ignore[method-assign]
+        self.model.answer = as_graph(self.model.answer, self.model.embedding.weight.device)  # type: ignore[method-assign]
 
     @property
     def obstacle(self) -> str | None:

@@ -41,7 +41,7 @@ def test_a_compiled_step_of_a_model_that_reads_blocks_is_the_eager_one() -> None
     """One graph while no block is full, one where a block of all rows is, and one where only some rows have one."""
     options = Model(width=16, layers=3, heads=2, downsample=Downsample(factor=3))
     model = stirred(LanguageModel(options, 30)).eval()
-    eager, compiled = model.answer, as_graph(model.answer)
+    eager, compiled = model.answer, as_graph(model.answer, torch.device("cpu"))
     for rows in ([5, 5], [1, 6]):  # tokens that were read before
         state = joined([model.prefill(torch.arange(count)[None])[1] for count in rows])
         for token in torch.arange(24).view(12, 2):
