@@ -10,7 +10,7 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 VARIANTS = 64
 """Graphs that may be made of the code of one step, which all models of a process share."""
 
-ON_CPU = {"realize_reads_threshold": 0, "realize_opcount_threshold": 0}
+ON_CPU: dict[str, Any] = {"realize_reads_threshold": 0, "realize_opcount_threshold": 0}
 """What is used again is computed once and kept: a vector that a matrix is multiplied with would be normed anew for each
 row of the matrix, which takes longer than fetching the row where weights are small."""
 
