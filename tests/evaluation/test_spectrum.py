@@ -88,7 +88,7 @@ def test_the_matrix_is_what_values_are_multiplied_with(kind: str) -> None:
 @pytest.mark.parametrize("kind", ENCODER)
 def test_that_of_an_encoder_too_and_features_and_slots_bound_its_rank(kind: str) -> None:
     most = {"full": T, "linformer": 3, "efficient": WIDTH, "linear": WIDTH}[kind]
-    (attention,) = ENCODER[kind](1, HEADS, WIDTH, T, Attention(linformer=Linformer(projected=3)))
+    (attention,) = ENCODER[kind]([T], HEADS, WIDTH, Attention(linformer=Linformer(projected=3)))
     q, k, v = (drawn(1, HEADS, T, WIDTH, seed=seed) for seed in range(3))
     found = matrix(attention.double(), q, k).detach()
     assert (found @ v - attention(q, k, v)).abs().max() < 1e-10
