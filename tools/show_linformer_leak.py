@@ -36,7 +36,7 @@ def main() -> None:
     """Print the largest change of the first output for both."""
     torch.manual_seed(0)
     options = recipe.Attention(linformer=recipe.Linformer(projected=SLOTS))
-    (linformer,) = ENCODER["linformer"](1, HEADS, WIDTH, TOKENS, options)
+    (linformer,) = ENCODER["linformer"]([TOKENS], HEADS, WIDTH, options)
     assert isinstance(linformer, Linformer)
     text = torch.randn(3, 1, HEADS, TOKENS, WIDTH)  # q, k and v
     other = text.clone()

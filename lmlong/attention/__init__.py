@@ -1,7 +1,7 @@
 """Causal attentions behind one contract, those for encoders behind another; a new one is a line here and its options
 in the recipe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lmlong import recipe
 from lmlong.attention.contract import CausalAttention
@@ -38,15 +38,13 @@ CAUSAL: dict[str, Callable[[int, int, recipe.Attention], CausalAttention]] = {
 }
 
 
-ENCODER: dict[str, Callable[[int, int, int, int, recipe.Attention], list[EncoderAttention]]] = {
-    "full": lambda layers, heads, width, longest, options: [FullAttention() for _ in range(layers)],
-    "linformer": lambda layers, heads, width, longest, options: linformer_layers(
-        layers, heads, width, longest, options.linformer
-    ),
-    "efficient": lambda layers, heads, width, longest, options: [EfficientAttention() for _ in range(layers)],
-    "linear": lambda layers, heads, width, longest, options: [
-        BidirectionalLinearAttention(FEATURE_MAPS[options.feature_map](heads, width, options)) for _ in range(layers)
+ENCODER: dict[str, Callable[[Sequence[int], int, int, recipe.Attention], list[EncoderAttention]]] = {
+    "full": lambda longest, heads, width, options: [FullAttention() for _ in longest],
+    "linformer": lambda longest, heads, width, options: linformer_layers(longest, heads, width, options.linformer),
+    "efficient": lambda longest, heads, width, options: [EfficientAttention() for _ in longest],
+    "linear": lambda longest, heads, width, options: [
+        BidirectionalLinearAttention(FEATURE_MAPS[options.feature_map](heads, width, options)) for _ in longest
     ],
 }
-"""From layers, heads, head width, tokens of the longest input and options to the attentions of all layers, since
+"""From the longest input of each layer, heads, head width and options to the attentions of all layers, since
 Linformer's may share matrices."""

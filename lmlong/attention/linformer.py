@@ -78,19 +78,19 @@ class Linformer(EncoderAttention):
 
 
 def linformer_layers(
-    layers: int, heads: int, width: int, longest: int, options: recipe.Linformer
+    longest: Sequence[int], heads: int, width: int, options: recipe.Linformer
 ) -> list[EncoderAttention]:
-    """The Linformers of all layers, whose heads are of a width and whose inputs have at most `longest` tokens."""
-    if misfit := options.misfit(layers, heads, longest):
-        raise UsageError(f"projected: {misfit}")
-    slots = options.slots(layers, heads)
-    made = [_projections(slots[0], width, longest, options)] * layers
+    """The Linformers of all layers, whose heads are of a width and whose inputs have at most so many tokens each."""
+    if misfit := options.misfit(longest, heads):
+        raise UsageError(": ".join(misfit))
+    shapes = list(zip(options.slots(len(longest), heads), longest, strict=True))
+    made = [_projections(*shapes[0], width, options)] * len(shapes)
     if options.sharing != "layerwise":
-        made[1:] = [_projections(of_layer, width, longest, options) for of_layer in slots[1:]]
-    return [Linformer(longest, projections) for projections in made]
+        made[1:] = [_projections(*shape, width, options) for shape in shapes[1:]]
+    return [Linformer(most, projections) for most, projections in zip(longest, made, strict=True)]
 
 
-def _projections(slots: list[int], width: int, longest: int, options: recipe.Linformer) -> Projections:
+def _projections(slots: list[int], longest: int, width: int, options: recipe.Linformer) -> Projections:
     """Those of one layer whose heads have so many slots each."""
 
     def make() -> list[Projection]:

@@ -129,7 +129,7 @@ def build(grid: Grid, length: int, name: str) -> EncoderAttention:
     """A contestant for inputs of one length."""
     kind, slots = (FULL, length) if name == FULL else ("linformer", int(name))
     options = recipe.Attention(linformer=recipe.Linformer(projected=slots))
-    (attention,) = ENCODER[kind](1, grid.heads, grid.width // grid.heads, length, options)
+    (attention,) = ENCODER[kind]([length], grid.heads, grid.width // grid.heads, options)
     return attention
 
 

@@ -1,7 +1,7 @@
 """How few directions attention needs: the singular values of its matrices, layer by layer and head by head.
 
 Whether keys and values can be shortened to k slots without loss, as Linformer does, is whether few singular values hold
-most of their sum (figure 1 of its paper). H heads, T tokens, L layers.
+most of their sum (figure 1 of its paper). H heads, L layers, T tokens, or blocks of them where a layer reads blocks.
 """
 
 from collections.abc import Sequence
@@ -39,20 +39,27 @@ class Spectrum(NamedTuple):
     kinds: list[str]  # of attention, by layer
     length: int
     texts: int
-    cumulative: np.ndarray  # (L, H, T) the share of their sum that the largest hold, the mean over the texts
+    cumulative: list[np.ndarray]  # by layer (H, T): the share of their sum that the largest hold, the mean over texts
     needed: np.ndarray  # (L, H) how many hold MOST of it, the mean over the texts
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many singular values the matrices of each layer have."""
+        return [curves.shape[-1] for curves in self.cumulative]
 
     @property
     def quarter(self) -> np.ndarray:
         """The share that the largest quarter of them holds, (L, H)."""
-        return self.cumulative[:, :, max(self.length // 4, 1) - 1]
+        return np.stack(
+            [curves[:, quarter_of(size) - 1] for curves, size in zip(self.cumulative, self.sizes, strict=True)]
+        )
 
 
 def spectra(
     name: str, loaded: Trained, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
 ) -> list[Spectrum]:
     """The spectrum at each length, on about so many stretches of the text, evenly over its documents."""
-    _check(loaded.recipe, max(lengths))
+    _check(loaded.recipe, min(lengths), max(lengths))
     documents = cut.documents_of(text)
     for length in lengths:
         if not cut.reached(documents, 0, length):
@@ -70,14 +77,21 @@ def spectra(
                 tokens = text.tokens[first : first + length].astype(np.int64)
                 curves.append(cumulative(attention_matrices(loaded.model, tokens)))
                 bar.update()
-            needed = np.mean([count_needed(curve) for curve in curves], axis=0)
+            by_layer = [np.stack(of_texts) for of_texts in zip(*curves, strict=True)]
+            needed = np.stack([count_needed(of_texts).mean(axis=0) for of_texts in by_layer])
             kinds = [*map(str, loaded.recipe.model.kinds)]
-            found.append(Spectrum(name, kinds, length, len(curves), np.mean(curves, axis=0), needed))
+            means = [of_texts.mean(axis=0) for of_texts in by_layer]
+            found.append(Spectrum(name, kinds, length, len(curves), means, needed))
     return found
 
 
-def _check(recipe: Recipe, longest: int) -> None:
-    """Refuse a Linformer that no matrix stands for, and texts that its own cannot take."""
+def _check(recipe: Recipe, shortest: int, longest: int) -> None:
+    """Refuse texts that fill no block, a Linformer that no matrix stands for, and texts that its own cannot take."""
+    if recipe.objective == "causal" and shortest < recipe.model.factor:
+        raise UsageError(
+            f"--lengths: {shortest} tokens fill no block of {recipe.model.factor}, so the layers that read blocks "
+            "would have nothing to look at. Give longer ones."
+        )
     if "linformer" not in recipe.model.kinds:
         return
     if (projection := recipe.model.attention.linformer.projection) not in ("linear", "mean"):
@@ -94,7 +108,7 @@ def _check(recipe: Recipe, longest: int) -> None:
 
 @torch.no_grad()
 def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
-    """The matrix of each layer (H, T, T) while the model reads a text from an empty state."""
+    """The matrix of each layer (H, T, T) while the model reads a text from an empty state, of blocks a smaller one."""
     matrices = []
 
     def look(attention: CausalAttention | EncoderAttention, inputs: tuple[Any, ...]) -> None:
@@ -117,13 +131,18 @@ def matrix(attention: CausalAttention | EncoderAttention, q: Tensor, k: Tensor, 
     return attention.reference(q, k, identity, *others)
 
 
-def cumulative(matrices: Sequence[Tensor]) -> np.ndarray:
-    """(L, H, T): the share of the sum of the singular values of each matrix that the largest hold."""
+def cumulative(matrices: Sequence[Tensor]) -> list[np.ndarray]:
+    """By layer (H, T): the share of the sum of the singular values of each matrix that the largest hold."""
     curves = []
     for layer in matrices:
         values = torch.linalg.svdvals(layer.double().cpu()).numpy()
         curves.append(values.cumsum(axis=-1) / values.sum(axis=-1, keepdims=True))
-    return np.stack(curves)
+    return curves
+
+
+def quarter_of(size: int) -> int:
+    """A quarter of so many, at least one."""
+    return max(size // 4, 1)
 
 
 def count_needed(curves: np.ndarray) -> np.ndarray:

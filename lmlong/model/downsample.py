@@ -57,8 +57,8 @@ def beat_of(factor: int, position: Tensor, starts: Tensor | None, time: int) -> 
     return Beat(blocks, factor - 1 - max(phases) if even else 0, even, fresh)
 
 
-class Hourglass(nn.Module):
-    """Shortens a sequence for the inner layers, lengthens what they make of it, and adds it."""
+class Shortening(nn.Module):
+    """How blocks become vectors for the inner layers, and what these make of a block becomes what tokens are given."""
 
     def __init__(self, width: int, options: recipe.Downsample):
         super().__init__()
@@ -66,6 +66,26 @@ class Hourglass(nn.Module):
         self.convolution = Product(self.factor * width, width) if options.kind == "conv" else None
         self.norm = Norm(width)
         self.project_out = Product(width, width)
+
+    def pool(self, blocks: Tensor, real: Tensor | None = None) -> Tensor:
+        """(B, N, F, width) -> (B, N, width), of those that are `real` (B or 1, N, F) only, 0 of none; None: of all."""
+        if real is not None:
+            blank = torch.finfo(blocks.dtype).min if self.kind == "max" else 0
+            blocks = blocks.masked_fill(~real[..., None], blank)
+        if self.convolution is not None:
+            return self.convolution(blocks.flatten(2))
+        if self.kind == "max":
+            largest = blocks.amax(2)
+            return largest if real is None else largest.masked_fill(~real.any(2, keepdim=True), 0)
+        return blocks.mean(2) if real is None else blocks.sum(2) / real.sum(2, keepdim=True).clamp(min=1)
+
+    def give(self, made: Tensor) -> Tensor:
+        """What the tokens of each block are given (B, N, width), of what the inner layers made of it."""
+        return self.project_out(self.norm(made))
+
+
+class Hourglass(Shortening):
+    """Shortens a sequence for the inner layers, lengthens what they make of it, and adds it."""
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> HourglassState:
         tail = torch.zeros(batch, self.factor - 1, self.width, device=device, dtype=dtype)
@@ -82,7 +102,7 @@ class Hourglass(nn.Module):
             return x + self._to_those_after_a_block(given, place), HourglassState(tail, state.given), inside
         shortened, short_place = self._shorten(seen, place, beat)
         made, after = inner(shortened, inside, short_place)
-        given = torch.cat([given, self.project_out(self.norm(made)).to(x.dtype)], dim=1)  # (B, 1 + N, width)
+        given = torch.cat([given, self.give(made).to(x.dtype)], dim=1)  # (B, 1 + N, width)
         if beat.even:
             spread = given.repeat_interleave(self.factor, 1).narrow(1, self.factor - beat.first, x.shape[1])
             last = given[:, -1].clone()
@@ -110,7 +130,7 @@ class Hourglass(nn.Module):
             blocks = seen[rows[:, None], ends[..., None] + torch.arange(factor, device=seen.device)]
             positions = place.positions.gather(1, ends)
         positions = positions // factor
-        return self._pool(blocks), Place(positions, positions == 0 if beat.fresh else None)
+        return self.pool(blocks), Place(positions, positions == 0 if beat.fresh else None)
 
     def ends(self, positions: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
         """The tokens (B, N) that end the first so many blocks of each row, and whether each is one: where there are
@@ -118,12 +138,6 @@ class Hourglass(nn.Module):
         full = positions % self.factor == self.factor - 1
         ends = full.int().argsort(dim=1, descending=True, stable=True)[:, :blocks]
         return ends, full.gather(1, ends)
-
-    def _pool(self, blocks: Tensor) -> Tensor:
-        """(B, N, F, width) -> (B, N, width)."""
-        if self.convolution is not None:
-            return self.convolution(blocks.flatten(2))
-        return blocks.mean(2) if self.kind == "mean" else blocks.amax(2)
 
     @staticmethod
     def _after_full_blocks(

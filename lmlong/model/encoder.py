@@ -4,6 +4,7 @@ B batch, T time, H heads, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from lmlong import recipe
 from lmlong.attention import ENCODER
 from lmlong.attention.encoders import EncoderAttention
 from lmlong.model.block import Norm, SwiGlu
+from lmlong.model.funnel import Funnel
 from lmlong.model.loss import nats, summed_nats
 from lmlong.model.positions import rotate, waves
 from lmlong.model.products import Product
@@ -86,6 +88,8 @@ class Encoder(TextModel):
         self.embedding = nn.Embedding(vocabulary + 1, options.width)
         blocks = (EncoderBlock(options, attention) for attention in _attentions(options, longest))
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
+        self.shortened = options.shortened  # the layers that the funnel stands around
+        self.funnel = Funnel(options.width, options.downsample) if options.downsample else None
         self.waves = options.positions == "absolute"
         self.norm = Norm(options.width)
         self.output = OutputOfWords(self.embedding)
@@ -102,12 +106,21 @@ class Encoder(TextModel):
             # as large as a token begins: at their own size the tokens would drown, and nothing be learned for long
             x = x + EMBEDDED * 2**0.5 * waves(tokens.shape[1], x.shape[2], x.device).to(x.dtype)
         x = x * self.embedding.embedding_dim**0.5
-        for block in self.blocks:
+        if self.funnel is None:
+            return self.norm(self._through(range(len(self.blocks)), x, padding))
+        x = self._through(range(self.shortened.start), x, padding)
+        x = self.funnel(x, padding, partial(self._through, self.shortened))
+        return self.norm(self._through(range(self.shortened.stop, len(self.blocks)), x, padding))
+
+    def _through(self, layers: range, x: Tensor, padding: Tensor | None) -> Tensor:
+        """The work of some of the layers, one after the other."""
+        for layer in layers:
+            block = self.blocks[layer]
             if self.activation_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, padding, use_reentrant=False)
             else:
                 x = block(x, padding)
-        return self.norm(x)
+        return x
 
     def lose(
         self,
@@ -133,7 +146,7 @@ def _attentions(options: recipe.Model, longest: int) -> list[EncoderAttention]:
     """Those of all layers; all of a kind are made together, since they may share matrices."""
     kinds, width = options.kinds, options.width // options.heads
     made = {
-        kind: iter(ENCODER[kind](kinds.count(kind), options.heads, width, longest, options.attention))
+        kind: iter(ENCODER[kind](options.longest(kind, longest), options.heads, width, options.attention))
         for kind in dict.fromkeys(kinds)
     }
     return [next(made[kind]) for kind in kinds]

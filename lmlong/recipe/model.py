@@ -1,6 +1,6 @@
 """Options of the model: its size, and how its tokens look at the past."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -53,8 +53,26 @@ class Linformer(Options):
         of_layers = [self.projected] * layers if isinstance(self.projected, int) else self.projected
         return [[layer] * heads if isinstance(layer, int) else [*layer] for layer in of_layers]
 
-    def misfit(self, layers: int, heads: int, longest: int) -> str | None:
-        """Why `projected` does not fit so many layers and heads, the sharing, or inputs of at most `longest` tokens."""
+    def misfit(self, longest: Sequence[int], heads: int) -> tuple[str, str] | None:
+        """Which option does not fit layers of so many heads that read so many vectors at most, and why."""
+        lengths = " and ".join(map(str, dict.fromkeys(longest)))
+        if self.sharing == "layerwise" and len(set(longest)) > 1:
+            return "sharing", f"layers that read {lengths} vectors share no matrix; layerwise is for all. Use headwise."
+        if why := self._unlike(len(longest), heads):
+            return "projected", why
+        shapes = zip(self.slots(len(longest), heads), longest, strict=True)
+        for count, most in sorted({(count, most) for layer, most in shapes for count in layer}):
+            if count > most:
+                return "projected", f"{count} slots for a longest input of {most}. Use 1 up to that."
+            if self.projection != "linear" and most % count:
+                return "projected", (
+                    f"{count} does not divide a longest input of {most}; projection {self.projection} makes slots of "
+                    "equally many. Use a divisor."
+                )
+        return None
+
+    def _unlike(self, layers: int, heads: int) -> str | None:
+        """Why `projected` does not fit so many layers and heads, or their sharing."""
         slots = self.slots(layers, heads)
         if len(slots) != layers or any(len(layer) != heads for layer in slots):
             return f"{self.projected} is not one number, one for each of {layers} layers, or {heads} for each."
@@ -62,14 +80,6 @@ class Linformer(Options):
             return f"heads of different sizes share no matrix; sharing is {self.sharing}. Use none."
         if self.sharing == "layerwise" and any(layer != slots[0] for layer in slots):
             return "layers of different sizes share no matrix; sharing is layerwise. Use headwise."
-        for count in sorted({count for layer in slots for count in layer}):
-            if count > longest:
-                return f"{count} slots for a longest input of {longest} tokens. Use 1 up to that."
-            if self.projection != "linear" and longest % count:
-                return (
-                    f"{count} does not divide a longest input of {longest} tokens; projection {self.projection} makes "
-                    "slots of equally many. Use a divisor."
-                )
         return None
 
 
@@ -92,11 +102,11 @@ class Attention(Options):
 
 
 class Downsample(Options):
-    """The layers in the middle work on a shorter sequence: blocks of tokens, counted from a document's start, each
-    pooled into one vector."""
+    """The layers in the middle work on a shorter sequence: blocks of tokens, counted from a document's start, or for an
+    encoder from that of the sequence, each pooled into one vector."""
 
     factor: int = Field(4, gt=1, le=64)
-    """Tokens of a block; text.sequence_length must be a multiple of it."""
+    """Tokens of a block; a causal model's text.sequence_length must be a multiple of it."""
     kind: Literal["mean", "max", "conv"] = "mean"
     """How a block becomes one vector: mean or max of each channel, or a learned convolution of its tokens."""
     layers: int | None = Field(None, gt=0)
@@ -127,7 +137,7 @@ class Model(Options):
 
     @property
     def factor(self) -> int:
-        """Tokens to which documents are padded, so that the blocks of a batch begin and end together."""
+        """Tokens that the layers in the middle read as one."""
         return self.downsample.factor if self.downsample else 1
 
     @property
@@ -145,6 +155,11 @@ class Model(Options):
         kind = self.attention.kind
         pattern: list[AttentionKind] = [kind] if isinstance(kind, str) else kind
         return [pattern[layer % len(pattern)] for layer in range(self.layers)]
+
+    def longest(self, kind: AttentionKind, tokens: int) -> list[int]:
+        """How many vectors each layer of a kind in an encoder reads of so many tokens: blocks may be filled in part."""
+        factors = [self.factor if layer in self.shortened else 1 for layer in range(self.layers)]
+        return [-(-tokens // factor) for factor, each in zip(factors, self.kinds, strict=True) if each == kind]
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.width % self.heads:

@@ -82,17 +82,17 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         )
     if model.convolution:
         yield mistake("model.convolution", "it sees the past alone, and an encoder looks at both sides. Leave it out.")
-    if model.downsample:
-        yield mistake("model.downsample", "an encoder reads every token in every layer. Leave it out.")
     for key in ("segment", "carry_state"):
         if getattr(training, key):
             yield mistake(
                 f"training.{key}", "an encoder reads its text at once, there is no state to hand on. Leave it out."
             )
-    if layers := model.kinds.count("linformer"):
-        misfit = model.attention.linformer.misfit(layers, model.heads, text.sequence_length)
-        if misfit:
-            yield mistake("model.attention.linformer.projected", misfit)
+    longest = model.longest("linformer", text.sequence_length)
+    if longest and (misfit := model.attention.linformer.misfit(longest, model.heads)):
+        key, why = misfit
+        if model.downsample:
+            why += f" The layers in the middle read blocks of {model.factor} tokens (model.downsample)."
+        yield mistake(f"model.attention.linformer.{key}", why)
 
 
 def _unfit_kinds(model: Model, why: dict[str, str]) -> Iterator[PydanticCustomError]:

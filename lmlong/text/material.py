@@ -14,6 +14,9 @@ from lmlong.text.tokens import Tokens
 class Material(ABC):
     """The text of a recipe, as its objective has it."""
 
+    factor = 1
+    """Tokens to a multiple of which documents are padded."""
+
     def __init__(self, recipe: Recipe, tokens: Tokens):
         self.recipe, self.tokens = recipe, tokens
         self.length = recipe.text.sequence_length
@@ -28,8 +31,8 @@ class Material(ABC):
 
     def rows(self) -> list[Rows]:
         """How each source of the training text is cut into rows."""
-        tokenizer, factor = self.tokens.tokenizer, self.recipe.model.factor
-        rings = [Ring(file.tokens, file.starts, tokenizer.bos, tokenizer.eos, factor) for file in self.tokens.train]
+        bos, eos = self.tokens.tokenizer.bos, self.tokens.tokenizer.eos
+        rings = [Ring(file.tokens, file.starts, bos, eos, self.factor) for file in self.tokens.train]
         return [self._rows(ring, (self.recipe.seed, number)) for number, ring in enumerate(rings)]
 
     @abstractmethod
@@ -40,14 +43,18 @@ class Material(ABC):
 class NextTokens(Material):
     """Texts and what follows each of their tokens."""
 
+    def __init__(self, recipe: Recipe, tokens: Tokens):
+        super().__init__(recipe, tokens)
+        self.factor = recipe.model.factor  # so that the blocks of a batch begin and end together
+
     def training(self) -> TrainingBatches:
         training, eos = self.recipe.training, self.tokens.tokenizer.eos
         return TrainingBatches(self.rows(), self.tokens.weights, eos, training.batch_size, training.carry_state)
 
     def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[Batch]:
         text, tokenizer = self.tokens.validation.tokens, self.tokens.tokenizer
-        rows, factor = self.recipe.training.batch_size, self.recipe.model.factor
-        return validation_batches(text, tokenizer.bos, tokenizer.eos, self.length, rows, limit, ranks, factor)
+        rows = self.recipe.training.batch_size
+        return validation_batches(text, tokenizer.bos, tokenizer.eos, self.length, rows, limit, ranks, self.factor)
 
     def _rows(self, ring: Ring, key: tuple[int, ...]) -> Rows:
         if self.recipe.text.rows == "documents":

@@ -53,7 +53,7 @@ def layers(
     kind: str, options: recipe.Attention, number: int = LAYERS, heads: int = HEADS, longest: int = LONGEST
 ) -> nn.ModuleList:
     torch.manual_seed(0)
-    return nn.ModuleList(ENCODER[kind](number, heads, WIDTH, longest, options)).double()
+    return nn.ModuleList(ENCODER[kind]([longest] * number, heads, WIDTH, options)).double()
 
 
 def build(form: str) -> EncoderAttention:

@@ -31,12 +31,17 @@ text:
   tokenizer: {{kind: bytes}}
   sequence_length: 32
   rows: {rows}
-model: {{width: 16, layers: 2, heads: 2, attention: {{kind: linformer, linformer: {{projected: 4}}}}}}
+model:
+  width: 16
+  layers: 2
+  heads: 2
+  attention: {{kind: linformer, linformer: {{projected: 4}}}}
+  downsample: {downsample}
 training: {{steps: 3, batch_size: 3}}
 """
 
 
-@pytest.fixture(params=["windows", "documents"])
+@pytest.fixture(params=["windows", "documents", "documents, in blocks"])
 def encoder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder with a checkpoint of a tiny encoder of bytes."""
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
@@ -44,7 +49,9 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     for number in range(5):
         (tmp_path / f"held-{number}.txt").write_text("what was held out of it " * (number + 1))
     places = {"train": tmp_path / "train.txt", "validation": tmp_path / "held-*.txt"}
-    (tmp_path / "tiny.yaml").write_text(RECIPE.format(rows=request.param, **places))
+    rows, *in_blocks = request.param.split(", ")
+    downsample = "{factor: 5, layers: 1, kind: conv}" if in_blocks else "null"
+    (tmp_path / "tiny.yaml").write_text(RECIPE.format(rows=rows, downsample=downsample, **places))
     recipe = file.load(str(tmp_path / "tiny.yaml"))
     tokenizer = ByteTokenizer()
     model = stirred(build(recipe, tokenizer.vocabulary), 0.3)
@@ -130,3 +137,5 @@ def test_info_describes_an_encoder(encoder: Path) -> None:
     facts = json.loads(output)
     assert error is None and (facts["objective"], facts["step"]) == ("masked", 3)
     assert facts["attention by layer"] == ["linformer", "linformer"] and "state bytes" not in facts
+    model = open_run(encoder, "cpu").recipe.model
+    assert facts["tokens read as one by layer"] == ([5, 1] if model.downsample else [1, 1])

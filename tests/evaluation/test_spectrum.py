@@ -1,7 +1,6 @@
 """The singular values of attention, where they are known in closed form."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from lmlong.attention import CAUSAL, ENCODER
 from lmlong.cli.evaluate import eval_
 from lmlong.errors import UsageError
 from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix, spectra
-from lmlong.evaluation.spectrum_report import figure, table
 from lmlong.inference.loading import Trained
 from lmlong.model.build import build
 from lmlong.model.encoder import Encoder
@@ -59,18 +57,18 @@ def test_attention_to_the_token_alone_has_a_flat_spectrum() -> None:
     found = matrix(attention, drawn(1, HEADS, T, WIDTH), drawn(1, HEADS, T, WIDTH, seed=1))
     assert torch.equal(found[0], torch.eye(T, dtype=torch.float64).expand(HEADS, -1, -1))
     curves = cumulative([found[0], found[0]])
-    assert curves.shape == (2, HEADS, T)
-    assert np.abs(curves - np.arange(1, T + 1) / T).max() < 1e-12
-    assert (count_needed(curves) == np.ceil(0.9 * T)).all()
+    assert [layer.shape for layer in curves] == [(HEADS, T)] * 2
+    assert all(np.abs(layer - np.arange(1, T + 1) / T).max() < 1e-12 for layer in curves)
+    assert (count_needed(np.stack(curves)) == np.ceil(0.9 * T)).all()
 
 
 @pytest.mark.parametrize("rank", [1, 5, 10])
 def test_a_matrix_of_equal_values_and_some_rank(rank: int) -> None:
     turned, _ = torch.linalg.qr(drawn(T, T))
     other, _ = torch.linalg.qr(drawn(T, T, seed=1))
-    curve = cumulative([(turned[:, :rank] @ other[:rank])[None]])
-    assert np.abs(curve[0, 0] - np.minimum(np.arange(1, T + 1) / rank, 1)).max() < 1e-12
-    assert count_needed(curve)[0, 0] == np.ceil(0.9 * rank)
+    (curve,) = cumulative([(turned[:, :rank] @ other[:rank])[None]])
+    assert np.abs(curve[0] - np.minimum(np.arange(1, T + 1) / rank, 1)).max() < 1e-12
+    assert count_needed(curve)[0] == np.ceil(0.9 * rank)
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
@@ -88,7 +86,7 @@ def test_the_matrix_is_what_values_are_multiplied_with(kind: str) -> None:
 @pytest.mark.parametrize("kind", ENCODER)
 def test_that_of_an_encoder_too_and_features_and_slots_bound_its_rank(kind: str) -> None:
     most = {"full": T, "linformer": 3, "efficient": WIDTH, "linear": WIDTH}[kind]
-    (attention,) = ENCODER[kind](1, HEADS, WIDTH, T, Attention(linformer=Linformer(projected=3)))
+    (attention,) = ENCODER[kind]([T], HEADS, WIDTH, Attention(linformer=Linformer(projected=3)))
     q, k, v = (drawn(1, HEADS, T, WIDTH, seed=seed) for seed in range(3))
     found = matrix(attention.double(), q, k).detach()
     assert (found @ v - attention(q, k, v)).abs().max() < 1e-10
@@ -128,38 +126,45 @@ def encoder(projection: str) -> Trained:
 def test_linformers_of_a_run_are_told_where_no_matrix_stands_for_them() -> None:
     text = TokenFile(np.arange(40), np.array([0]))
     (found,) = spectra("run", encoder("linear"), text, [16], 2)
-    assert (found.cumulative[:, :, 3] > 1 - 1e-6).all() and found.texts == 2  # four slots, rank 4
+    assert found.texts == 2 and all((curves[:, 3] > 1 - 1e-6).all() for curves in found.cumulative)  # rank 4
     with pytest.raises(UsageError, match=r"32 tokens are more than the 16 .* Give shorter ones"):
         spectra("run", encoder("mean"), text, [16, 32])
     with pytest.raises(UsageError, match=r"--spectrum: the run's Linformer projects by conv"):
         spectra("run", encoder("conv"), text, [16])
 
 
-def made_up(name: str, length: int, layers: Sequence[Sequence[int]]) -> Spectrum:
-    """Of matrices whose singular values are alike as far as their ranks, by layer and head."""
-    curves = np.array([[np.minimum(np.arange(1, length + 1) / rank, 1) for rank in heads] for heads in layers])
-    return Spectrum(name, ["softmax"] * len(layers), length, 2, curves, count_needed(curves))
+def spectrum_of(length: int, **of_recipe: object) -> Spectrum:
+    """That of three layers, those in the middle on blocks of four, looking at one text of so many tokens."""
+    recipe = Recipe.model_validate({**of_recipe, "text": {"sequence_length": 16}, "training": {"steps": 1}})
+    trained = Trained(stirred(build(recipe, 258), 0.3), ByteTokenizer(), recipe, Path("run"))
+    (found,) = spectra("run", trained, TokenFile(np.arange(40), np.array([0])), [length], 2)
+    return found
 
 
-FOUND = [made_up("one", 16, [[1, 16], [4, 8]]), made_up("two", 1024, [[10, 20]])]
+BLOCKS = {"width": 8, "layers": 3, "heads": HEADS, "downsample": {"factor": 4}}
 
 
-def test_the_table_has_a_line_for_each_layer() -> None:
-    lines = [line.split() for line in table(FOUND).splitlines()]
-    assert "one: singular values of attention in 2 texts of n = 16 tokens" in table(FOUND)
-    assert ["1", "softmax", "8.0", "50%", "1", "to", "15", "0.625", "0.250", "to", "1.000"] in lines
-    assert ["2", "softmax", "6.0", "38%", "4", "to", "8", "0.750", "0.500", "to", "1.000"] in lines
-    wide = table([made_up("run", 65_536, [[60_000, 59_000]])])
-    assert max(map(len, wide.splitlines())) <= 80
+def test_layers_that_read_blocks_have_smaller_matrices() -> None:
+    alone = {"kind": "window", "window": 1}
+    for length, blocks in [(16, 4), (19, 4), (4, 1)]:
+        found = spectrum_of(length, model={**BLOCKS, "attention": alone})
+        assert found.sizes == [length, blocks, length]
+        for size, curves, needed, quarter in zip(
+            found.sizes, found.cumulative, found.needed, found.quarter, strict=True
+        ):
+            assert np.abs(curves - np.arange(1, size + 1) / size).max() < 1e-12
+            assert (needed == np.ceil(0.9 * size)).all()
+            assert quarter == pytest.approx([max(size // 4, 1) / size] * HEADS)
+    with pytest.raises(UsageError, match=r"--lengths: 3 tokens fill no block of 4, .* Give longer ones"):
+        spectrum_of(3, model={**BLOCKS, "attention": alone})
 
 
-def test_the_chart_has_a_curve_for_each_layer_and_a_field_for_each_head() -> None:
-    axes = figure(FOUND).axes
-    curves, heat = axes[0], axes[1]
-    lines = {line.get_label(): line for line in curves.lines}
-    assert list(lines["layer 2"].get_ydata()) == pytest.approx(list(FOUND[0].cumulative[1].mean(axis=0)))
-    assert np.array_equal(heat.images[0].get_array(), FOUND[0].quarter)
-    assert [text.get_text() for text in heat.texts] == ["1.00", "0.25", "1.00", "0.50"]
+def test_those_of_an_encoder_too_though_the_last_be_filled_in_part() -> None:
+    attention = {"kind": ["full", "linformer", "full"], "linformer": {"projected": 2}}
+    for length, blocks in [(16, 4), (9, 3), (3, 1)]:
+        found = spectrum_of(length, objective="masked", model={**BLOCKS, "attention": attention})
+        assert found.sizes == [length, blocks, length]
+        assert (found.cumulative[1][:, min(2, blocks) - 1] > 1 - 1e-6).all(), "two slots"
 
 
 def command(*words: str) -> Result:

@@ -65,7 +65,7 @@ training:
         "file:5: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
         "file:5: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
         "file:6: model.attention.decay: an encoder sees all of its text at once",
-        "file:8: model.attention.linformer.projected: 300 slots for a longest input of 256 tokens. Use 1 up to that.",
+        "file:8: model.attention.linformer.projected: 300 slots for a longest input of 256. Use 1 up to that.",
         "file:12: training.segment: an encoder reads its text at once",
         "file:13: training.carry_state: an encoder reads its text at once",
     ]
@@ -90,7 +90,7 @@ def test_all_that_a_causal_model_cannot_have_is_told_at_once(file: Path) -> None
 @pytest.mark.parametrize(
     ("linformer", "message"),
     [
-        ("projected: 100, projection: mean", "100 does not divide a longest input of 256 tokens"),
+        ("projected: 100, projection: mean", "100 does not divide a longest input of 256; projection mean"),
         ("projected: [8, 8]", "[8, 8] is not one number, one for each of 3 layers, or 4 for each."),
         ("projected: [8, 8, [8, 8, 8, 4]]", "heads of different sizes share no matrix; sharing is headwise. Use none."),
         ("projected: [8, 8, 4], sharing: layerwise", "layers of different sizes share no matrix"),
@@ -106,6 +106,32 @@ def test_slots_that_do_not_fit_are_refused_by_their_key(file: Path, linformer: s
 def test_a_list_of_slots_is_of_the_layers_of_the_kind(file: Path) -> None:
     attention = "{kind: [linformer, full], linformer: {projected: [8, [4, 4, 4, 4]]}}"
     assert loaded(file, START, "model.layers=3", f"model.attention={attention}").model.kinds.count("linformer") == 2
+
+
+FUNNEL = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length: 257}\n"
+
+
+@pytest.mark.parametrize(
+    ("linformer", "message"),
+    [
+        ("{}", "projected: 128 slots for a longest input of 65. Use 1 up to that."),
+        ("{projected: [1, 64, 257], projection: conv}", "projected: 64 does not divide a longest input of 65;"),
+        ("{projected: 8, sharing: layerwise}", "sharing: layers that read 257 and 65 vectors share no matrix"),
+    ],
+)
+def test_slots_are_of_the_blocks_that_shortened_layers_read(file: Path, linformer: str, message: str) -> None:
+    override = f"model.attention={{kind: linformer, linformer: {linformer}}}"
+    (found,) = complaints(file, START + FUNNEL, override)
+    assert found.startswith(f"{override}: model.attention.linformer.{message}")
+    assert found.endswith(" The layers in the middle read blocks of 4 tokens (model.downsample).")
+
+
+@pytest.mark.parametrize("linformer", ["{projected: [257, 65, 257]}", "{projected: [1, 13, 257], projection: max}"])
+def test_an_encoder_may_read_blocks_of_sequences_of_any_length(file: Path, linformer: str) -> None:
+    attention = f"model.attention={{kind: linformer, linformer: {linformer}}}"
+    assert loaded(file, START + FUNNEL, attention).model.longest("linformer", 257) == [257, 65, 257]
+    inside = "model.attention={kind: [full, linformer, full], linformer: {projected: 65, sharing: layerwise}}"
+    assert loaded(file, START + FUNNEL, inside).model.longest("linformer", 257) == [65]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from lmlong import recipe
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.batches import IGNORED
 from lmlong.text.masking import MaskedBatch, MaskedBatches, Masker, Pieces
+from lmlong.text.ring import Ring
 from lmlong.text.rows import Documents, Windows
 from lmlong.text.token_file import TokenFile
 from lmlong.text.tokenizer import Tokenizer
@@ -30,8 +31,12 @@ def text(*sizes: int) -> TokenFile:
     return TokenFile(tokens.astype(np.uint16), np.flatnonzero(tokens == BOS))
 
 
+def ring(file: TokenFile) -> Ring:
+    return Ring(file.tokens, file.starts, BOS, EOS)
+
+
 def batches(file: TokenFile, rows: int = 2, seed: int = 0, share: float = 0.15) -> MaskedBatches:
-    return MaskedBatches([Windows(file, BOS, LENGTH, (seed, 0))], [1.0], masker(share=share), rows, seed)
+    return MaskedBatches([Windows(ring(file), LENGTH, (seed, 0))], [1.0], masker(share=share), rows, seed)
 
 
 def equal(first: MaskedBatch, second: MaskedBatch) -> bool:
@@ -127,7 +132,7 @@ def test_an_epoch_shows_the_text_again_with_other_tokens_hidden() -> None:
 
 def test_documents_stand_alone_each_in_its_row() -> None:
     file = text(40, 5, LENGTH + 1, 9)  # the third leaves an end without text, which is not read
-    rows = Documents(file, BOS, LENGTH, (0, 0), 1, packed=False)
+    rows = Documents(ring(file), LENGTH, (0, 0), 1, packed=False)
     made = MaskedBatches([rows], [1.0], masker(), 1, 0)
     found = [next(shown(made.batch(number))) for number in range(6)]
     ends = [*file.starts[1:], len(file.tokens)]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,9 @@ KINDS = {
     "elu": [],
     "favor": ["model.attention.feature_map=favor", "model.attention.favor.redraw_every=3"],
     "pattern": ["model.attention.kind=[linformer, full]", SLOTS],
+    "funnel": ["model.attention.kind=[linformer, full]", SLOTS, "model.downsample={factor: 7, kind: conv, layers: 1}"],
 }
+FUNNEL = ["model.layers=3", "model.attention.kind=full", "model.downsample={factor: 3, kind: max}"]
 POOLED = [*KINDS["linformer"], "model.attention.linformer={projected: 16, projection: mean}"]
 
 
@@ -52,7 +55,7 @@ def same(some: Path, others: Path) -> bool:
     return losses(some) == losses(others) and all(torch.equal(mine[name], w) for name, w in weights(others).items())
 
 
-@pytest.mark.parametrize("options", [KINDS["full"], POOLED], ids=["full", "linformer"])
+@pytest.mark.parametrize("options", [KINDS["full"], POOLED, FUNNEL], ids=["full", "linformer", "funnel"])
 def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_path: Path, options: list[str]) -> None:
     """Letters in turn, each as frequent as the others: only the visible ones around tell a hidden one."""
     (tmp_path / "book.txt").write_text("abcdefgh" * 2000)
@@ -119,13 +122,21 @@ def test_parts_and_processes_are_the_step_of_the_whole_batch(
     assert validated("two") == validated("whole")
 
 
+@pytest.mark.parametrize("rows", ["windows", "documents"])
+def test_blocks_change_nothing_of_what_is_read(masked: Recipes, rows: str) -> None:
+    flat, funnel = (set_up(masked(f"text.rows={rows}", *options)).material for options in ([], KINDS["funnel"]))
+    for step in range(3):
+        pairs = zip(flat.training().batch(step), funnel.training().batch(step), strict=True)
+        assert all(np.array_equal(mine, others) for mine, others in pairs)
+
+
 def test_bfloat16_learns_what_float32_learns(masked: Recipes, tmp_path: Path) -> None:
     for precision in ("32", "bf16"):
         train(masked(f"training.precision={precision}", *KINDS["pattern"]), tmp_path / precision)
     assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "32"), rel=0.02)
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(2, "layerwise"), (3, "favor"), (3, "layerwise")])
+@pytest.mark.parametrize(("stage", "kind"), [(2, "layerwise"), (3, "favor"), (3, "layerwise"), (3, "funnel")])
 def test_deepspeed_is_the_same_run(masked: Recipes, tmp_path: Path, stage: int, kind: str) -> None:
     options = [*KINDS[kind], "training.schedule=constant"]
     train(masked(*options), tmp_path / "alone")
