@@ -89,6 +89,8 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
             yield mistake(
                 f"training.{key}", "an encoder reads its text at once, there is no state to hand on. Leave it out."
             )
+    if training.kernel == "triton":
+        yield mistake("training.kernel", "the kernels read the past alone, and an encoder both sides. Leave it out.")
     if layers := model.kinds.count("linformer"):
         misfit = model.attention.linformer.misfit(layers, model.heads, text.sequence_length)
         if misfit:

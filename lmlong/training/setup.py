@@ -5,9 +5,12 @@ from typing import NamedTuple
 
 import torch
 
+from lmlong.attention import kernels
 from lmlong.checkpoint import read
+from lmlong.errors import UsageError
 from lmlong.model.build import build
 from lmlong.model.device import pick_device
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
@@ -53,6 +56,10 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     model = build(recipe, tokens.tokenizer.vocabulary)
     if start:
         read.load_weights(model, start, new_attention)
+    if training.kernel == "triton" and isinstance(model, LanguageModel):
+        if why := kernels.obstacle(device):
+            raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
+        model.scan_by(kernels.load())
     if training.compile:
         model.fuse()
     return Setup(recipe, tokens, model, device)
