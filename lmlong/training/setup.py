@@ -48,6 +48,8 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     With `new_attention` the checkpoint's attention may be another one than the recipe's; all else must fit.
     """
     device = pick_device(recipe.device)
+    if recipe.training.kernel == "triton" and (why := kernels.obstacle(device)):
+        raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
     training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
     tokens = prepare(recipe.text, tokenizers.load(read.tokenizer_path(start)) if start else None)
@@ -57,8 +59,6 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     if start:
         read.load_weights(model, start, new_attention)
     if training.kernel == "triton" and isinstance(model, LanguageModel):
-        if why := kernels.obstacle(device):
-            raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
         model.scan_by(kernels.load())
     if training.compile:
         model.fuse()
