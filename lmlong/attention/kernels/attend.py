@@ -22,8 +22,8 @@ from lmlong.attention.spans import Features, Given, Inputs
 FUSED: dict[type, str] = {Given: "given", Elu: "elu", Relu: "relu", Cosine: "cosine"}
 """Maps that are computed within the kernels; features of all others are made by torch, and kept."""
 
-PROGRAMS = 512
-"""Segments of all heads and rows that are wanted at least, so that none of a GPU's processors is without work."""
+PROGRAMS = 264
+"""Segments of all heads and rows that are wanted at least: two for each of the 132 processors of an H100."""
 
 LONGEST = 1024
 """Tokens of a segment at most: the gradients of log decays are sums over it of what mostly cancels."""
