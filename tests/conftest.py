@@ -11,6 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, and for those who set threads by it
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does at its own time
+
 SLOWEST = ("test_deepspeed.py", "test_readme.py", "test_two_processes.py", "test_plan.py", "test_kill.py")
 
 

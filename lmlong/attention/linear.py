@@ -10,6 +10,7 @@ from lmlong.attention import scan
 from lmlong.attention.contract import CausalAttention, at_least_float32
 from lmlong.attention.features import FeatureMap
 from lmlong.attention.scan import ScanState
+from lmlong.attention.spans import Attend, attend
 
 
 class LinearAttention(CausalAttention[ScanState]):
@@ -25,6 +26,7 @@ class LinearAttention(CausalAttention[ScanState]):
         self.heads, self.width, self.feature_map = heads, width, features
         self.largest_scale, self.turned_by_position = features.largest_scale, features.turned_by_position
         self.gated = decay == "learned"
+        self.scan_by: Attend = attend
         fixed = torch.log1p(-1 / memory_lengths(heads)) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
 
@@ -47,7 +49,7 @@ class LinearAttention(CausalAttention[ScanState]):
     ) -> tuple[Tensor, ScanState]:
         log_decay = self._decay(q, log_decay)
         if q.shape[2] > 1:
-            return scan.prefill(q, k, v, state, starts, log_decay, self.feature_map)
+            return scan.prefill(q, k, v, state, starts, log_decay, self.feature_map, self.scan_by)
         with _in_its_own_type(q):
             fq, fk = self.feature_map.query(q), self.feature_map.key(k)
             y, state = scan.step(fq, fk, v.to(fq.dtype), state, starts, log_decay)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.attention.spans import SMALLEST, Features, Given, Inputs, attend, attended
+from lmlong.attention.spans import SMALLEST, Attend, Features, Given, Inputs, attend, attended
 
 
 class ScanState(NamedTuple):
@@ -69,12 +69,13 @@ def prefill(
     starts: Tensor | None = None,
     log_decay: Tensor | None = None,
     features: Features | None = None,
+    by: Attend = attend,
 ) -> tuple[Tensor, ScanState]:
     """Any number of tokens: what folding `step` over them gives, in products of matrices.
 
     Given `features`, `fq` and `fk` are queries and keys before their map, and no more than these is kept of them.
     """
-    y, S, z = attend(features or Given(), Inputs(fq, fk, v, starts, log_decay), *state)
+    y, S, z = by(features or Given(), Inputs(fq, fk, v, starts, log_decay), *state)
     return y, ScanState(S, z)
 
 

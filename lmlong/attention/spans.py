@@ -6,7 +6,7 @@ spans. All else, the features among it, is computed again, span by span from the
 B batch, H heads, T time, F features, E value width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -62,6 +62,10 @@ class Inputs(NamedTuple):
         starts = None if self.starts is None else self.starts[:, begin : begin + SPAN]
         log_decay = None if self.log_decay is None else self.log_decay[:, :, begin : begin + SPAN]
         return Inputs(q, k, v, starts, log_decay)
+
+
+Attend = Callable[[Features, Inputs, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""From features, inputs, S and z to outputs, S and z."""
 
 
 class Outputs(NamedTuple):

@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
 from lmlong.attention.linear import LinearAttention
+from lmlong.attention.spans import Attend
 from lmlong.model.block import Block, BlockState, Norm, Place
 from lmlong.model.downsample import Beat, Hourglass, HourglassState, beat_of
 from lmlong.model.loss import IGNORED, nats, summed_nats
@@ -172,9 +173,17 @@ class LanguageModel(TextModel):
 
     def sum_in(self, dtype: torch.dtype) -> None:
         """Keep the sums of linear attentions in this type at least."""
-        for block in self.blocks:
-            if isinstance(block.mixer.attention, LinearAttention):
-                block.mixer.attention.sums = dtype
+        for attention in self._linear():
+            attention.sums = dtype
+
+    def scan_by(self, attend: Attend) -> None:
+        """Let linear attentions read many tokens by this function, such as that of the kernels."""
+        for attention in self._linear():
+            attention.scan_by = attend
+
+    def _linear(self) -> Iterator[LinearAttention]:
+        attentions = (block.mixer.attention for block in self.blocks)
+        return (attention for attention in attentions if isinstance(attention, LinearAttention))
 
     def round_matrices(self, kept: torch.dtype) -> None:
         """Keep all matrices in bfloat16 or int8, less to fetch for each token; what is computed stays as precise."""

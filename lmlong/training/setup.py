@@ -5,9 +5,12 @@ from typing import NamedTuple
 
 import torch
 
+from lmlong.attention import kernels
 from lmlong.checkpoint import read
+from lmlong.errors import UsageError
 from lmlong.model.build import build
 from lmlong.model.device import pick_device
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
 from lmlong.text import tokenizer as tokenizers
@@ -45,6 +48,8 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     With `new_attention` the checkpoint's attention may be another one than the recipe's; all else must fit.
     """
     device = pick_device(recipe.device)
+    if recipe.training.kernel == "triton" and (why := kernels.obstacle(device)):
+        raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
     training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
     tokens = prepare(recipe.text, tokenizers.load(read.tokenizer_path(start)) if start else None)
@@ -53,6 +58,8 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     model = build(recipe, tokens.tokenizer.vocabulary)
     if start:
         read.load_weights(model, start, new_attention)
+    if training.kernel == "triton" and isinstance(model, LanguageModel):
+        model.scan_by(kernels.load())
     if training.compile:
         model.fuse()
     return Setup(recipe, tokens, model, device)

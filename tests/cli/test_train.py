@@ -30,7 +30,11 @@ def lmlong(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["model.widht=8"], 2, "model.widht=8: unknown key. Did you mean 'width'?"),
         (["training.steps=soon"], 2, "training.steps=soon: expected a whole number"),
-        (["model.attention.kind=linaer"], 2, "'linaer' is not one of linear, window, softmax, full, linformer, efficient. Did you mean 'linear'?"),
+        (
+            ["model.attention.kind=linaer"],
+            2,
+            "'linaer' is not one of linear, window, softmax, full, linformer, efficient. Did you mean 'linear'?",
+        ),
         (
             ["model.attention.kind=linformer"],
             2,

@@ -59,6 +59,7 @@ training:
   steps: 1
   segment: 64
   carry_state: true
+  kernel: triton
 """
     starts = [
         "file:3: model.convolution: it sees the past alone",
@@ -68,6 +69,7 @@ training:
         "file:8: model.attention.linformer.projected: 300 slots for a longest input of 256. Use 1 up to that.",
         "file:12: training.segment: an encoder reads its text at once",
         "file:13: training.carry_state: an encoder reads its text at once",
+        "file:14: training.kernel: the kernels read the past alone",
     ]
     found = complaints(file, text)
     assert len(found) == len(starts)

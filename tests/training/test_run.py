@@ -1,14 +1,17 @@
 """Whole runs of a tiny recipe: what they report is true, and how they are cut up changes nothing."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lmlong.attention import kernels
 from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, DivergedError, UsageError
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.scoring import score
 from lmlong.recipe import Recipe
 from lmlong.text.batches import validation_batches
@@ -201,6 +204,24 @@ def test_tensorboard_is_told_what_the_journal_is(recipe_of: Recipes, tmp_path: P
 def test_half_precision_needs_a_gpu(recipe_of: Recipes, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"training\.precision: 16 needs a GPU"):
         train(recipe_of("training.precision=16", "device=cpu"), tmp_path / "run")
+
+
+def test_kernels_need_triton_and_a_gpu(recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    missing = "device is cpu" if find_spec("triton") else "triton is not installed"
+    with pytest.raises(UsageError, match=rf"training\.kernel: triton cannot be used here: .*{missing}.* Use torch"):
+        set_up(recipe_of("training.kernel=triton", "device=cpu"))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_a_run_by_kernels_learns_what_a_run_by_torch_learns(recipe_of: Recipes, tmp_path: Path) -> None:
+    for kernel in ("torch", "triton"):
+        small = ("model.layers=1", "training.batch_size=1", "training.steps=3", "training.validation_tokens=100")
+        train(recipe_of(f"training.kernel={kernel}", *small), tmp_path / kernel)
+    assert losses(tmp_path / "triton") == pytest.approx(losses(tmp_path / "torch"), rel=1e-5)
+    model = set_up(recipe_of("training.kernel=triton")).model
+    assert isinstance(model, LanguageModel)
+    assert all(block.mixer.attention.scan_by is kernels.load() for block in model.blocks)
 
 
 def test_bfloat16_learns_what_float32_learns(recipe_of: Recipes, tmp_path: Path) -> None:
