@@ -37,7 +37,6 @@ def choose(option: str, text: str | None, usual: Sequence[str], known: Sequence[
     words = dict.fromkeys(word.strip() for word in text.split(",")) if text is not None else usual
     for word in words:
         if word not in known:
-            raise UsageError(
-                f"{option}: there is no '{word}'.{nearest(word, known) or f' Known: {chr(44).join(known)}.'}"
-            )
+            hint = nearest(word, known) or f" Known: {', '.join(known)}."
+            raise UsageError(f"{option}: there is no '{word}'.{hint}")
     return tuple(words)
