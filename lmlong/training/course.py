@@ -54,7 +54,8 @@ class Course(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["text"] != self.material.tokens.folder.name:
             raise UsageError("--resume: the text has changed since the run began. Put it back, or begin another run.")
-        self.shelf.best = state_dict["best"]
+        # the second name is that of checkpoints made when bits per byte were all there was
+        self.shelf.best = state_dict["best"] if "best" in state_dict else state_dict["best_bits"]
         self.recent.extend(state_dict["recent"])
         self._random = state_dict["random"]
 
