@@ -13,7 +13,7 @@ import lmlong
 PACKAGE = Path(lmlong.__file__).parent
 
 FLOORS = [
-    {"errors"},
+    {"errors", "cache"},
     {"recipe"},
     {"text", "attention"},
     {"model"},

@@ -9,8 +9,9 @@ from torch import Tensor
 from lmlong.attention import scan
 from lmlong.attention.contract import CausalAttention, at_least_float32
 from lmlong.attention.features import FeatureMap
+from lmlong.attention.native.engine import attend
 from lmlong.attention.scan import ScanState
-from lmlong.attention.spans import Attend, attend
+from lmlong.attention.spans import Attend
 
 
 class LinearAttention(CausalAttention[ScanState]):

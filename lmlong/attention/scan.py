@@ -11,7 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.attention.spans import SMALLEST, Attend, Features, Given, Inputs, attend, attended
+from lmlong.attention.chunked import Chunked
+from lmlong.attention.native.engine import attend
+from lmlong.attention.spans import SMALLEST, Attend, Features, Given, Inputs, attended
 
 
 class ScanState(NamedTuple):
@@ -88,4 +90,5 @@ def denominators(
     log_decay: Tensor | None = None,
 ) -> Tensor:
     """What `prefill` divides by, (B, H, T): the sum of all weights, which must not come near 0; without a gradient."""
-    return attended(Given(), Inputs(fq, fk, v, starts, log_decay), *state).denominators
+    outputs, _, _ = attended(Chunked(), Given(), Inputs(fq, fk, v, starts, log_decay), *state)
+    return outputs.denominators

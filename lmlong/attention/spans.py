@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lmlong.attention.chunks import Chunks, find_borders, find_reach, find_slopes, in_chunks, put, read
-
 SPAN = 512
-"""Tokens whose chunks are worked on at once, so that temporaries stay in cache."""
+"""Tokens that are worked on at once, so that temporaries stay in cache."""
 
 SMALLEST = 1e-30
 """A denominator below this is taken for this, so that nothing is ever divided by 0."""
@@ -71,42 +69,71 @@ Attend = Callable[[Features, Inputs, Tensor, Tensor], tuple[Tensor, Tensor, Tens
 class Outputs(NamedTuple):
     y: Tensor  # (B, H, T, E)
     denominators: Tensor  # (B, H, T)
-    S: Tensor  # (B, H, F, E), after the last token
-    z: Tensor  # (B, H, F)
+
+    def span(self, begin: int) -> "Outputs":
+        y, denominators = (x[:, :, begin : begin + SPAN] for x in self)
+        return Outputs(y, denominators)
+
+
+class Slopes(NamedTuple):
+    """Where gradients go to."""
+
+    inputs: Inputs  # but for starts
+    weights: list[Tensor]  # summed over all spans
+
+    def span(self, begin: int) -> "Slopes":
+        return Slopes(self.inputs.span(begin), self.weights)
+
+
+class Engine(Protocol):
+    """What computes a single span; its states are (B, H, F, E + 1), with z as the last column."""
+
+    def read(self, features: Features, inputs: Inputs, state: Tensor, into: Outputs) -> Tensor:
+        """Writes the outputs, and returns the state after the span."""
+        ...
+
+    def find_slopes(
+        self,
+        features: Features,
+        weights: list[Tensor],
+        inputs: Inputs,
+        outputs: Outputs,
+        state: Tensor,
+        dy: Tensor,
+        dstate: Tensor,
+        into: Slopes,
+    ) -> Tensor:
+        """Writes the gradients of the inputs, adds those of the weights, and returns that of the state before."""
+        ...
 
 
 @torch.compiler.disable  # its loop over spans would be unrolled, to no gain
-def attend(features: Features, inputs: Inputs, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def attend(engine: Engine, features: Features, inputs: Inputs, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs (B, H, T, E), and the state after the last token."""
-    return _Attend.apply(features, torch.is_grad_enabled(), S, z, *inputs, *features.parameters())
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in inputs[:3])  # outputs and gradients lie alike
+    return _Attend.apply(engine, features, torch.is_grad_enabled(), S, z, q, k, v, *inputs[3:], *features.parameters())
 
 
 @torch.no_grad()
-def attended(features: Features, inputs: Inputs, S: Tensor, z: Tensor, kept: list[Tensor] | None = None) -> Outputs:
-    """Outputs and what they were divided by; the states before each span are kept in the list, if one is given."""
-    y, denominators = torch.empty_like(inputs.v), S.new_empty(inputs.q.shape[:3])
+def attended(
+    engine: Engine, features: Features, inputs: Inputs, S: Tensor, z: Tensor, kept: list[Tensor] | None = None
+) -> tuple[Outputs, Tensor, Tensor]:
+    """Outputs, S and z; the states before each span are kept in the list, if one is given."""
+    outputs = Outputs(torch.empty_like(inputs.v), S.new_empty(inputs.q.shape[:3]))
     state = torch.cat([S, z[..., None]], dim=-1)
     with _in_their_own_type(S):
         for begin in inputs.borders():
             if kept is not None:
                 kept.append(state)
-            part = inputs.span(begin)
-            fq, fk = _features(features, in_chunks(part.q), in_chunks(part.k), part.q.shape[2])
-            x = Chunks(fq, fk, in_chunks(part.v).to(fq.dtype))
-            reach = find_reach(part.starts, part.log_decay, fq.dtype, S.dtype)
-            borders = find_borders(x, reach, state)
-            numerator, denominator = read(x, reach, borders)
-            put(denominators[:, :, begin : begin + SPAN], denominator.clamp_(min=SMALLEST))
-            put(y[:, :, begin : begin + SPAN], numerator / denominator[..., None])
-            # cloned, for a view would keep the states of all chunks alive
-            state = borders[-1].clone()
-    return Outputs(y, denominators, state[..., :-1].clone(), state[..., -1].clone())
+            state = engine.read(features, inputs.span(begin), state, outputs.span(begin))
+    return outputs, state[..., :-1].clone(), state[..., -1].clone()
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        engine: Engine,
         features: Features,
         learning: bool,
         S: Tensor,
@@ -119,73 +146,47 @@ class _Attend(torch.autograd.Function):
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         states: list[Tensor] | None = [] if learning else None
-        out = attended(features, Inputs(q, k, v, starts, log_decay), S, z, states)
-        ctx.features, ctx.weights = features, len(weights)
-        ctx.save_for_backward(q, k, v, starts, log_decay, out.y, out.denominators, *weights, *(states or ()))
-        return out.y, out.S, out.z
+        outputs, S, z = attended(engine, features, Inputs(q, k, v, starts, log_decay), S, z, states)
+        ctx.engine, ctx.features, ctx.weights = engine, features, len(weights)
+        ctx.save_for_backward(q, k, v, starts, log_decay, *outputs, *weights, *(states or ()))
+        return outputs.y, S, z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         dy, dS, dz = gradients
-        dS = torch.cat([dS, dz[..., None]], dim=-1)
+        dstate = torch.cat([dS, dz[..., None]], dim=-1)
         q, k, v, starts, log_decay, y, denominators, *others = ctx.saved_tensors
-        inputs, weights, states = Inputs(q, k, v, starts, log_decay), others[: ctx.weights], others[ctx.weights :]
-        decays = log_decay is not None and ctx.needs_input_grad[8]
-        log_decay_slopes = dS.new_empty(y.shape[:3]) if decays else None
-        slopes = Inputs(torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None, log_decay_slopes)
-        sums = [torch.zeros_like(weight) for weight in weights]
+        inputs, outputs = Inputs(q, k, v, starts, log_decay), Outputs(y, denominators)
+        weights, states = others[: ctx.weights], others[ctx.weights :]
+        decays = log_decay is not None and ctx.needs_input_grad[9]
+        dlog_decay = dS.new_empty(y.shape[:3]) if decays else None
+        dinputs = Inputs(torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None, dlog_decay)
+        slopes = Slopes(dinputs, [torch.zeros_like(weight) for weight in weights])
         with _in_their_own_type(dS):
-            for number, begin in reversed(list(enumerate(inputs.borders()))):
-                span = slice(begin, begin + SPAN)
-                kept = inputs.span(begin), (y[:, :, span], denominators[:, :, span]), states[number]
-                into = slopes.span(begin), sums
-                dS = _backward_span(ctx.features, weights, *kept, (dy[:, :, span], dS), *into)
-        return (None, None, dS[..., :-1], dS[..., -1], *slopes, *sums)
+            for state, begin in reversed(list(zip(states, inputs.borders(), strict=True))):
+                span = inputs.span(begin), outputs.span(begin), state
+                dy_span = dy[:, :, begin : begin + SPAN]
+                dstate = ctx.engine.find_slopes(ctx.features, weights, *span, dy_span, dstate, slopes.span(begin))
+        return (None, None, None, dstate[..., :-1], dstate[..., -1], *slopes.inputs, *slopes.weights)
 
 
-def _backward_span(
-    features: Features,
-    weights: list[Tensor],
-    inputs: Inputs,
-    outputs: tuple[Tensor, Tensor],
-    state: Tensor,
-    gradients: tuple[Tensor, Tensor],
-    slopes: Inputs,
-    sums: list[Tensor],
-) -> Tensor:
-    """Write the gradients of a span's inputs and add those of the weights; returns that of the state before it."""
-    dy, dS = gradients
-    with torch.enable_grad():
-        q, k = (in_chunks(x).detach().requires_grad_() for x in (inputs.q, inputs.k))
-        fq, fk = _features(features, q, k, inputs.q.shape[2])
-    x = Chunks(fq.detach(), fk.detach(), in_chunks(inputs.v).to(fq.dtype))
-    reach = find_reach(inputs.starts, inputs.log_decay, fq.dtype, dS.dtype)
-    borders = find_borders(x, reach, state)
-    y, m = map(in_chunks, outputs)
-    m = m.clamp(min=SMALLEST)  # the last chunk is filled up with zeros
-    dn = in_chunks(dy) / m[..., None]
-    dm = (dn * y).sum(-1, keepdim=True).neg_().mul_((m > SMALLEST)[..., None])
-    dn = torch.cat([dn, dm], dim=-1).to(fq.dtype)
-    found = find_slopes(x, reach, borders, dn, dS, slopes.log_decay is not None)
-    dq, dk, *others = torch.autograd.grad((fq, fk), (q, k, *weights), (found.fq, found.fk), allow_unused=True)
-    for into, slope in zip(slopes, (dq, dk, found.v, None, found.log_decay), strict=True):
-        if into is not None and slope is not None:
-            put(into, slope)
-    for total, gradient in zip(sums, others, strict=True):
-        if gradient is not None:
-            total += gradient
-    return found.S
+class Mapped:
+    """Features of queries and keys, and the way back to these."""
 
+    def __init__(self, features: Features, weights: list[Tensor], q: Tensor, k: Tensor):
+        with torch.enable_grad():
+            self._inputs = [q.detach().requires_grad_(), k.detach().requires_grad_(), *weights]
+            self._features = features.query(self._inputs[0]), features.key(self._inputs[1])
+        self.fq, self.fk = (x.detach() for x in self._features)
 
-def _features(features: Features, q: Tensor, k: Tensor, time: int) -> tuple[Tensor, Tensor]:
-    """Of chunks (N, B, H, C, ...); none for what the last one is filled up with."""
-    fq, fk = features.query(q.flatten(0, 1)), features.key(k.flatten(0, 1))
-    if missing := len(k) * k.shape[3] - time:
-        real = fk.new_ones(len(k), k.shape[3])
-        real[-1, -missing:] = 0
-        fk = fk * real.repeat_interleave(k.shape[1], 0)[:, None, :, None]
-    return fq.unflatten(0, q.shape[:2]), fk.unflatten(0, k.shape[:2])
+    def back(self, dfq: Tensor, dfk: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The gradients of queries and keys; those of the weights are added."""
+        dq, dk, *others = torch.autograd.grad(self._features, self._inputs, (dfq, dfk), allow_unused=True)
+        for total, slope in zip(weights, others, strict=True):
+            if slope is not None:
+                total += slope
+        return dq, dk
 
 
 def _in_their_own_type(like: Tensor) -> torch.autocast:

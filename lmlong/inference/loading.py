@@ -1,7 +1,5 @@
 """A trained model, taken from its run and ready to read and write."""
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from lmlong.attention.native.library import find_compiler
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import check_size, find, load_weights, read_recipe, tokenizer_path
 from lmlong.checkpoint.write import WEIGHTS
@@ -123,7 +122,7 @@ class Loaded(Trained):
         """Why the step cannot be compiled."""
         if "softmax" in self.recipe.model.kinds:
             return "the state of softmax attention grows, so its step is never the same twice."
-        if not has_compiler():
+        if find_compiler() is None:
             return "needs a C++ compiler. Install g++, or name one in the environment variable CXX."
         return None
 
@@ -149,11 +148,6 @@ class Loaded(Trained):
     @cached_property
     def _owners(self) -> dict[str, str]:
         return state_file.owners(self.model, self.tokenizer, manifest.recorded(self.checkpoint, WEIGHTS))
-
-
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
-    return any(map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"]))
 
 
 Weights = Literal["32", "bf16", "int8"]

@@ -65,8 +65,9 @@ class Training(Options):
     compile: bool = False
     """Let torch.compile fuse the model (needs a C++ compiler; the first step takes minutes)."""
     kernel: Literal["auto", "torch", "triton"] = "auto"
-    """What linear attention reads many tokens by: torch, or Triton kernels, for an NVIDIA GPU. auto takes torch: the
-    kernels give the same numbers in Triton's interpreter, and have not been measured on a GPU."""
+    """What linear attention reads many tokens by. auto is native code on a CPU, compiled at its first use if there is a
+    C++ compiler, and torch elsewhere. The Triton kernels, for an NVIDIA GPU, give the same numbers in Triton's
+    interpreter and have not been measured on a GPU."""
     segment: int | None = Field(None, ge=16)
     """Tokens of a sequence whose activations are held at once; the rest is computed again from the states between
     segments, so a sequence of any length takes the memory of one segment, with the same gradient."""

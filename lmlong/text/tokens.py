@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from lmlong import recipe
+from lmlong.cache import build, cache_folder, key_of
 from lmlong.errors import UsageError
 from lmlong.text import tokenizer as tokenizers
-from lmlong.text.cache import build, cache_folder, key_of
 from lmlong.text.inputs import Input, open_inputs
 from lmlong.text.reading import Skipped
 from lmlong.text.split import split

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from tqdm import tqdm
 
 from lmlong import recipe
+from lmlong.cache import build, cache_folder, key_of
 from lmlong.text import tokenizer as tokenizers
-from lmlong.text.cache import build, cache_folder, key_of
 from lmlong.text.inputs import Input
 from lmlong.text.sampling import head, sample
 from lmlong.text.sentencepiece_model import lines

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from lmlong.attention import kernels
+from lmlong.attention import chunked, kernels
 from lmlong.checkpoint import read
 from lmlong.errors import UsageError
 from lmlong.model.build import build
@@ -58,8 +58,8 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     model = build(recipe, tokens.tokenizer.vocabulary)
     if start:
         read.load_weights(model, start, new_attention)
-    if training.kernel == "triton" and isinstance(model, LanguageModel):
-        model.scan_by(kernels.load())
+    if training.kernel != "auto" and isinstance(model, LanguageModel):
+        model.scan_by(kernels.load() if training.kernel == "triton" else chunked.attend)
     if training.compile:
         model.fuse()
     return Setup(recipe, tokens, model, device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention import FEATURE_MAPS, laws, scan, spans
+from lmlong.attention import FEATURE_MAPS, chunked, laws, scan
 from lmlong.attention.features import FeatureMap
 from lmlong.attention.linear import LinearAttention
 from lmlong.attention.spans import Attend, Features, Given, Inputs
@@ -62,9 +62,9 @@ def read(features: Features, x: Inputs, by: Attend, dtype: torch.dtype = torch.f
     rows, heads, time = x.q.shape[:3]
     width = features.key(x.k[:1, :, :1]).shape[-1]
     S, z = x.v.new_zeros(rows, heads, width, VALUES), x.v.new_zeros(rows, heads, width)
-    before, S, z = spans.attend(features, part(x, 0, AROUND, torch.float64), S, z)
+    before, S, z = chunked.attend(features, part(x, 0, AROUND, torch.float64), S, z)
     y, S, z = by(features, part(x, AROUND, time - AROUND, dtype), S.float(), z.float())
-    after, _, _ = spans.attend(features, part(x, time - AROUND, time, torch.float64), S.double(), z.double())
+    after, _, _ = chunked.attend(features, part(x, time - AROUND, time, torch.float64), S.double(), z.double())
     return torch.cat([before, y.double(), after], dim=2)
 
 
@@ -119,7 +119,7 @@ def test_other_maps_are_left_to_torch(features: Features) -> None:
 
 def test_bfloat16_is_no_less_exact_than_by_torch() -> None:
     x, features = text(70, [40], True, rows=2), feature_map("elu")
-    mine, torchs = (read(features, x, by, torch.bfloat16) for by in (kernels.attend, spans.attend))
+    mine, torchs = (read(features, x, by, torch.bfloat16) for by in (kernels.attend, chunked.attend))
     for (name, error), (_, usual) in zip(errors(features, x, mine), errors(features, x, torchs), strict=True):
         assert error < 4 * usual, name  # the interpreter cuts digits off where a GPU rounds
 
@@ -150,7 +150,7 @@ def test_a_model_read_by_kernels_is_the_same() -> None:
     tokens = torch.randint(50, (1, 90)).to(DEVICE)
     starts = torch.arange(90)[None].to(DEVICE) == 70
     weights, losses, gradients = list(model.parameters()), [], []
-    for by in (spans.attend, kernels.attend):
+    for by in (chunked.attend, kernels.attend):
         model.scan_by(by)
         nats, _ = model.loss(tokens, tokens, starts, segment=40)
         losses.append(nats)
@@ -163,5 +163,5 @@ def test_a_model_read_by_kernels_is_the_same() -> None:
 def test_sums_in_float64_are_left_to_torch() -> None:
     x = part(text(10, None, False), 0, 50, torch.float32)
     S, z = (x.v.new_zeros(1, 2, WIDTH, *rest, dtype=torch.float64) for rest in ((VALUES,), ()))
-    found, usual = (by(feature_map("elu"), x, S, z) for by in (kernels.attend, spans.attend))
+    found, usual = (by(feature_map("elu"), x, S, z) for by in (kernels.attend, chunked.attend))
     assert all(map(torch.equal, found, usual))

@@ -190,9 +190,9 @@ def test_autocast_changes_nothing(form: recipe.Attention) -> None:
 def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
     """A running sum of keys kept in bfloat16 would stop growing near 256 and read far below the truth."""
     attention = build(recipe.Attention(kind="linear", feature_map="elu", decay="none"))
-    zeros = torch.zeros(1, HEADS, 4000, WIDTH, dtype=torch.bfloat16)  # features of zeros are ones
+    zeros = torch.zeros(1, HEADS, 4000, WIDTH, dtype=torch.bfloat16)  # features of zeros are ones and the floor
     _, state = attention.prefill(zeros, zeros, zeros, attention.init_state(1, zeros.device, zeros.dtype))
-    assert (state.z == 4000).all()
+    assert ((state.z - 4000).abs() < 1).all()
 
 
 def _cast(x: Inputs, dtype: torch.dtype) -> Inputs:

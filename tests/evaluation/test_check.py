@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from models import stirred
 
 from lmlong import recipe
-from lmlong.attention import chunks, scan, spans
+from lmlong.attention import chunked, chunks, linear, scan
 from lmlong.attention.features import Elu
+from lmlong.attention.native import library
 from lmlong.cli.check import check as command
 from lmlong.evaluation.check import Report, check
 from lmlong.evaluation.health import denominators
@@ -45,21 +46,42 @@ def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) 
     assert bool(report.denominators) == (form.kind == "linear")
 
 
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No native code, which changes in Python would not reach."""
+    monkeypatch.setattr(linear, "attend", chunked.attend)
+
+
+@pytest.mark.usefixtures("by_torch")
 def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     masked = chunks._masked
     monkeypatch.setattr(chunks, "_masked", lambda weights, reach: masked(weights, reach) + 1e-3)
     assert {"the future leaves the past", "step = prefill"} <= broken(checked(FORMS[0]))
 
 
+@pytest.mark.skipif(library.find_compiler() is None, reason="native code needs a C++ compiler")
+def test_native_code_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in library.SOURCES:
+        (tmp_path / path.name).write_text(path.read_text().replace("place >= float(s)", "place >= float(s - 1)"))
+    monkeypatch.setattr(library, "SOURCES", sorted(tmp_path.iterdir()))
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    library.library.cache_clear()
+    found = broken(checked(FORMS[0]))
+    library.library.cache_clear()
+    assert {"the future leaves the past", "step = prefill"} <= found
+
+
+@pytest.mark.usefixtures("by_torch")
 def test_a_key_scaled_by_other_keys_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The classic leak: a maximum over the sequence, which cancels but for the floor."""
     monkeypatch.setattr(Elu, "key", lambda self, k: self.query(k - k.amax(2, keepdim=True)))
     assert {"the future leaves the past", "step = prefill", "any cut = prefill"} <= broken(checked(FORMS[0]))
 
 
+@pytest.mark.usefixtures("by_torch")
 def test_starts_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    reach = spans.find_reach
-    monkeypatch.setattr(spans, "find_reach", lambda starts, *others: reach(None, *others))
+    reach = chunked.find_reach
+    monkeypatch.setattr(chunked, "find_reach", lambda starts, *others: reach(None, *others))
     assert "packed documents are alone" in broken(checked(FORMS[0]))
 
 
@@ -103,6 +125,7 @@ def test_denominators_by_position_in_closed_form(monkeypatch: pytest.MonkeyPatch
     assert [(b.smallest, b.largest) for b in buckets] == [(8.0 * b.first, 8.0 * b.last) for b in buckets]
 
 
+@pytest.mark.usefixtures("by_torch")
 def test_the_command_prints_a_table_or_json_and_its_exit_code(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [str(run), "--tokens", "60", "--device", "cpu"]
     done = CliRunner().invoke(command, words, catch_exceptions=False)

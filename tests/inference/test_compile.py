@@ -8,11 +8,12 @@ from click.testing import CliRunner
 from models import stirred
 from torch.testing import assert_close
 
+from lmlong.attention.native.library import find_compiler
 from lmlong.checkpoint.write import Contents, write
 from lmlong.cli.generate import generate
 from lmlong.cli.writing import compiling_pays
 from lmlong.errors import UsageError
-from lmlong.inference.loading import Weights, has_compiler, load
+from lmlong.inference.loading import Weights, load
 from lmlong.inference.memory import ask
 from lmlong.model.graph import as_graph
 from lmlong.model.language_model import LanguageModel
@@ -20,7 +21,7 @@ from lmlong.model.states import joined
 from lmlong.recipe import Attention, Downsample, Model
 from lmlong.recipe import file as recipe_file
 
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler")
 
 
 @needs_compiler

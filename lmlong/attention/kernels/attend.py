@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from lmlong.attention import spans
+from lmlong.attention import chunked
 from lmlong.attention.features import Cosine, Elu, Relu
 from lmlong.attention.kernels import backward, forward
 from lmlong.attention.kernels.tiles import TILE
@@ -36,9 +36,9 @@ CARRIED = 1024
 
 
 def attend(features: Features, inputs: Inputs, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs (B, H, T, E), and the state after the last token: what `spans.attend` gives, which float64 is left to."""
+    """What `chunked.attend` gives, which float64 is left to: outputs (B, H, T, E), and the state after them."""
     if S.dtype != torch.float32:
-        return spans.attend(features, inputs, S, z)
+        return chunked.attend(features, inputs, S, z)
     q, k, v, starts, log_decay = inputs
     name = FUSED.get(type(features), "given")
     if type(features) not in FUSED:

@@ -1,0 +1,1 @@
+"""The causal scan by code in C++ that is compiled for this machine's processor when it is first needed."""
