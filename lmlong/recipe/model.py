@@ -118,7 +118,7 @@ class Model(Options):
 
     width: int = Field(256, gt=0)
     """Size of the vector that stands for a token between blocks."""
-    layers: int = Field(6, gt=0)
+    layers: int = Field(6, gt=0, le=10_000)
     """Number of blocks."""
     heads: int = Field(4, gt=0)
     """Attention heads in each block; they share the width."""

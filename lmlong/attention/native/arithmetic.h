@@ -19,16 +19,17 @@ constexpr Int LANES = 4, ROWS = 4;
 #endif
 constexpr Int CHUNK = 16;  // what all sizes of matrices are filled up to multiples of
 
-typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t Wholes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Wholes __attribute__((vector_size(4 * LANES)));
+typedef Floats Anywhere __attribute__((aligned(4), may_alias));  // in memory
 
 #define EACH(i, count) _Pragma("GCC unroll 16") for (Int i = 0; i < (count); i++)
 
 Int padded(Int width) { return (width + CHUNK - 1) / CHUNK * CHUNK; }
 
-Floats& lanes(float* x) { return *reinterpret_cast<Floats*>(x); }
+Anywhere& lanes(float* x) { return *reinterpret_cast<Anywhere*>(x); }
 
-const Floats& lanes(const float* x) { return *reinterpret_cast<const Floats*>(x); }
+const Anywhere& lanes(const float* x) { return *reinterpret_cast<const Anywhere*>(x); }
 
 struct Numbers {  // a matrix that is taken number by number
     const float* at;

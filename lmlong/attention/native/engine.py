@@ -57,7 +57,7 @@ class Native:
             dq, dk = torch.empty_like(mapped.fq), torch.empty_like(mapped.fk)
         before = torch.empty_like(dstate)
         slopes = {"dy": dy, "dq": dq, "dk": dk, "dv": dv, "dlog_decay": dlog_decay}
-        states = {"dafter": dstate.contiguous(), "dbefore": before}
+        states = {"dafter": dstate, "dbefore": before}
         self._run("find_slopes_of_lines", features, inputs, outputs, state, **slopes, **states)
         if mapped:
             for place, slope in zip(into.inputs[:2], mapped.back(dq, dk, into.weights), strict=True):
@@ -73,7 +73,7 @@ class Native:
         scratch = state.new_empty(workers, self._compiled.scratch_size(time, *widths))
         job = Job(batch * heads, heads, time, *widths, FUSED.get(type(features), 0))
         job.scratch_size = scratch.shape[1]
-        tensors = {**inputs._asdict(), **outputs._asdict(), **others, "before": state.contiguous(), "scratch": scratch}
+        tensors = {**inputs._asdict(), **outputs._asdict(), **others, "before": state, "scratch": scratch}
         # `held` keeps copies alive while the job reads them
         held = {name: _in_rows(x) for name, x in tensors.items() if x is not None}
         for field, x in held.items():

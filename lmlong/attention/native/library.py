@@ -12,10 +12,15 @@ from typing import Any
 
 import torch
 
+from lmlong.attention.chunks import FAINTEST
+from lmlong.attention.features import ELU_FLOOR, Relu
+from lmlong.attention.spans import SMALLEST
 from lmlong.cache import build, cache_folder, key_of
 
 SOURCES = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".h", ".cpp"))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+CONSTANTS = {"SMALLEST": SMALLEST, "FAINTEST": FAINTEST, "ELU_FLOOR": ELU_FLOOR, "RELU_FLOOR": Relu.FLOOR}
+"""Numbers that are the same there and here."""
 COMPILING = 300
 """Seconds that a compiler may take; two are usual."""
 
@@ -78,7 +83,7 @@ def library() -> Library | None:
     folder = (
         cache_folder()
         / "native"
-        / key_of([path.read_text() for path in SOURCES], FLAGS, compiler, version, _processor())
+        / key_of([path.read_text() for path in SOURCES], FLAGS, CONSTANTS, compiler, version, _processor())
     )
     try:
         if not folder.is_dir():
@@ -96,8 +101,19 @@ def find_compiler() -> str | None:
 
 
 def _compile(compiler: str, into: Path) -> None:
-    command = [compiler, *FLAGS, *(str(path) for path in SOURCES if path.suffix == ".cpp"), "-o", str(into)]
+    command = [
+        compiler,
+        *FLAGS,
+        *_definitions(),
+        *(str(path) for path in SOURCES if path.suffix == ".cpp"),
+        "-o",
+        str(into),
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILING)
+
+
+def _definitions() -> list[str]:
+    return [f"-D{name}={value!r}f" for name, value in CONSTANTS.items()]
 
 
 def _processor() -> str:

@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr float FAINTEST = -100.0f, PER_LN2 = 1.44269504f;
+constexpr float PER_LN2 = 1.44269504f;
 
 struct Reach {  // what is left of what, as in chunks.py
     alignas(64) float within[CHUNK * CHUNK];  // W, [s][t]
@@ -17,7 +17,8 @@ struct Reach {  // what is left of what, as in chunks.py
 
 void find_reach(const Line& line, Int begin, Reach& reach) {
     const Job& job = line.job;
-    float total[CHUNK], document[CHUNK], faded = 0, begun = 0;
+    alignas(64) float total[CHUNK], document[CHUNK];
+    float faded = 0, begun = 0;
     for (Int t = 0; t < CHUNK; t++) {
         const bool real = t < line.tokens(begin);
         if (real && job.starts.at) begun += *line.place<bool>(job.starts, begin + t);

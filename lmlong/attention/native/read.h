@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr float SMALLEST = 1e-30f;
-
 struct Reading {
     const Line& line;
     const Job& job = line.job;

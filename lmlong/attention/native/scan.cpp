@@ -2,7 +2,8 @@
 // in chunks so small that all of it stays in the nearest cache.
 //
 // An X of a chunk lies in rows, one of a token, or across, one of a feature; all widths are filled up with zeros to
-// whole chunks. With both at hand every product is one of single numbers with vectors: `add_product`.
+// whole chunks. With both at hand every product is one of single numbers with vectors: `add_product`. Constants that are
+// not defined here come from library.py.
 
 #include "slopes.h"
 

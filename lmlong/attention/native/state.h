@@ -6,7 +6,6 @@
 
 namespace {
 
-constexpr float ELU_FLOOR = 1e-4f, RELU_FLOOR = 1e-2f;
 constexpr float ONES[CHUNK] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 // Rows of queries or keys to their features, and to the slope of these, if it is wanted
