@@ -32,6 +32,7 @@ def info(run: str | None, as_json: bool) -> None:
 def _installation() -> dict[str, Any]:
     import torch
 
+    from lmlong.attention.native.library import find_compiler, library
     from lmlong.model.device import pick_device
     from lmlong.training.precision import computes_in_bf16
 
@@ -42,6 +43,8 @@ def _installation() -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "computes in bf16": computes_in_bf16(device),
+        "C++ compiler": find_compiler(),
+        "native code": library() is not None,
     }
 
 

@@ -91,7 +91,8 @@ def library() -> Library | None:
         return Library(folder / "scan.so")
     except (OSError, subprocess.SubprocessError) as error:
         why = getattr(error, "stderr", None) or str(error)
-        warnings.warn(f"linear attention is computed by torch, slower: {compiler} failed:\n{why[:1000]}", stacklevel=2)
+        message = f"linear attention is computed by torch, slower, for {compiler} made no native code:\n{why[:1000]}"
+        warnings.warn(message, stacklevel=2)
         return None
 
 
