@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lmlong import recipe
-from lmlong.bench.attentions import CONTESTANTS
+from lmlong.bench.compare import CONTESTANTS
 from lmlong.bench.recall_data import Questions, Score, ask, score
 from lmlong.bench.recall_grid import Grid
 from lmlong.errors import UsageError

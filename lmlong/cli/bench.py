@@ -23,7 +23,7 @@ def bench() -> None:
     """
 
 
-@bench.command()
+@bench.command("compare")
 @click.option("--recipe", default="compare", show_default=True, help="Recipe all have in common: a name or a file.")
 @click.option(
     "--corpus",
@@ -40,7 +40,7 @@ def bench() -> None:
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all runs as JSON.")
 @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
-def attentions(
+def compare_attentions(
     recipe: str,
     corpus: str,
     only: str | None,
@@ -56,9 +56,9 @@ def attentions(
 
     \b
     Example: two attentions on text that only memory can predict.
-      lmlong bench attentions --corpus copies --only softmax,elu-learned
+      lmlong bench compare --corpus copies --only softmax,elu-learned
     """
-    from lmlong.bench.attentions import CONTESTANTS, compare, table
+    from lmlong.bench.compare import CONTESTANTS, compare, table
     from lmlong.bench.copies import write_copies
 
     names = only.split(",") if only else list(CONTESTANTS)

@@ -84,7 +84,7 @@ def recall(
     )
     check(grid)
 
-    from lmlong.bench.attentions import CONTESTANTS
+    from lmlong.bench.compare import CONTESTANTS
     from lmlong.bench.recall import compare, plain, table
 
     best, runs = compare(grid, choose(only, CONTESTANTS), seed, out or Path("runs/recall"))

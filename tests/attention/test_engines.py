@@ -177,7 +177,9 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
     broken.write_text("#!/bin/sh\necho 'no such header' >&2; exit 1\n")
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(broken))
-    with pytest.warns(UserWarning, match=r"by torch, slower, for .*broken-compiler made no native code:\nno such header"):
+    with pytest.warns(
+        UserWarning, match=r"by torch, slower, for .*broken-compiler made no native code:\nno such header"
+    ):
         assert compiled_anew(monkeypatch, tmp_path) is None
     assert_exact(Text(40), engine.attend, feature_map("elu"), torch.float32)
     assert not [path for path in (tmp_path / "native").iterdir() if shutil.which(path.name)]

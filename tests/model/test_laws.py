@@ -11,7 +11,7 @@ from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.contract import tensors
 from lmlong.attention.laws import Inputs, Subject
-from lmlong.bench.attentions import CONTESTANTS
+from lmlong.bench.compare import CONTESTANTS
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 

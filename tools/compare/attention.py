@@ -7,9 +7,9 @@
 Each project is optional and left out with a message where it is not installed or has nothing for this device. Before
 anything is timed, the outputs of each are held against the definition in float64, with the features that the project
 itself makes, and the last key is changed to see whether the first output moves; one that does not agree is timed all
-the same, and says so. The last columns hold the time against what
-the machine could do at best: the floating-point operations and bytes of the chunked form, at the speeds of a large
-product of matrices and of a copy, measured in the same run.
+the same, and says so. The last column holds the time against what the machine could do at best: the floating-point
+operations and bytes of the chunked form, at the speeds of a large product of matrices and of a copy, measured in the
+same run. `--only 'lmlong elu' 'fast-transformers elu'` compares these alone, at lengths where others take long.
 """
 
 import argparse
@@ -133,10 +133,12 @@ PROJECTS: dict[str, tuple[str | None, tuple[str, ...], Callable[[], Contestant]]
 """The package each needs, the devices it has something for, and how it is made."""
 
 
-def available(device: torch.device) -> dict[str, Contestant]:
-    """All that can run here, and a line about each that cannot."""
+def available(device: torch.device, only: list[str]) -> dict[str, Contestant]:
+    """All that can run here of those asked for, and a line about each that cannot."""
     found = {}
     for name, (package, devices, make) in PROJECTS.items():
+        if name not in only:
+            continue
         if device.type not in devices:
             print(f"{name}: left out, it has nothing for a {device.type}")
         elif package and not find_spec(package):
@@ -200,13 +202,14 @@ def speeds_of_the_machine(device: torch.device) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=parse_lengths, default=parse_lengths("1k,4k"))
+    parser.add_argument("--only", nargs="+", choices=PROJECTS, default=list(PROJECTS), metavar="PROJECT")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of one pass; what takes longer is left out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    contestants = available(device)
+    contestants = available(device, options.only)
     errors = {name: error(one, device) for name, one in contestants.items()}
     for name, off in errors.items():
         verdict = "agrees with its definition" if off < AGREES else "DOES NOT agree with its definition"
@@ -232,12 +235,12 @@ def main() -> None:
         for name, one in contestants.items():
             if name not in seconds:
                 continue
-            ratio = seconds["torch softmax"] / seconds[name] if "torch softmax" in seconds else float("nan")
+            ratio = f"{seconds['torch softmax'] / seconds[name]:.2f}" if "torch softmax" in seconds else "-"
             share = "-"
             if one.features:
                 share = f"{best_possible(one.features, length, product, copy) / seconds[name]:.0%}"
             mark = "" if errors[name] < AGREES else " (does not agree)"
-            cells = [name_length(length), name + mark, f"{seconds[name] * 1e3:,.1f}", f"{ratio:.2f}", share]
+            cells = [name_length(length), name + mark, f"{seconds[name] * 1e3:,.1f}", ratio, share]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmlong.bench.attentions import CONTESTANTS, Standing, Trained, compare, table
+from lmlong.bench.compare import CONTESTANTS, Standing, Trained, compare, table
 from lmlong.bench.copies import write_copies
 from lmlong.model.language_model import LanguageModel, parameters
 from lmlong.recipe import file as recipe_file
