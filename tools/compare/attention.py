@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.nn.functional import elu, scaled_dot_product_attention
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL
+from lmlong.attention import CAUSAL, chunked
 from lmlong.attention.scan import quadratic
+from lmlong.attention.spans import Attend
 from lmlong.bench.cost import machine, once, taken
 from lmlong.lengths import name_length, parse_lengths
 
@@ -46,13 +47,14 @@ class Contestant(NamedTuple):
     features: int | None  # of a head; None for softmax
 
 
-def ours(feature_map: str) -> Contestant:
+def ours(feature_map: str, by: Attend | None = None) -> Contestant:
     options = recipe.Attention(
         feature_map=feature_map,  # type: ignore[arg-type]
         decay="none",
         favor=recipe.Favor(features=RANDOM_FEATURES),
     )
     attention = CAUSAL["linear"](HEADS, WIDTH, options)
+    attention.scan_by = by or attention.scan_by
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention.to(q.device)(q, k, v, attention.init_state(ROWS, q.device, q.dtype))[0]
@@ -122,6 +124,7 @@ def flash_linear_attention(form: str) -> Callable[[], Contestant]:
 
 PROJECTS: dict[str, tuple[str | None, tuple[str, ...], Callable[[], Contestant]]] = {
     "lmlong elu": (None, ("cpu", "cuda"), lambda: ours("elu")),
+    "lmlong elu by torch": (None, ("cpu",), lambda: ours("elu", chunked.attend)),
     "lmlong favor": (None, ("cpu", "cuda"), lambda: ours("favor")),
     "torch softmax": (None, ("cpu", "cuda"), torch_softmax),
     "fast-transformers elu": ("fast_transformers", ("cpu", "cuda"), fast_transformers),
