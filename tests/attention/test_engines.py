@@ -146,6 +146,25 @@ def test_what_is_no_number_is_not_hidden(dtype: torch.dtype, name: str, value: f
 
 
 @needs_compiler
+def test_bfloat16_is_float32_rounded_at_the_end() -> None:
+    text = Text(200, [70], decay=True)
+    text.q, text.k, text.v = (x.bfloat16() for x in (text.q, text.k, text.v))
+    (_, y), (_, S), _, *_ = text.read(engine.attend, feature_map("elu"), torch.bfloat16, KEYS)
+    (_, wide), (_, wide_S), _, *_ = text.read(engine.attend, feature_map("elu"), torch.float32, KEYS)
+    assert torch.equal(y, wide.bfloat16()) and torch.equal(S, wide_S)
+
+
+@needs_compiler
+def test_no_number_with_all_bits_set_is_not_rounded_to_one() -> None:
+    text = Text(40, decay=True)
+    assert text.log_decay is not None
+    text.log_decay = text.log_decay.float()
+    text.log_decay[0, 0, 20] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
+    (_, y), *_ = text.read(engine.attend, feature_map("elu"), torch.bfloat16, KEYS)
+    assert y[0, 0, 20:].isnan().all() and y[0, 0, :16].isfinite().all()
+
+
+@needs_compiler
 @pytest.mark.parametrize("flags", [["-march=x86-64"], ["-mavx2", "-mfma"]], ids=" ".join)
 def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     if os.uname().machine != "x86_64":
