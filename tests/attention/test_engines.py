@@ -64,7 +64,7 @@ def assert_exact(text: Text, by: Attend, features: Features, dtype: torch.dtype,
     truth = dict(text.read(chunked.attend, wide, torch.float64, size))
     narrow = features.to(torch.float32) if isinstance(features, FeatureMap) else features
     for name, found in text.read(by, narrow, dtype, size):
-        assert laws.error(found, truth[name]) < EXACT[dtype], name
+        assert laws.error(found.detach(), truth[name].detach()) < EXACT[dtype], name
 
 
 def feature_map(name: str) -> FeatureMap:
