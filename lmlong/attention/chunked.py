@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmlong.attention import spans
 from lmlong.attention.chunks import Chunks, find_borders, find_reach, find_slopes, in_chunks, put, read
-from lmlong.attention.spans import SMALLEST, Attend, Features, Inputs, Mapped, Outputs, Slopes
+from lmlong.attention.spans import SMALLEST, Attend, Done, Features, Inputs, Mapped, Outputs, Slopes
 
 
 class Chunked:
@@ -27,17 +27,8 @@ class Chunked:
         # cloned, for a view would keep the states of all chunks alive
         return borders[-1].clone()
 
-    def find_slopes(
-        self,
-        features: Features,
-        weights: list[Tensor],
-        inputs: Inputs,
-        outputs: Outputs,
-        state: Tensor,
-        dy: Tensor,
-        dstate: Tensor,
-        into: Slopes,
-    ) -> Tensor:
+    def find_slopes(self, features: Features, weights: list[Tensor], done: Done, into: Slopes) -> Tensor:
+        inputs, outputs, state, dy, dstate = done
         mapped = Mapped(features, weights, _flat(inputs.q), _flat(inputs.k))
         x = _chunks(mapped.fq, mapped.fk, inputs)
         reach = find_reach(inputs.starts, inputs.log_decay, mapped.fq.dtype, dstate.dtype)

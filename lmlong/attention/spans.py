@@ -75,6 +75,16 @@ class Outputs(NamedTuple):
         return Outputs(y, denominators)
 
 
+class Done(NamedTuple):
+    """A span that was read, and the gradients that come back to it."""
+
+    inputs: Inputs
+    outputs: Outputs
+    state: Tensor  # before it
+    dy: Tensor
+    dstate: Tensor  # of the state after it
+
+
 class Slopes(NamedTuple):
     """Where gradients go to."""
 
@@ -92,17 +102,7 @@ class Engine(Protocol):
         """Writes the outputs, and returns the state after the span."""
         ...
 
-    def find_slopes(
-        self,
-        features: Features,
-        weights: list[Tensor],
-        inputs: Inputs,
-        outputs: Outputs,
-        state: Tensor,
-        dy: Tensor,
-        dstate: Tensor,
-        into: Slopes,
-    ) -> Tensor:
+    def find_slopes(self, features: Features, weights: list[Tensor], done: Done, into: Slopes) -> Tensor:
         """Writes the gradients of the inputs, adds those of the weights, and returns that of the state before."""
         ...
 
@@ -165,9 +165,9 @@ class _Attend(torch.autograd.Function):
         slopes = Slopes(dinputs, [torch.zeros_like(weight) for weight in weights])
         with _in_their_own_type(dS):
             for state, begin in reversed(list(zip(states, inputs.borders(), strict=True))):
-                span = inputs.span(begin), outputs.span(begin), state
                 dy_span = dy[:, :, begin : begin + SPAN]
-                dstate = ctx.engine.find_slopes(ctx.features, weights, *span, dy_span, dstate, slopes.span(begin))
+                done = Done(inputs.span(begin), outputs.span(begin), state, dy_span, dstate)
+                dstate = ctx.engine.find_slopes(ctx.features, weights, done, slopes.span(begin))
         return (None, None, None, dstate[..., :-1], dstate[..., -1], *slopes.inputs, *slopes.weights)
 
 

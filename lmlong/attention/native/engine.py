@@ -9,7 +9,7 @@ from torch import Tensor
 from lmlong.attention import chunked, spans
 from lmlong.attention.features import Elu, Relu
 from lmlong.attention.native.library import Job, Library, Rows, library
-from lmlong.attention.spans import Features, Given, Inputs, Mapped, Outputs, Slopes
+from lmlong.attention.spans import Done, Features, Given, Inputs, Mapped, Outputs, Slopes
 
 FUSED = {Given: 0, Elu: 1, Relu: 2}
 """Maps that are computed within the native code, by their numbers there; torch makes the features of all others."""
@@ -39,23 +39,14 @@ class Native:
         self._run("read_lines", features, inputs, into, state, after=after)
         return after
 
-    def find_slopes(
-        self,
-        features: Features,
-        weights: list[Tensor],
-        inputs: Inputs,
-        outputs: Outputs,
-        state: Tensor,
-        dy: Tensor,
-        dstate: Tensor,
-        into: Slopes,
-    ) -> Tensor:
+    def find_slopes(self, features: Features, weights: list[Tensor], done: Done, into: Slopes) -> Tensor:
+        inputs, outputs, state, dy, dstate = done
         dq, dk, dv, _, dlog_decay = into.inputs
         mapped = None
         if not _fused(features):
             mapped = Mapped(features, weights, inputs.q, inputs.k)
             inputs = inputs._replace(q=mapped.fq, k=mapped.fk)
-            dq, dk = torch.empty_like(mapped.fq), torch.empty_like(mapped.fk)
+            dq, dk = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (mapped.fq, mapped.fk))
         before = torch.empty_like(dstate)
         slopes = {"dy": dy, "dq": dq, "dk": dk, "dv": dv, "dlog_decay": dlog_decay}
         states = {"dafter": dstate, "dbefore": before}
