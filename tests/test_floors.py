@@ -14,6 +14,7 @@ PACKAGE = Path(lmlong.__file__).parent
 
 FLOORS = [
     {"errors", "cache"},
+    {"native"},
     {"recipe"},
     {"text", "attention"},
     {"model"},

@@ -91,18 +91,23 @@ class Favor(FeatureMap):
 
     def key(self, k: Tensor) -> Tensor:
         k_long = self._of_one_length(k)
-        length = (self._gain(k_long) * k.shape[-1] ** 0.25).detach()
-        too_large = (self.rows.to(k_long).norm(dim=-1).amax(-1)[:, None, None] * length - self.LARGEST_EXPONENT).relu()
+        length, too_large = self.bounds(k_long)
         # the difference is 0 but for keys so small that the guard of their norm shows
         shorter = (length.square() - k_long.square().sum(-1, keepdim=True)) / 2
         return self._exp(self._projected(k_long) + shorter - too_large, k)
 
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The length of keys, and what is taken off their exponents, (H, 1, 1), in the type of a tensor like them."""
+        length = (self.gain(like) * self.rows.shape[-1] ** 0.25).detach()
+        return length, (self.rows.to(like).norm(dim=-1).amax(-1)[:, None, None] * length - self.LARGEST_EXPONENT).relu()
+
     def _of_one_length(self, x: Tensor) -> Tensor:
         """(B, H, T, D) of mean square 1, times the gain and D^(-1/4), in float32 at least."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return rms_norm(x, x.shape[-1:], eps=1e-6) * (self._gain(x) * x.shape[-1] ** -0.25)
+        return rms_norm(x, x.shape[-1:], eps=1e-6) * (self.gain(x) * x.shape[-1] ** -0.25)
 
-    def _gain(self, like: Tensor) -> Tensor:
+    def gain(self, like: Tensor) -> Tensor:
+        """What vectors of one length are scaled by, beside their width: (H, 1, 1)."""
         return (self.LARGEST_GAIN * self.raw_gain.to(like.dtype).sigmoid())[:, None, None]
 
     def _projected(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from lmlong import recipe
 from lmlong.bench.contest import Contender
 from lmlong.bench.speed_grid import ATTENTIONS
 from lmlong.inference.memory import Memory, ask, bytes_of, followed, read
-from lmlong.model.graph import as_graph
+from lmlong.model.compiled import compile_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.training.optimizer import make_optimizer
 
@@ -76,5 +76,5 @@ class Writers:
         if precision != "32":
             model.round_matrices({"bf16": torch.bfloat16, "int8": torch.int8}[precision])
         if self.compiled and name != "softmax":
-            model.answer = as_graph(model.answer, self.device)  # type: ignore[method-assign]
+            compile_step(model)
         return model

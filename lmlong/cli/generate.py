@@ -42,7 +42,7 @@ File = click.Path(dir_okay=False, path_type=Path)
     "--compile/--no-compile",
     "compiled",
     default=None,
-    help="Compile the step: seconds that long texts win back.  [default: where 5,000 tokens or more may be written]",
+    help="Write by native code on a CPU, by a CUDA graph on a GPU.  [default: on a CPU]",
 )
 @options.weights
 @options.sums
@@ -98,8 +98,7 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
     show = writing.Show(as_json, stats, keep=as_json, one=one_text)
     loaded = load(run, device, weights, sums)
-    if compiled or (compiled is None and one_text and writing.compiling_pays(loaded, max_tokens)):
-        click.echo("compiling the step, for some seconds", err=True)
+    if loaded.compiles_at_once if compiled is None else compiled:
         loaded.compile()
     start = loaded.load_state(load_state) if load_state else None
     end = (None if max_tokens == -1 else max_tokens, stop)

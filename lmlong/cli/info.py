@@ -32,8 +32,9 @@ def info(run: str | None, as_json: bool) -> None:
 def _installation() -> dict[str, Any]:
     import torch
 
-    from lmlong.attention.native.library import find_compiler, library
+    from lmlong.attention.native.library import library
     from lmlong.model.device import pick_device
+    from lmlong.native.library import find_compiler
     from lmlong.training.precision import computes_in_bf16
 
     device = pick_device("auto")

@@ -27,15 +27,6 @@ LARGE = 1 << 20
 """Bytes of a prompt from which on its reading is shown."""
 
 
-LONG = 5_000
-"""Tokens in whose writing a compiled step wins back what it takes to compile, and more."""
-
-
-def compiling_pays(loaded: Loaded, max_tokens: int) -> bool:
-    """Whether a single text on a CPU may become so long."""
-    return (max_tokens == -1 or max_tokens >= LONG) and loaded.on_cpu and loaded.obstacle is None
-
-
 class Show:
     """Texts to standard output, everything else to standard error."""
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from lmlong.model.products import times
+from torch.nn.functional import linear
 
 IGNORED = -100
 """A target that is not scored: padding, and what follows the end of a document."""
@@ -67,7 +66,7 @@ class _SummedNats(torch.autograd.Function):
 
 def scores(hidden: Tensor, weight: Tensor) -> Tensor:
     """Logits (..., vocabulary) in float32 at least, whatever type they are multiplied in."""
-    product = times(hidden, weight.to(hidden.dtype))
+    product = linear(hidden, weight.to(hidden.dtype))
     return product.to(torch.promote_types(product.dtype, torch.float32))
 
 

@@ -1,27 +1,15 @@
-"""Products with learned matrices."""
+"""Learned matrices."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 
-def times(x: Tensor, matrix: Tensor) -> Tensor:
-    """x (..., inputs) with matrix (outputs, inputs): (..., outputs)."""
-    if torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() == x.shape[-1]:
-        # One vector: all time goes into fetching the matrix. Written out, the compiler reads it once, in the type it is
-        # kept in, several times as fast as a call for matrices of any shape.
-        return (x.unsqueeze(-2) * matrix).sum(-1)
-    return linear(x, matrix)
-
-
 class Product(nn.Linear):
-    """A learned matrix."""
+    """A learned matrix (outputs, inputs)."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return times(x, self.weight)
 
 
 class Rounded(nn.Module):
@@ -40,8 +28,8 @@ class Rounded(nn.Module):
         self.register_buffer("steps", steps)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = times(x, self.weight.to(x.dtype))
-        return y if self.steps is None else y * self.steps
+        y = linear(x, self.weight.to(x.dtype))
+        return y if self.steps is None else y * self.steps.to(x.dtype)
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix as it is multiplied with."""

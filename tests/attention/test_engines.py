@@ -16,6 +16,7 @@ from lmlong.attention import FEATURE_MAPS, chunked, laws
 from lmlong.attention.features import FeatureMap
 from lmlong.attention.native import engine, library
 from lmlong.attention.spans import Attend, Features, Given, Inputs
+from lmlong.native import library as native
 
 KEYS, VALUES = 20, 11
 """Widths: no multiples of anything, and not the same."""
@@ -23,7 +24,7 @@ KEYS, VALUES = 20, 11
 ENGINES = {"native": engine.attend, "torch": chunked.attend}
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 4e-2}
 
-needs_compiler = pytest.mark.skipif(library.find_compiler() is None, reason="native code needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(native.find_compiler() is None, reason="native code needs a C++ compiler")
 
 
 class Text:
@@ -169,16 +170,16 @@ def test_no_number_with_all_bits_set_is_not_rounded_to_one() -> None:
 def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("these are processors of another kind")
-    others = [flag for flag in library.FLAGS if flag != "-march=native"]
+    others = [flag for flag in native.FLAGS if flag != "-march=native"]
     found = compiled_anew(monkeypatch, tmp_path, flags=(*others, *flags))
-    assert found is not None and list(tmp_path.glob("native/*/scan.so"))
+    assert found is not None and list(tmp_path.glob("native/*/code.so"))
     assert_exact(Text(100, [40], decay=True), engine.attend, feature_map("elu"), torch.float32)
 
 
 @needs_compiler
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled_anew(monkeypatch, tmp_path)
-    (made,) = tmp_path.glob("native/*/scan.so")
+    (made,) = tmp_path.glob("native/*/code.so")
     when = made.stat().st_mtime_ns
     compiled_anew(monkeypatch, tmp_path)
     assert made.stat().st_mtime_ns == when and len(list(tmp_path.glob("native/*"))) == 1
@@ -205,11 +206,11 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
 
 
 def compiled_anew(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, flags: tuple[str, ...] = library.FLAGS
+    monkeypatch: pytest.MonkeyPatch, folder: Path, flags: tuple[str, ...] = native.FLAGS
 ) -> library.Library | None:
     """The library as a process would find it that begins now, with an empty cache in this folder."""
     monkeypatch.setenv("LMLONG_CACHE", str(folder))
-    monkeypatch.setattr(library, "FLAGS", flags)
+    monkeypatch.setattr(native, "FLAGS", flags)
     library.library.cache_clear()
     monkeypatch.setattr(engine, "library", library.library)
     return library.library()

@@ -20,6 +20,7 @@ from lmlong.evaluation.health import denominators
 from lmlong.inference.loading import Loaded
 from lmlong.inference.sampled_text import sampled_text
 from lmlong.model.language_model import LanguageModel
+from lmlong.native.library import find_compiler
 from lmlong.text.tokenizer import ByteTokenizer
 
 
@@ -59,11 +60,11 @@ def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert {"the future leaves the past", "step = prefill"} <= broken(checked(FORMS[0]))
 
 
-@pytest.mark.skipif(library.find_compiler() is None, reason="native code needs a C++ compiler")
+@pytest.mark.skipif(find_compiler() is None, reason="native code needs a C++ compiler")
 def test_native_code_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in library.SOURCES:
+    for path in (*library.CODE.glob("*.h"), *library.CODE.glob("*.cpp")):
         (tmp_path / path.name).write_text(path.read_text().replace("place >= float(s)", "place >= float(s - 1)"))
-    monkeypatch.setattr(library, "SOURCES", sorted(tmp_path.iterdir()))
+    monkeypatch.setattr(library, "CODE", tmp_path)
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
     library.library.cache_clear()
     found = broken(checked(FORMS[0]))

@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr float PER_LN2 = 1.44269504f;
-
 struct Reach {  // what is left of what, as in chunks.py
     alignas(64) float within[CHUNK * CHUNK];  // W, [s][t]
     alignas(64) float seen[CHUNK], survives[CHUNK];  // a and u

@@ -1,4 +1,5 @@
-// Vectors of as many lanes as the processor has, and products of matrices so small that they stay in the nearest cache.
+// Vectors of as many lanes as the processor has, exponentials of them, and products of matrices so small that they stay
+// in the nearest cache.
 
 #pragma once
 
@@ -87,6 +88,8 @@ void transpose(const float* from, Int rows, Int width, float* into) {
     }
 }
 
+constexpr float PER_LN2 = 1.44269504f;
+
 // 2^x for x from -126 to 126, within 2 units of the last place
 Floats power_of_2(Floats x) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: beside it, a float has no places after the point
@@ -95,6 +98,14 @@ Floats power_of_2(Floats x) {
     Floats sum = part * 1.5252734e-5f + 1.5403530e-4f;
     EACH(i, 6) sum = sum * part + series[i];
     return sum * (Floats)(((Wholes)moved << 23) + (127 << 23));
+}
+
+// e^x, and 0 for the least of numbers
+Floats exponential(Floats x) {
+    const Floats exponent = x * PER_LN2, zero = {};
+    const Floats above = exponent < -126.0f ? zero - 126.0f : exponent;
+    const Floats power = power_of_2(above > 127.0f ? zero + 127.0f : above);
+    return exponent < -126.0f ? zero : power;
 }
 
 void scale(float* rows, Int width, const float* factors) {

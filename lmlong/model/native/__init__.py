@@ -1,0 +1,1 @@
+"""The step of a model in C++, for a CPU."""

@@ -1,0 +1,97 @@
+"""From a folder of C++ to functions that can be called."""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lmlong.cache import build, cache_folder, key_of
+
+HERE = Path(__file__).parent
+"""Where the headers are that all code shares."""
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+COMPILING = 300
+"""Seconds that a compiler may take; a few are usual."""
+
+
+def compiled(folder: Path, constants: Mapping[str, float], otherwise: str) -> ctypes.CDLL | None:
+    """The library made of the sources of a folder, once on each machine; None where there is no compiler, or with a
+    warning that tells what is done `otherwise` where it fails. The constants are numbers that are the same there and
+    here."""
+    compiler = find_compiler()
+    if compiler is None:
+        return None
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    sources = sorted(path for place in (HERE, folder) for path in place.iterdir() if path.suffix in (".h", ".cpp"))
+    flags = [*FLAGS, f"-I{HERE}", *(f"-D{name}={value!r}f" for name, value in constants.items())]
+    texts = [path.read_text() for path in sources]
+    known = cache_folder() / "native" / key_of(texts, FLAGS, dict(constants), compiler, version, _processor())
+    units = [str(path) for path in sources if path.suffix == ".cpp"]
+    try:
+        if not known.is_dir():
+            build(known, lambda into: _compile([compiler, *flags, *units, "-o", str(into / "code.so")]))
+        return ctypes.CDLL(str(known / "code.so"))
+    except (OSError, subprocess.SubprocessError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+        warnings.warn(f"{otherwise}, for {compiler} made no native code:\n{why[:1000]}", stacklevel=2)
+        return None
+
+
+def find_compiler() -> str | None:
+    """A C++ compiler: $CXX, g++ or clang++."""
+    return next(filter(None, map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"])), None)
+
+
+class Team(NamedTuple):
+    """OpenMP's way to work with several threads."""
+
+    work: Any  # lets so many threads call a function
+    meet: Any  # where they wait for each other
+    number: Any  # of the thread that asks
+    count: Any  # of the threads there are
+
+
+@cache
+def team() -> Team | None:
+    """OpenMP in the very library that torch uses: the threads of another would compete with these, which wait for work
+    without rest. None where torch was built without."""
+    import torch
+
+    torchs = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+    try:
+        library = ctypes.CDLL(str(torchs))
+        found = Team(*(library[name] for name in names))
+    except (OSError, AttributeError):
+        return None
+    found.work.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    found.work.restype = None
+    return found
+
+
+def run(function: Any, job: ctypes.Structure, workers: int) -> None:
+    """Have so many threads, those that torch's own work is done by, call a function with a job."""
+    known = team()
+    if workers > 1 and known is not None:
+        known.work(function, ctypes.byref(job), workers, 0)
+    else:
+        function(ctypes.byref(job))
+
+
+def _compile(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILING)
+
+
+def _processor() -> str:
+    """What code for this very processor depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())
