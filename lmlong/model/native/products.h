@@ -113,23 +113,22 @@ void multiply(const Matrix& matrix, Range rows, const float* x, Int from, Int te
 
 // Some rows of y (texts, outputs) = x (texts, inputs) times the matrix; in both the texts lie so far apart. `own` is
 // room for x in another order.
-void times(const Matrix& matrix, Range rows, const float* x, Int from, Int texts, float* y, Int to, float* own) {
-    switch (matrix.kept) {
-        case FLOATS:
-            multiply<AsFloats>(matrix, rows, x, from, texts, y, to);
-            break;
-        case HALVES:
-            for (Int t = 0; t < texts; t++) part<2>(x + t * from, matrix.inputs, own + t * from);
-            multiply<AsHalves>(matrix, rows, own, from, texts, y, to);
-            break;
-        case BYTES:
-            for (Int t = 0; t < texts; t++) part<4>(x + t * from, matrix.inputs, own + t * from);
-            multiply<AsBytes>(matrix, rows, own, from, texts, y, to);
-            break;
+template <typename As>
+void times_kept(const Matrix& matrix, Range rows, const float* x, Int from, Int texts, float* y, Int to, float* own) {
+    if (As::IN_LANE > 1) {
+        for (Int t = 0; t < texts; t++) part<As::IN_LANE>(x + t * from, matrix.inputs, own + t * matrix.inputs);
+        x = own, from = matrix.inputs;
     }
+    multiply<As>(matrix, rows, x, from, texts, y, to);
     if (matrix.steps)
         for (Int t = 0; t < texts; t++)
             for (Int r = rows.begin; r < rows.end; r++) y[t * to + r] *= matrix.steps[r];
+}
+
+void times(const Matrix& matrix, Range rows, const float* x, Int from, Int texts, float* y, Int to, float* own) {
+    if (matrix.kept == FLOATS) times_kept<AsFloats>(matrix, rows, x, from, texts, y, to, own);
+    if (matrix.kept == HALVES) times_kept<AsHalves>(matrix, rows, x, from, texts, y, to, own);
+    if (matrix.kept == BYTES) times_kept<AsBytes>(matrix, rows, x, from, texts, y, to, own);
 }
 
 }  // namespace
