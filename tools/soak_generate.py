@@ -18,6 +18,7 @@ from lmlong import recipe
 from lmlong.inference.memory import Memory, read
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.streaming import Writing
+from lmlong.model.compiled import compile_step, obstacle
 from lmlong.model.language_model import LanguageModel
 from lmlong.text.tokenizer import ByteTokenizer
 
@@ -57,7 +58,9 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = Endless()
     model = LanguageModel(recipe.Model(width=options.width, layers=options.layers, heads=2), tokenizer.vocabulary)
-    early = late = write(model.eval(), read(model, [[tokenizer.bos]]), EARLY)
+    if obstacle(model.eval()) is None:
+        compile_step(model)
+    early = late = write(model, read(model, [[tokenizer.bos]]), EARLY)
     before = resident()
     while int(late.total) < options.tokens:
         begun = time.perf_counter()

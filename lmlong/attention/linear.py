@@ -28,7 +28,7 @@ class LinearAttention(CausalAttention[ScanState]):
         self.largest_scale, self.turned_by_position = features.largest_scale, features.turned_by_position
         self.gated = decay == "learned"
         self.scan_by: Attend = attend
-        fixed = torch.log1p(-1 / memory_lengths(heads)) if decay == "fixed" else None
+        fixed = placed(torch.log1p(-1 / memory_lengths(heads))) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> ScanState:
@@ -92,5 +92,11 @@ def _in_its_own_type(like: Tensor) -> torch.autocast:
 
 
 def memory_lengths(heads: int) -> Tensor:
-    """Tokens after which a head has forgotten all but 1/e: from 2 to 8,192, evenly on a log scale over the heads."""
-    return torch.logspace(1, 13, heads, base=2.0) if heads > 1 else torch.tensor([1024.0])
+    """Tokens after which a head has forgotten all but 1/e, on a CPU: from 2 to 8,192, evenly on a log scale."""
+    return torch.logspace(1, 13, heads, base=2.0, device="cpu") if heads > 1 else torch.tensor([1024.0], device="cpu")
+
+
+def placed(found: Tensor) -> Tensor:
+    """A tensor of a CPU, on the device where tensors are made now: where there is no memory to find it in, torch would
+    load its compiler for that, a second long."""
+    return found.to(torch.get_default_device())

@@ -107,7 +107,6 @@ class Engine(Protocol):
         ...
 
 
-@torch.compiler.disable  # its loop over spans would be unrolled, to no gain
 def attend(engine: Engine, features: Features, inputs: Inputs, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs (B, H, T, E), and the state after the last token."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in inputs[:3])  # outputs and gradients lie alike

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.write import RECIPE, TOKENIZER, TRAINING, WEIGHTS
@@ -96,8 +97,17 @@ def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Mo
         raise CheckpointError(f"{checkpoint / WEIGHTS}: {error}. Use another checkpoint.") from error
     if recipe.model.layers > len(there):
         raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than there are weights. Use another checkpoint.")
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         _compare(checkpoint, there, _shapes(build(recipe).state_dict()))
+
+
+class _Undrawn(TorchFunctionMode):
+    """Weights are not drawn: without memory there is nothing to draw, but torch would load its compiler for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from lmlong.evaluation.health import Denominators, denominators
 from lmlong.evaluation.substitution import attentions_of, prefilled_by
 from lmlong.inference.loading import Loaded
 from lmlong.inference.state_size import size
+from lmlong.model.compiled import compile_step
 from lmlong.model.language_model import LanguageModel
 
 LEAST_DENOMINATOR = 1e-20
@@ -59,7 +60,9 @@ def check(loaded: Loaded, tokens: Tensor, starts: Tensor) -> Report:
     model, precision = loaded.model, loaded.recipe.training.precision
     with _format(model, precision):
         health = denominators(model, tokens, starts)
-        verdicts = [*_readings(model, precision, (tokens, starts)), *_state(model, tokens), *_scales(model)]
+        compiled = _compiled(model) if loaded.compiles_at_once else None
+        readings = _readings(model, compiled, precision, (tokens, starts))
+        verdicts = [*readings, *_state(model, tokens), *_scales(model)]
     smallest = min((bucket.smallest for bucket in health), default=1.0)
     # a bound from above, like all others
     verdicts.append(
@@ -68,7 +71,7 @@ def check(loaded: Loaded, tokens: Tensor, starts: Tensor) -> Report:
     return Report(verdicts, health, precision, *tokens.shape)
 
 
-def _readings(model: LanguageModel, precision: str, text: Inputs) -> Iterator[Verdict]:
+def _readings(model: LanguageModel, compiled: LanguageModel | None, precision: str, text: Inputs) -> Iterator[Verdict]:
     """Laws about ways of reading the same text."""
     tokens, starts = text
     assert tokens is not None and starts is not None
@@ -85,6 +88,9 @@ def _readings(model: LanguageModel, precision: str, text: Inputs) -> Iterator[Ve
 
     yield Verdict("prefill = definition in float64", laws.error(prefilled, truth), allowed)
     yield Verdict("step = prefill", laws.step_is_prefill(subject, row), allowed)
+    if compiled is not None:
+        by_tokens = Subject(model.init_state, subject.prefill, _subject(compiled).step)
+        yield Verdict("compiled step = prefill", laws.step_is_prefill(by_tokens, (row[0], None)), allowed)
     yield Verdict("any cut = prefill", laws.cuts_change_nothing(subject, row, [1, time // 3, time // 2]), allowed)
     future = max(laws.future_leaves_past(subject, text, other, place) for place in (1, time // 3, time // 2, time - 1))
     yield Verdict("the future leaves the past", future, 0.0)
@@ -133,7 +139,22 @@ def _subject(model: LanguageModel) -> Subject:
         assert x[0] is not None
         return model.prefill(x[0], state, x[1])
 
-    return Subject(model.init_state, prefill, prefill)
+    def step(x: Inputs, state: Any) -> tuple[Tensor, Any]:
+        tokens, starts = x
+        assert tokens is not None
+        if starts is not None:  # a document that begins within a batch is read
+            return model.prefill(tokens, state, starts)
+        logits, state = model.step(tokens[:, 0], state)
+        return logits[:, None], state
+
+    return Subject(model.init_state, prefill, step)
+
+
+def _compiled(model: LanguageModel) -> LanguageModel:
+    """The same model, by whose step texts are written."""
+    other = copy.copy(model)
+    compile_step(other)
+    return other
 
 
 def _naive(model: LanguageModel, text: Inputs) -> Tensor:

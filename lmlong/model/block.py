@@ -11,7 +11,7 @@ from torch.nn.functional import dropout, logsigmoid, rms_norm, silu
 
 from lmlong import recipe
 from lmlong.attention import CAUSAL
-from lmlong.attention.linear import memory_lengths
+from lmlong.attention.linear import memory_lengths, placed
 from lmlong.model.convolution import ShortConvolution
 from lmlong.model.positions import rotate
 from lmlong.model.products import Product
@@ -87,7 +87,7 @@ class Forget(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(heads, width))
-        self.bias = nn.Parameter((memory_lengths(heads) - 1).log())
+        self.bias = nn.Parameter(placed((memory_lengths(heads) - 1).log()))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, width) -> (B, H, T), in float32 at least: bfloat16 cannot tell 0.999 from 1."""

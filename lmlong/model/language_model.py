@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
+from lmlong.attention import chunked
 from lmlong.attention.linear import LinearAttention
+from lmlong.attention.native import engine
 from lmlong.attention.spans import Attend
 from lmlong.model.block import Block, BlockState, Norm, Place
 from lmlong.model.downsample import Beat, Hourglass, HourglassState, beat_of
@@ -169,6 +171,10 @@ class LanguageModel(TextModel):
         return torch.cat(lost, dim=1)
 
     def fuse(self) -> None:
+        for attention in self._linear():
+            if attention.scan_by in (chunked.attend, engine.attend):
+                # a loop over spans would be unrolled, to no gain, and native code cannot be seen through
+                attention.scan_by = torch.compiler.disable(attention.scan_by)
         self.go_on = torch.compile(self.go_on)  # type: ignore[method-assign]
 
     def sum_in(self, dtype: torch.dtype) -> None:

@@ -34,6 +34,11 @@ def checked(
     return check(loaded, *sampled_text(loaded, rows=2, tokens=tokens))
 
 
+def laws_of(form: recipe.Attention) -> int:
+    """One more where the step can be compiled."""
+    return 10 + (find_compiler() is not None and form.kind != "softmax")
+
+
 def broken(report: Report) -> set[str]:
     return {verdict.law for verdict in report.verdicts if not verdict.kept}
 
@@ -43,7 +48,7 @@ def broken(report: Report) -> set[str]:
 def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) -> None:
     report = checked(form, precision)
     assert broken(report) == set()
-    assert len(report.verdicts) == 10
+    assert len(report.verdicts) == laws_of(form)
     assert bool(report.denominators) == (form.kind == "linear")
 
 
@@ -149,7 +154,7 @@ def test_a_model_that_reads_blocks_keeps_the_laws(kind: recipe.AttentionKind, pr
     )
     report = checked(options.attention, precision, options=options)
     assert broken(report) == set()
-    assert len(report.verdicts) == 10
+    assert len(report.verdicts) == laws_of(options.attention)
 
 
 def test_denominators_of_blocks_stand_at_their_last_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ FUSED = {Given: 0, Elu: 1, Relu: 2}
 READ = (torch.float32, torch.bfloat16)
 
 
-@torch.compiler.disable  # there is nothing in it that a compiler could see through
 def attend(features: Features, inputs: Inputs, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What `chunked.attend` gives, which is left other devices, other types, and machines without a compiler."""
     fits = S.device.type == "cpu" and S.dtype == torch.float32 and all(x.dtype in READ for x in inputs[:3])
