@@ -5,9 +5,9 @@
 Each contestant is filled with a text of the length first, untimed, then writes; rounds of all contestants take turns,
 so that a machine that slows down does so for all, and a few tokens before each round are not timed either: they find
 the weights of another model in the processor's cache. Float32, batch 1, random weights of the same shape: layers,
-width, vocabulary, and an MLP of about as many parameters. transformers runs with its dynamic and its static cache;
-ours as torch computes it and by native code, with matrices kept in float32,
-bfloat16 and int8. The ratios are to the better of the two caches.
+width, vocabulary, and an MLP of about as many parameters. transformers runs with its dynamic and its static cache; ours
+by torch and by native code, with matrices kept in float32, bfloat16 and int8. The ratios are of native code to the
+better of the two caches.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from lmlong import recipe
-from lmlong.inference.memory import ask, followed, read
+from lmlong.inference.memory import Memory, ask, followed, read
 from lmlong.model.compiled import compile_step
 from lmlong.model.language_model import LanguageModel, parameters
 
@@ -44,10 +44,15 @@ def ours(kind: str, layers: int, width: int, heads: int) -> tuple[LanguageModel,
     return model, parameters(model)
 
 
-def ours_at(model: LanguageModel, length: int) -> Write:
-    """The model after a text of so many tokens."""
+def filled(model: LanguageModel, length: int) -> Memory:
+    """What a model remembers of a text of so many tokens."""
     tokens = torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(1)).tolist()
-    held = [read(model, [tokens])]
+    return read(model, [tokens])
+
+
+def ours_at(model: LanguageModel, memory: Memory) -> Write:
+    """The model after a text."""
+    held = [memory]
 
     def write() -> None:
         logits, state = ask(model, held[0])
@@ -123,8 +128,8 @@ def measure(shape: str, lengths: list[int], tokens: int, rounds: int, threads: i
     """Tokens per second of every contestant at every length."""
     layers, width, heads = SHAPES[shape]
     linear, count = ours("linear", layers, width, heads)
-    graphs = {"native": native(linear)}
-    graphs |= {f"native, {name}": native(linear, kept) for name, kept in ROUNDED.items()}
+    native_steps = {"native": native(linear)}
+    native_steps |= {f"native, {name}": native(linear, kept) for name, kept in ROUNDED.items()}
     softmax, softmax_count = ours("softmax", layers, width, heads)
     other, other_count = gpt2(layers, width, heads) if find_spec("transformers") else (None, 0)
     if other is None:
@@ -139,14 +144,15 @@ def measure(shape: str, lengths: list[int], tokens: int, rounds: int, threads: i
     rows = []
     for length in lengths:
         steps = (WARM + tokens) * (rounds + 1)
-        writers = {"linear": ours_at(linear, length), "softmax": ours_at(softmax, length)}
-        writers |= {name: ours_at(model, length) for name, model in graphs.items()}
+        memory = filled(linear, length)
+        writers = {"linear": ours_at(linear, memory), "softmax": ours_at(softmax, filled(softmax, length))}
+        writers |= {name: ours_at(model, memory) for name, model in native_steps.items()}
         if other is not None:
             writers["GPT-2 dynamic"] = gpt2_at(other, length, False, steps)
             writers["GPT-2 static"] = gpt2_at(other, length, True, steps)
         speed = {name: 1 / taken for name, taken in seconds(writers, tokens, rounds, threads).items()}
         best = max((value for name, value in speed.items() if name.startswith("GPT-2")), default=float("nan"))
-        ratios = {name.replace("native", "ratio"): speed[name] / best for name in graphs}
+        ratios = {name.replace("native", "ratio"): speed[name] / best for name in native_steps}
         rows.append({"shape": shape, "length": length, **speed, **ratios})
         cells = [f"{value:,.0f}" for value in speed.values()] + ["-"] * (7 - len(speed))
         cells += [f"{value:.1f}" for value in ratios.values()]

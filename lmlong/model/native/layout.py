@@ -1,6 +1,6 @@
 """A model as step.cpp finds it in memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,8 +14,11 @@ from lmlong.model.block import Block, Mixer
 from lmlong.model.downsample import Hourglass
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.native import structures
+from lmlong.model.native.pages import line_up
 from lmlong.model.products import Product, Rounded
 from lmlong.model.text_model import RoundedOutput
+
+Matrix = Product | Rounded | nn.Embedding
 
 KEPT = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 KINDS: dict[Callable[..., Any], int] = {LinearAttention: 0, WindowAttention: 1}
@@ -35,16 +38,28 @@ def fits(model: LanguageModel) -> bool:
     )
 
 
+def _matrices(model: LanguageModel) -> Iterator[Matrix]:
+    """In the order in which a token needs them."""
+    for block in model.blocks:
+        yield from (block.mixer.project_in, block.mixer.project_out, block.mlp.project_in, block.mlp.project_out)
+    yield _output(model)
+
+
+def _output(model: LanguageModel) -> Matrix:
+    return model.output.rounded[0] if isinstance(model.output, RoundedOutput) else model.embedding
+
+
 class Layout:
-    """A model by the addresses of its weights, which stay in memory as long as this does."""
+    """A model by the addresses of its weights, which stay in memory as long as this does; its matrices are moved."""
 
     def __init__(self, model: LanguageModel):
         self._held: list[Tensor] = []
+        line_up([matrix.weight for matrix in _matrices(model)])
         self._layers = (structures.Layer * len(model.blocks))(*map(self._layer, model.blocks))
         self.model = self._whole(model)
 
     def _whole(self, model: LanguageModel) -> structures.Model:
-        block, output = model.blocks[0], model.output
+        block = model.blocks[0]
         whole = structures.Model(
             layers=len(model.blocks),
             width=model.embedding.embedding_dim,
@@ -56,7 +71,7 @@ class Layout:
             embedding=self._floats(model.embedding.weight),
             norm=self._floats(model.norm.weight),
             layer=self._layers,
-            output=self._matrix(output.rounded[0] if isinstance(output, RoundedOutput) else model.embedding),
+            output=self._matrix(_output(model)),
         )
         if model.hourglass is not None:
             whole.hourglass = self._hourglass(model.hourglass, model.shortened)
@@ -116,7 +131,7 @@ class Layout:
             scale = map.gain(map.rows) * map.rows.shape[-1] ** -0.25
             about.constants = self._floats(torch.cat([scale, length.square() / 2, too_large], dim=-1))
 
-    def _matrix(self, of: Product | Rounded | nn.Embedding) -> structures.Matrix:
+    def _matrix(self, of: Matrix) -> structures.Matrix:
         steps = self._floats(of.steps) if isinstance(of, Rounded) and of.steps is not None else None
         return structures.Matrix(self._address(of.weight), steps, KEPT[of.weight.dtype], *of.weight.shape)
 
