@@ -76,8 +76,8 @@ void expand(const Attention& about, Int head, bool key, float* x, Int width, flo
         case ELU:
         case RELU:
             for (Int i = 0; i < width; i += LANES) {
-                const Floats all = lanes(x + i), zero = {};
-                const Floats above = all < zero ? zero : all, below = all > zero ? zero : all;  // no number remains none
+                const Floats all = lanes(x + i), zero = {};  // no number remains none
+                const Floats above = all < zero ? zero : all, below = all > zero ? zero : all;
                 lanes(y + i) = above + (about.map == ELU ? exponential(below) + ELU_FLOOR : zero + RELU_FLOOR);
             }
             break;

@@ -29,7 +29,7 @@ struct Head {
         weights = room.take(about.window);
     }
 
-    // Queries, keys, values and gate of all heads (4 width), and what they come from (width), to part of `mixed` (width)
+    // Queries, keys, values and gates of all heads, and what they come from, to this head's part of `mixed`
     void mix(const Token& token, Int head, const float* parts, const float* normed, const float* turns, float* mixed) {
         const Int begin = head * size;
         float* three[] = {q, k, v};
@@ -120,21 +120,18 @@ struct Head {
         return faded < -FASTEST_DECAY ? -FASTEST_DECAY : faded;
     }
 
-    // Exact attention over the last tokens
+    // Exact attention over the last tokens, the new one at the end
     void look(const Token& token, Int line, Int head) {
         const Int past = about.window - 1;
         const float factor = 1 / std::sqrt(float(size));
         const bool* current = before.current + token.row * past;
-        float* keys = shifted(before.first, after.first, line, past, k);
-        float* values = shifted(before.second, after.second, line, past, v);
-        const float* oldest = static_cast<const float*>(before.first) + line * past * size;
-        const float* first_value = static_cast<const float*>(before.second) + line * past * size;
         auto counts = [&](Int t) { return t == past || (current[t] && !token.fresh); };
-        auto key_at = [&](Int t) { return t ? keys + (t - 1) * size : past ? oldest : k; };
-        auto value_at = [&](Int t) { return t ? values + (t - 1) * size : past ? first_value : v; };
+        auto at = [&](const void* kept, const float* now, Int t) {
+            return t == past ? now : static_cast<const float*>(kept) + (line * past + t) * size;
+        };
         for (Int t = 0; t <= past; t++) {
             float product = 0;
-            if (counts(t)) times({key_at(t), nullptr, FLOATS, 1, size}, {0, 1}, q, 0, 1, &product, 0, nullptr);
+            if (counts(t)) multiply_rows<AsFloats, 1>(at(before.first, k, t), size, q, &product);
             weights[t] = counts(t) ? product * factor : -INFINITY;
         }
         raise(weights, past + 1, largest(weights, past + 1));
@@ -142,17 +139,20 @@ struct Head {
         std::fill_n(y, size, 0.0f);
         for (Int t = 0; t <= past; t++)
             if (counts(t))
-                for (Int i = 0; i < size; i++) y[i] += weights[t] * sum * value_at(t)[i];
+                for (Int i = 0; i < size; i++) y[i] += weights[t] * sum * at(before.second, v, t)[i];
+        if (!past) return;
+        shift(before.first, after.first, line * past, past, k);
+        shift(before.second, after.second, line * past, past, v);
         if (head) return;
         for (Int t = 0; t < past; t++) after.current[token.row * past + t] = counts(t + 1);
     }
 
-    // The last keys or values without the oldest and with the new one, which are `past` again
-    float* shifted(const void* from, void* into, Int line, Int past, const float* x) {
-        const float* old = static_cast<const float*>(from) + line * past * size;
-        float* kept = static_cast<float*>(into) + line * past * size;
-        if (past) std::copy_n(old + size, (past - 1) * size, kept), std::copy_n(x, size, kept + (past - 1) * size);
-        return kept;
+    // The last keys or values without the oldest, and with the new one
+    void shift(const void* from, void* into, Int first, Int past, const float* x) {
+        const float* old = static_cast<const float*>(from) + first * size;
+        float* kept = static_cast<float*>(into) + first * size;
+        std::copy_n(old + size, (past - 1) * size, kept);
+        std::copy_n(x, size, kept + (past - 1) * size);
     }
 };
 

@@ -1,5 +1,5 @@
-// Products of a learned matrix with one vector of each text. Nearly all time goes into fetching the matrix, so several
-// of its rows come at once, and each is used for all texts while it is near.
+// Products of a learned matrix with one vector of each text. Nearly all time goes into fetching the matrix, so it comes
+// once, and each of its rows is used for all texts while it is near.
 
 #pragma once
 
@@ -11,8 +11,8 @@ typedef Wholes WholesAnywhere __attribute__((aligned(1), may_alias));
 
 constexpr Int AHEAD = 4096;  // bytes between what is fetched and what is used, at least
 
-// Each way to keep numbers: how many lie in one lane, their products with as many others, and a single one. Where several
-// do, x is in another order: of a unit, which fills all lanes once, first what belongs to the first of each lane.
+// Each way to keep numbers: how many lie in one lane, how many rows are taken together, a single number, and products
+// with as many others as fill all lanes. Where several lie in one lane, x begins with all that belong to the first ones.
 struct AsFloats {
     using Number = float;
     static constexpr Int IN_LANE = 1, TOGETHER = 1;
@@ -61,14 +61,16 @@ template <Int R, Int ALL>
 void fold(Floats (&sums)[ALL]) {
     if constexpr (R > 1) {
         constexpr auto order = std::make_integer_sequence<Int, LANES>();
-        EACH(i, R / 2)
-        sums[i] = interleaved<0>(sums[i], sums[i + R / 2], order) + interleaved<LANES / 2>(sums[i], sums[i + R / 2], order);
+        EACH(i, R / 2) {
+            const Floats a = sums[i], b = sums[i + R / 2];
+            sums[i] = interleaved<0>(a, b, order) + interleaved<LANES / 2>(a, b, order);
+        }
         fold<R / 2>(sums);
     }
 }
 
-// The products of some rows with x, lane by lane. Memory likes best to be walked through in one line; where it takes more
-// to make floats of numbers than to fetch them, rows share what they are multiplied with.
+// The products of some rows with x, lane by lane. Memory likes best to be walked through in one line; where it takes
+// longer to make floats of numbers than to fetch them, rows share what they are multiplied with.
 template <typename As, Int TOGETHER>
 void multiply_lanes(const typename As::Number* rows, Int inputs, const float* x, Floats* sums) {
     constexpr Int unit = As::IN_LANE * LANES, CHAINS = 4 / TOGETHER;  // of sums: one would wait for itself
@@ -81,7 +83,8 @@ void multiply_lanes(const typename As::Number* rows, Int inputs, const float* x,
     }
     EACH(r, TOGETHER) {
         for (Int j = i; j + unit <= inputs; j += unit) As::add(sum[r][0], rows + r * inputs + j, x + j);
-        for (Int j = inputs / unit * unit; j < inputs; j++) sum[r][0][j % LANES] += As::one(rows[r * inputs + j]) * x[j];
+        for (Int j = inputs / unit * unit; j < inputs; j++)
+            sum[r][0][j % LANES] += As::one(rows[r * inputs + j]) * x[j];
         EACH(c, CHAINS - 1) sum[r][0] += sum[r][c + 1];
         sums[r] = sum[r][0];
     }

@@ -1,8 +1,8 @@
 // One token of each of a few texts through a whole model, on a CPU: what language_model.py, block.py and downsample.py
 // define, with every matrix fetched once. Constants that are not defined here come from step.py.
 //
-// All workers walk through the model together. Each does its share of every part, and they wait for each other where one
-// needs what all have done.
+// All workers walk through the model together. Each does its share of every part, and they wait for each other where
+// one needs what all have done.
 
 #include "mixing.h"
 
@@ -21,8 +21,8 @@ struct Step {
     const Model& model = *job.model;
     const Int width = model.width, inner = model.inner;
     Batch all, pooled;
-    float *parts, *mixed, *made, *blocks;  // of all: queries, keys, values and gates; what heads make; the MLP; to pool
-    float *normed, *ordered;      // of this one
+    float *parts, *mixed, *made, *blocks;  // of all: queries, keys, values and gates; of heads; in the MLP; to pool
+    float *normed, *ordered;               // of this worker
     Scratch room;
 
     Step(const Job& job, Team team, float* scratch) : job(job), team(team), room{scratch} {
@@ -34,8 +34,7 @@ struct Step {
         parts = room.take(job.rows * 4 * width), mixed = room.take(job.rows * width);
         made = room.take(job.rows * 2 * inner), blocks = room.take(job.rows * model.hourglass.factor * width);
         room.used += team.number * own_size();
-        const Int widest = widest_input();
-        normed = room.take(job.rows * width), ordered = room.take(job.rows * widest);
+        normed = room.take(job.rows * width), ordered = room.take(job.rows * widest_input());
     }
 
     Int widest_input() const { return std::max(std::max(inner, width), model.hourglass.factor * width); }
@@ -148,7 +147,8 @@ struct Step {
         for (Int pair = pairs.begin; pair < pairs.end; pair++) {
             const Int t = pair / model.heads;
             const float* turns = batch.turns + t * width / model.heads;
-            head.mix(batch.tokens[t], pair % model.heads, parts + t * 4 * width, normed + t * width, turns, mixed + t * width);
+            const float *own_parts = parts + t * 4 * width, *from = normed + t * width;
+            head.mix(batch.tokens[t], pair % model.heads, own_parts, from, turns, mixed + t * width);
         }
     }
 
