@@ -185,13 +185,13 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 panel.plot([row["length"] for row in own], [row[name] for row in own], mark, label=name)
         panel.set(xscale="log", yscale="log", xlabel="tokens before", ylabel="tokens/s", title=shape)
         panel.set_xticks([row["length"] for row in own], [f"{row['length']:,}" for row in own])
-        marked = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
+        marked = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]
         panel.set_yticks(marked, [f"{speed:,}" for speed in marked])
         speeds = [row[name] for row in own for name in marks if name in row]
         panel.set_ylim(min(speeds) / 1.3, max(speeds) * 1.3)
         panel.minorticks_off()
         panel.grid(alpha=0.3)
-        panel.legend()
+        panel.legend(loc="lower left", fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
