@@ -131,7 +131,9 @@ def train(
 @click.argument("recipe", default="quickstart")
 @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
 @contest_options("128,1k,8k", "32,bf16,int8")
-@click.option("--compile/--no-compile", "compiled", default=True, help="Steps of constant state as one graph.")
+@click.option(
+    "--compile/--no-compile", "compiled", default=True, help="Constant states by native code, or a CUDA graph."
+)
 def generate(
     recipe: str,
     overrides: tuple[str, ...],
@@ -155,8 +157,8 @@ def generate(
     from lmlong.bench.contest_report import Title
     from lmlong.bench.model_speed import Writers
 
-    graphs = ", constant states compiled" if compiled else ""
-    title = Title(f"writing with {_shape(chosen)}{graphs}", _machine(place), "MB of state", lambda one: one.peak / 1e6)
+    steps = ", constant states compiled" if compiled else ""
+    title = Title(f"writing with {_shape(chosen)}{steps}", _machine(place), "MB of state", lambda one: one.peak / 1e6)
     _run(grid, Writers(chosen, place, compiled).contender, place, title, {"recipe": recipe}, common)
 
 

@@ -20,7 +20,8 @@ VARIANTS = 64
 
 
 def compile_step(model: LanguageModel) -> None:
-    """Let a model that learns no more write tokens in the fastest way there is, if there is no obstacle."""
+    """Let a model that learns no more write tokens in the fastest way there is."""
+    assert obstacle(model) is None
     functions = step.library() if _on_cpu(model) else None
     model.answer = step.NativeStep(model, functions) if functions else as_graph(model.answer)  # type: ignore[assignment]
 
