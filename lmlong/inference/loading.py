@@ -111,15 +111,15 @@ class Loaded(Trained):
         return memories.read(self.model, chain([] if state else [[self.tokenizer.bos]], tokens), state)
 
     def compile(self) -> None:
-        """Write tokens several times as fast: on a CPU by native code, at once; on a GPU by a CUDA graph, which takes
-        torch.compile some seconds to make."""
+        """Write single texts several times as fast: on a CPU by native code, which a machine compiles once, on a GPU by
+        a CUDA graph, which takes torch.compile some seconds to make."""
         if why := obstacle(self.model):
             raise UsageError(f"compile: {why}")
         compile_step(self.model)
 
     @property
     def compiles_at_once(self) -> bool:
-        """Whether there is nothing to wait for in a compiled step."""
+        """Whether there is nothing to wait for in a compiled step, but for the first one on a machine."""
         return self.device.type == "cpu" and obstacle(self.model) is None
 
     def save_state(self, state: Memory, path: str | Path) -> None:

@@ -79,7 +79,10 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
     device = model.embedding.weight.device
     # sums stay as precise as they are, and become so where the model wants it
     precise = (torch.promote_types(found[name].dtype, tensor.dtype) for name, tensor in wanted.items())
-    return rebuilt(like, iter([found[name].to(device, dtype) for name, dtype in zip(wanted, precise, strict=True)]))
+    memory = rebuilt(like, iter([found[name].to(device, dtype) for name, dtype in zip(wanted, precise, strict=True)]))
+    if not 0 <= int(memory.last) < model.embedding.num_embeddings:
+        raise CheckpointError(f"{path}: its last token is none that this model knows. Read the text again.")
+    return memory
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def compile_step(model: LanguageModel) -> None:
     """Let a model that learns no more write tokens in the fastest way there is."""
     assert obstacle(model) is None
     functions = step.library() if _on_cpu(model) else None
-    model.answer = step.NativeStep(model, functions) if functions else as_graph(model.answer)  # type: ignore[assignment]
+    answer: Answer = as_graph(model.answer) if functions is None else step.NativeStep(model, functions)
+    model.answer = answer  # type: ignore[assignment]
 
 
 def obstacle(model: LanguageModel) -> str | None:

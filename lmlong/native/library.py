@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -27,13 +28,13 @@ def compiled(folder: Path, constants: Mapping[str, float], otherwise: str) -> ct
     compiler = find_compiler()
     if compiler is None:
         return None
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     sources = sorted(path for place in (HERE, folder) for path in place.iterdir() if path.suffix in (".h", ".cpp"))
     flags = [*FLAGS, f"-I{HERE}", *(f"-D{name}={value!r}f" for name, value in constants.items())]
     texts = [path.read_text() for path in sources]
-    known = cache_folder() / "native" / key_of(texts, FLAGS, dict(constants), compiler, version, _processor())
     units = [str(path) for path in sources if path.suffix == ".cpp"]
     try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+        known = cache_folder() / "native" / key_of(texts, FLAGS, dict(constants), compiler, version, _processor())
         if not known.is_dir():
             build(known, lambda into: _compile([compiler, *flags, *units, "-o", str(into / "code.so")]))
         return ctypes.CDLL(str(known / "code.so"))
@@ -60,10 +61,10 @@ class Team(NamedTuple):
 @cache
 def team() -> Team | None:
     """OpenMP in the very library that torch uses: the threads of another would compete with these, which wait for work
-    without rest. None where torch was built without."""
+    without rest. None where torch was built without, or with another that has no such names."""
     import torch
 
-    torchs = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    torchs = Path(torch.__file__).parent / "lib" / ("libtorch_cpu" + (".dylib" if sys.platform == "darwin" else ".so"))
     names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
     try:
         library = ctypes.CDLL(str(torchs))

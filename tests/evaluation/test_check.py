@@ -34,6 +34,17 @@ def checked(
     return check(loaded, *sampled_text(loaded, rows=2, tokens=tokens))
 
 
+@pytest.mark.skipif(find_compiler() is None, reason="native code needs a C++ compiler")
+def test_a_model_that_was_compiled_is_checked_like_any_other() -> None:
+    options = recipe.Model(width=16, layers=2, heads=2)
+    model = stirred(LanguageModel(options, ByteTokenizer().vocabulary), 0.3).eval()
+    loaded = Loaded(model, ByteTokenizer(), recipe.Recipe(model=options, training=recipe.Training(steps=1)), Path())
+    text = sampled_text(loaded, rows=2, tokens=50)
+    before = check(loaded, *text)
+    loaded.compile()
+    assert check(loaded, *text) == before
+
+
 def laws_of(form: recipe.Attention) -> int:
     """One more where the step can be compiled."""
     return 10 + (find_compiler() is not None and form.kind != "softmax")

@@ -19,9 +19,10 @@ from lmlong.attention.contract import tensors
 from lmlong.model.compiled import compile_step, obstacle
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.native import step
-from lmlong.model.states import joined, row_of
+from lmlong.model.native.pages import line_up
+from lmlong.model.states import joined, rebuilt, row_of
 from lmlong.native import library
-from lmlong.recipe import Attention, Downsample, Model
+from lmlong.recipe import Attention, Downsample, Favor, Model
 
 pytestmark = pytest.mark.skipif(library.find_compiler() is None, reason="native code needs a C++ compiler")
 
@@ -33,6 +34,8 @@ SHAPES: list[dict[str, Any]] = [
     {"convolution": 0},
     {"convolution": 1},
     {"width": 40, "heads": 5, "mlp_ratio": 2.0},  # all products have ends that fill no vector
+    {"width": 35, "heads": 5, "positions": "none", "convolution": 64},
+    {"heads": 1, "attention": Attention(feature_map="favor", favor=Favor(features=7))},
     {"attention": MIXED},
     {"width": 512, "heads": 2, "attention": Attention(feature_map="favor")},  # exponents that must be held down
     *({"layers": 3, "downsample": Downsample(factor=3, kind=kind)} for kind in ("mean", "max", "conv")),
@@ -186,6 +189,58 @@ def _every_other(x: Any) -> Any:
         return x if x is None else x[::2]
     parts = [_every_other(part) for part in x]
     return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+
+
+@torch.inference_mode()
+def test_states_of_other_types_are_read_as_what_they_say() -> None:
+    """As they come from reading under autocast, or from a model in float64."""
+    model = shaped({"attention": MIXED, "layers": 4, "downsample": Downsample(factor=2)})
+    _, state = model.prefill(text(batch=2, time=9)[0])
+    token = torch.tensor([3, 4])
+    for dtype in (torch.bfloat16, torch.float64):
+        kept = [x if x.dtype in (torch.bool, torch.long) else x.to(dtype) for x in tensors(state)]
+        whole = [x.float() if x.is_floating_point() else x for x in kept]
+        found, _ = compiled(model).step(token.int(), rebuilt(state, iter(kept)))
+        expected, _ = compiled(model).step(token, rebuilt(state, iter(whole)))
+        assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_torchs_defaults_do_not_matter() -> None:
+    model = compiled(shaped({}))
+    state, token = model.init_state(1), torch.tensor([3])
+    expected, _ = model.step(token, state)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found, _ = model.step(token, state)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
+def test_the_pages_are_large() -> None:
+    """Where the system gives large pages to those that ask for them."""
+    known = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not known.exists() or "[never]" in known.read_text():
+        pytest.skip("there are no large pages")
+    weight = torch.randn(4 << 20)
+    before = weight.clone()
+    line_up([weight])
+    pages = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if "AnonHugePages" in line]
+    assert int(pages[0].split()[1]) >= 8 << 10
+    assert torch.equal(weight, before)
+
+
+@torch.inference_mode()
+def test_the_largest_of_a_block_may_be_no_number() -> None:
+    options = {"layers": 3, "attention": Attention(kind="window", window=1), "downsample": Downsample(kind="max")}
+    model = shaped(options)
+    model.embedding.weight[3] = torch.nan
+    model = compiled(model)
+    state = model.init_state(1)
+    for token in (3, 4, 5, 6):
+        logits, state = model.step(torch.tensor([token]), state)
+    assert logits.isnan().all()
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@
 
 namespace {
 
-// What the mean of squares of x is divided by to become 1
+// What x is multiplied with to have a mean square of 1
 float spread(const float* x, Int size) {
     Floats sums = {};
     Int i = 0;

@@ -60,13 +60,12 @@ struct Memory {  // of one layer: S and z of linear attention, keys, values and 
 struct Job {
     const Model* model;
     const Memory *before, *after;  // of each layer
-    float *pooled_before, *pooled_after, *given_before, *given_after;  // of the hourglass
+    float *pooled_before, *pooled_after, *given_before, *given_after;  // HourglassState, in downsample.py
     const Int *tokens, *positions;
     float *logits, *scratch;
     Int rows;
-    void (*meet)();
-    int (*number)();
-    int (*count)();
+    void (*meet)();  // where workers wait for each other; null where there is one
+    int (*number)(), (*count)();  // of the worker that asks, and of all there are
 };
 
 struct Range {

@@ -40,8 +40,15 @@ def fits(model: LanguageModel) -> bool:
 
 def _matrices(model: LanguageModel) -> Iterator[Matrix]:
     """In the order in which a token needs them."""
-    for block in model.blocks:
+    hourglass, inside = model.hourglass, model.shortened
+    for layer, block in enumerate(model.blocks):
+        if hourglass is not None and hourglass.convolution is not None and layer == inside.start:
+            yield hourglass.convolution
+        if hourglass is not None and layer == inside.stop:
+            yield hourglass.project_out
         yield from (block.mixer.project_in, block.mixer.project_out, block.mlp.project_in, block.mlp.project_out)
+    if hourglass is not None and inside.stop == len(model.blocks):
+        yield hourglass.project_out
     yield _output(model)
 
 

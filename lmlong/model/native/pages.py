@@ -16,9 +16,12 @@ def line_up(weights: Sequence[Tensor]) -> None:
     """Move weights to one stretch of memory, in large pages where the system has them: there are more small ones than a
     processor remembers the places of, so each would be looked up for each token."""
     sizes = [-(-weight.nbytes // LINE) * LINE for weight in weights]
-    memory = mmap.mmap(-1, sum(sizes) + LARGE)
-    with suppress(AttributeError, OSError):  # not every system has large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # memory of a file or shared with others would have small ones
+        memory = mmap.mmap(-1, sum(sizes) + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # not every system gives them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        memory = mmap.mmap(-1, sum(sizes) + LARGE)
     room = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -room.data_ptr() % LARGE
     for weight, size in zip(weights, sizes, strict=True):

@@ -195,7 +195,7 @@ struct Step {
                 if (model.hourglass.pooling == MEAN)
                     into[i] += tail[t + i];
                 else
-                    into[i] = std::max(into[i], tail[t + i]);
+                    into[i] = into[i] >= tail[t + i] || into[i] != into[i] ? into[i] : tail[t + i];  // no number remains none
             }
         if (model.hourglass.pooling == MEAN)
             for (Int i = 0; i < width; i++) into[i] /= model.hourglass.factor;
@@ -227,6 +227,9 @@ void write_tokens(Job* job) {
     const Team team = job->meet ? Team{job->number(), job->count(), job->meet} : Team{0, 1, nullptr};
     Step(*job, team, job->scratch).run();
 }
+
+// What structures.py must have as well
+Int bytes_of_structures() { return sizeof(Layer) + sizeof(Model) + sizeof(Job); }
 
 // Numbers that so many workers need room for
 Int scratch_size(Job* job, Int workers) {

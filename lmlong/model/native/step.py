@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmlong.attention.contract import tensors
 from lmlong.attention.features import ELU_FLOOR, Cosine, Relu, Softmax
+from lmlong.attention.scan import ScanState
 from lmlong.attention.spans import SMALLEST
 from lmlong.model.block import FASTEST_DECAY, BlockState
 from lmlong.model.downsample import Beat, HourglassState
 from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.native import structures
 from lmlong.model.native.layout import Layout
 from lmlong.model.native.structures import Job
 from lmlong.model.positions import BASE
-from lmlong.model.states import rebuilt
 from lmlong.native.library import compiled, run, team
 
 CODE = Path(__file__).parent
@@ -41,6 +41,9 @@ def library() -> ctypes.CDLL | None:
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         functions.scratch_size.restype = ctypes.c_int64
+        functions.bytes_of_structures.restype = ctypes.c_int64
+        own = map(ctypes.sizeof, (structures.Layer, structures.Model, structures.Job))
+        assert functions.bytes_of_structures() == sum(own), "structures.py and job.h differ"
     return functions
 
 
@@ -52,15 +55,16 @@ class NativeStep:
         self._vocabulary, self._inside = model.embedding.num_embeddings, model.shortened
 
     def __call__(self, token: Tensor, state: ModelState, beat: Beat | None) -> tuple[Tensor, ModelState]:
-        state = _in_one_piece(state)
+        token, state = token.long().contiguous(), _as_expected(state)
+        assert token.device.type == "cpu" and token.shape == state.position.shape
         after = tuple(_room(block, beat if layer in self._inside else None) for layer, block in enumerate(state.blocks))
         around = None if state.hourglass is None else HourglassState(*map(torch.empty_like, state.hourglass))
         new = ModelState(after, state.position + 1, around)
-        return self._write(token.contiguous(), state, new), new
+        return self._write(token, state, new), new
 
     def _write(self, token: Tensor, state: ModelState, new: ModelState) -> Tensor:
         """Fill the new state, and return the logits."""
-        logits = torch.empty(len(token), self._vocabulary)
+        logits = torch.empty(len(token), self._vocabulary, dtype=torch.float32, device="cpu")
         # addresses as plain numbers, for they are many, and each token has its own
         places = array("q", chain.from_iterable(map(_places, chain(state.blocks, new.blocks))))
         address, count = places.buffer_info()
@@ -72,17 +76,31 @@ class NativeStep:
         job.rows = len(token)
         workers, known = torch.get_num_threads(), team()
         if workers > 1 and known is not None:
-            job.meet, job.number, job.count = (ctypes.cast(x, ctypes.c_void_p) for x in known[1:])
-        scratch = torch.empty(self._functions.scratch_size(ctypes.byref(job), workers))
+            of_team = (known.meet, known.number, known.count)
+            job.meet, job.number, job.count = (ctypes.cast(x, ctypes.c_void_p) for x in of_team)
+        size = self._functions.scratch_size(ctypes.byref(job), workers)
+        scratch = torch.empty(size, dtype=torch.float32, device="cpu")
         job.scratch = scratch.data_ptr()
         run(self._functions.write_tokens, job, workers)
         return logits
 
 
-def _in_one_piece(state: ModelState) -> ModelState:
-    """The same state, copied where its tensors are parts of something larger."""
-    parts = list(tensors(state))
-    return state if all(x.is_contiguous() for x in parts) else rebuilt(state, iter([x.contiguous() for x in parts]))
+def _as_expected(state: ModelState) -> ModelState:
+    """The same state in the types that job.h has, each tensor in one piece."""
+    around = state.hourglass and HourglassState(*map(_floats, state.hourglass))
+    return ModelState(tuple(map(_block_as_expected, state.blocks)), state.position.long().contiguous(), around)
+
+
+def _block_as_expected(block: BlockState) -> BlockState:
+    attention, tail = block.attention, None if block.tail is None else _floats(block.tail)
+    if isinstance(attention, ScanState) and attention.S.dtype == torch.float64:
+        return BlockState(ScanState(attention.S.contiguous(), attention.z.double().contiguous()), tail)
+    parts = (x.contiguous() if x.dtype == torch.bool else _floats(x) for x in attention)
+    return BlockState(type(attention)(*parts), tail)
+
+
+def _floats(x: Tensor) -> Tensor:
+    return x.float().contiguous()
 
 
 def _room(before: BlockState, beat: Beat | None) -> BlockState:
