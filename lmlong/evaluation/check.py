@@ -6,7 +6,7 @@ of weights in each layer, is computed in the model's format and in float64, and 
 
 import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -57,13 +57,13 @@ class Report(NamedTuple):
 @torch.no_grad()
 def check(loaded: Loaded, tokens: Tensor, starts: Tensor) -> Report:
     """Hold every law against the model, over tokens (rows, time) in which `starts` marks the first of each document."""
-    model, precision = copy.copy(loaded.model), loaded.recipe.training.precision
-    vars(model).pop("answer", None)  # a compiled step, if there is one
-    with _format(model, precision):
+    model, precision = loaded.model, loaded.recipe.training.precision
+    with _step_by_torch(model), _format(model, precision):
         health = denominators(model, tokens, starts)
         verdicts = [*_readings(model, precision, (tokens, starts)), *_state(model, tokens), *_scales(model)]
     if loaded.compiles_at_once:
-        verdicts.append(_compiled(model, tokens))
+        with _step_by_torch(model):
+            verdicts.append(_compiled(model, tokens))
     smallest = min((bucket.smallest for bucket in health), default=1.0)
     # a bound from above, like all others
     verdicts.append(
@@ -169,6 +169,17 @@ def _naive(model: LanguageModel, text: Inputs) -> Tensor:
     assert tokens is not None
     with prefilled_by(by_definition, attentions_of(model)):
         return model.prefill(tokens, None, starts)[0]
+
+
+@contextmanager
+def _step_by_torch(model: LanguageModel) -> Iterator[None]:
+    """Without the compiled step that the model may have."""
+    compiled = vars(model).pop("answer", None)
+    try:
+        yield
+    finally:
+        if compiled is not None:
+            model.answer = compiled  # type: ignore[method-assign]
 
 
 def _format(model: LanguageModel, precision: str) -> AbstractContextManager:

@@ -233,7 +233,8 @@ def test_the_pages_are_large() -> None:
 
 @torch.inference_mode()
 def test_the_largest_of_a_block_may_be_no_number() -> None:
-    options = {"layers": 3, "attention": Attention(kind="window", window=1), "downsample": Downsample(kind="max")}
+    windows = Attention(kind="window", window=1)
+    options = {"layers": 3, "convolution": 0, "attention": windows, "downsample": Downsample(kind="max")}
     model = shaped(options)
     model.embedding.weight[3] = torch.nan
     model = compiled(model)
