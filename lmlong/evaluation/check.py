@@ -58,11 +58,11 @@ class Report(NamedTuple):
 def check(loaded: Loaded, tokens: Tensor, starts: Tensor) -> Report:
     """Hold every law against the model, over tokens (rows, time) in which `starts` marks the first of each document."""
     model, precision = loaded.model, loaded.recipe.training.precision
-    with _step_by_torch(model), _format(model, precision):
-        health = denominators(model, tokens, starts)
-        verdicts = [*_readings(model, precision, (tokens, starts)), *_state(model, tokens), *_scales(model)]
-    if loaded.compiles_at_once:
-        with _step_by_torch(model):
+    with _step_by_torch(model):
+        with _format(model, precision):
+            health = denominators(model, tokens, starts)
+            verdicts = [*_readings(model, precision, (tokens, starts)), *_state(model, tokens), *_scales(model)]
+        if loaded.compiles_at_once:
             verdicts.append(_compiled(model, tokens))
     smallest = min((bucket.smallest for bucket in health), default=1.0)
     # a bound from above, like all others

@@ -133,3 +133,11 @@ def test_a_file_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path)
     loaded = load(run, "cpu")
     with pytest.raises(UsageError, match="cannot be written"):
         loaded.save_state(loaded.read("a"), tmp_path / "no" / "such" / "folder.state")
+
+
+@pytest.mark.parametrize("last", [-1, 10**6])
+def test_a_last_token_that_the_model_does_not_know_is_refused(run: Path, tmp_path: Path, last: int) -> None:
+    loaded, file = load(run, "cpu"), tmp_path / "book.state"
+    loaded.save_state(loaded.read(TEXT)._replace(last=torch.tensor([last])), file)
+    with pytest.raises(CheckpointError, match="its last token is none that this model knows"):
+        loaded.load_state(file)

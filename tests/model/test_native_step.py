@@ -19,7 +19,6 @@ from lmlong.attention.contract import tensors
 from lmlong.model.compiled import compile_step, obstacle
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.native import step
-from lmlong.model.native.pages import line_up
 from lmlong.model.states import joined, rebuilt, row_of
 from lmlong.native import library
 from lmlong.recipe import Attention, Downsample, Favor, Model
@@ -216,19 +215,6 @@ def test_torchs_defaults_do_not_matter() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found, expected)
-
-
-def test_the_pages_are_large() -> None:
-    """Where the system gives large pages to those that ask for them."""
-    known = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not known.exists() or "[never]" in known.read_text():
-        pytest.skip("there are no large pages")
-    weight = torch.randn(4 << 20)
-    before = weight.clone()
-    line_up([weight])
-    pages = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if "AnonHugePages" in line]
-    assert int(pages[0].split()[1]) >= 2 << 10  # kilobytes: memory in pieces may give fewer than were asked for
-    assert torch.equal(weight, before)
 
 
 @torch.inference_mode()
