@@ -41,3 +41,10 @@ def nearest(word: object, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' for the known word closest to a misspelt one, or nothing."""
     match = get_close_matches(str(word), list(known), n=1, cutoff=0.6)
     return f" Did you mean '{match[0]}'?" if match else ""
+
+
+def other_format(name: object, found: int, known: int) -> str:
+    """What to do about a file of a version of its format that this lmlong does not read."""
+    if found > known:
+        return f"{name}: format {found} is of a newer lmlong, this one reads {known}. Update lmlong."
+    return f"{name}: format {found} is of an older lmlong, this one reads {known}. Make it again, or use the older one."

@@ -13,7 +13,8 @@ import lmlong
 PACKAGE = Path(lmlong.__file__).parent
 
 FLOORS = [
-    {"errors", "cache"},
+    {"errors"},
+    {"io"},
     {"native"},
     {"recipe"},
     {"text", "attention"},

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import ZipFile
 
 import torch
@@ -12,55 +12,92 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.write import RECIPE, TOKENIZER, TRAINING, WEIGHTS
-from lmlong.errors import CheckpointError, RecipeError, nearest
+from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
+from lmlong.errors import CheckpointError, RecipeError, UsageError, nearest
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.text import tokenizer as tokenizers
+from lmlong.text.tokenizer import Tokenizer
 
 LATEST, BEST = "latest", "best"
+
+NUMBERS = {"F64", "F32", "F16", "BF16"}
+"""What weights may be, in the words of safetensors."""
+
+T = TypeVar("T")
+
+
+def reading(run: str | Path, use: Callable[[Path], T]) -> T:
+    """What `use` makes of the checkpoint of a run.
+
+    A run in training replaces its checkpoints while they are read: then its link is followed again.
+    """
+    checkpoint = find(run)
+    while True:
+        try:
+            return use(checkpoint)
+        except (CheckpointError, OSError) as error:
+            newer = find(run)
+            if newer == checkpoint and isinstance(error, OSError):
+                raise CheckpointError(f"{error.filename or checkpoint}: cannot be read ({error.strerror}).") from error
+            if newer == checkpoint:
+                raise
+            checkpoint = newer
 
 
 def find(run: str | Path) -> Path:
     """The checkpoint meant by a run folder, the name of a run under runs/, or the checkpoint's own folder."""
     path = Path(run)
-    if not path.exists() and (Path("runs") / run).exists():
-        path = Path("runs") / run
-    if not path.exists():
-        runs = [folder.name for folder in Path("runs").glob("*/")]
-        raise CheckpointError(f"{run}: no such run or checkpoint.{nearest(str(run).removeprefix('runs/'), runs)}")
-    for candidate in (path, path / "checkpoints" / LATEST):
-        if (candidate / manifest.NAME).is_file():
-            return candidate.resolve()
+    try:
+        if not path.exists() and (Path("runs") / run).exists():
+            path = Path("runs") / run
+        if not path.exists():
+            runs = [folder.name for folder in Path("runs").glob("*/")]
+            raise CheckpointError(f"{run}: no such run or checkpoint.{nearest(str(run).removeprefix('runs/'), runs)}")
+        for candidate in (path, path / "checkpoints" / LATEST):
+            if (candidate / manifest.NAME).is_file():
+                return candidate.resolve()
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
     raise CheckpointError(f"{path}: holds no checkpoint. Train it first, or name another run.")
 
 
 def read_recipe(checkpoint: Path) -> Recipe:
     """The recipe the weights were trained by."""
-    manifest.verify(checkpoint, RECIPE)
+    manifest.verify(checkpoint, [RECIPE])
     try:
         return recipe_file.load(str(checkpoint / RECIPE))
     except RecipeError as error:
         raise CheckpointError(f"{checkpoint / RECIPE}: not of this version of lmlong.\n{error}") from error
 
 
-def tokenizer_path(checkpoint: Path) -> Path:
+def read_tokenizer(checkpoint: Path) -> Tokenizer:
     """The tokenizer the weights were trained with, verified."""
-    manifest.verify(checkpoint, TOKENIZER)
-    return checkpoint / TOKENIZER
+    manifest.verify(checkpoint, [TOKENIZER])
+    try:
+        return tokenizers.load(checkpoint / TOKENIZER)
+    except UsageError as error:
+        raise CheckpointError(f"{error} Use another checkpoint.") from error
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The weights, verified, on the CPU."""
-    manifest.verify(checkpoint, WEIGHTS)
+    manifest.verify(checkpoint, [WEIGHTS])
     try:
-        return load_file(checkpoint / WEIGHTS)
+        weights = load_file(checkpoint / WEIGHTS)
     except SafetensorError as error:
         raise CheckpointError(f"{checkpoint / WEIGHTS}: {error}. Use another checkpoint.") from error
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{checkpoint / WEIGHTS}: {name} has values that are no finite numbers. Use another checkpoint."
+            )
+    return weights
 
 
 def read_training(checkpoint: Path) -> dict[str, Any]:
     """The state of training, verified; only tensors and plain values are ever built from it."""
-    manifest.verify(checkpoint, TRAINING)
+    manifest.verify(checkpoint, [TRAINING])
     path = checkpoint / TRAINING
     try:
         with ZipFile(path) as archive:  # which torch writes uncompressed; a small file must not become a large one
@@ -89,12 +126,16 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
 
 def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:
     """Refuse a checkpoint whose recipe is of another model than its weights, before that model takes any memory."""
-    manifest.verify(checkpoint, WEIGHTS)
+    manifest.verify(checkpoint, [WEIGHTS])
     try:
         with safe_open(checkpoint / WEIGHTS, "pt") as file:
-            there = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            there = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
+            strange = [name for name, slice in slices.items() if slice.get_dtype() not in NUMBERS]
     except SafetensorError as error:
         raise CheckpointError(f"{checkpoint / WEIGHTS}: {error}. Use another checkpoint.") from error
+    if strange:
+        raise CheckpointError(f"{checkpoint / WEIGHTS}: {strange[0]} is not of real numbers. Use another checkpoint.")
     if recipe.model.layers > len(there):
         raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than there are weights. Use another checkpoint.")
     with torch.device("meta"), _Undrawn():

@@ -1,7 +1,7 @@
 """Writing a checkpoint: beside its place, flushed to disk, manifest last, then renamed into place."""
 
 import errno
-import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lmlong.checkpoint import manifest
+from lmlong.checkpoint.manifest import FORMAT, RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.errors import LmlongError
+from lmlong.io.files import flush
+from lmlong.io.manifest import seal
 
-WEIGHTS, TRAINING, RECIPE, TOKENIZER = "model.safetensors", "training.pt", "recipe.yaml", "tokenizer.model"
+LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
+LEFT_LINK = re.compile(r"\.(latest|best)\.partial")
 
 
 class Contents(NamedTuple):
@@ -24,6 +27,8 @@ class Contents(NamedTuple):
     training: dict[str, Any]  # tensors and plain values only: it is read back with weights_only
     recipe: str
     tokenizer: bytes
+    step: int = 0  # the optimizer steps behind them
+    validation: float | None = None  # what the weights were found to be worth, less being better
 
 
 def write(folder: Path, contents: Contents) -> None:
@@ -51,11 +56,7 @@ def _fill(staged: Path, contents: Contents) -> None:
     torch.save(contents.training, staged / TRAINING)
     (staged / RECIPE).write_text(contents.recipe, encoding="utf-8")
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
-    for path in staged.iterdir():
-        flush(path)
-    (staged / manifest.NAME).write_text(manifest.make(staged), encoding="utf-8")
-    flush(staged / manifest.NAME)
-    flush(staged)
+    seal(staged, FORMAT, {"step": contents.step, "validation": contents.validation})
 
 
 def _check_space(staged: Path, contents: Contents, cause: Exception | None = None) -> None:
@@ -87,6 +88,18 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from (tensor for part in value for tensor in _tensors(part))
 
 
+def copy(checkpoint: Path, folder: Path) -> None:
+    """Copy a checkpoint so that, whenever the machine stops, `folder` is absent or complete."""
+    staged = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(staged, ignore_errors=True)
+    shutil.copytree(checkpoint, staged, copy_function=shutil.copyfile)
+    for path in (*staged.iterdir(), staged):
+        flush(path)
+    remove(folder)
+    staged.rename(folder)
+    flush(folder.parent)
+
+
 def remove(folder: Path) -> None:
     """Remove a checkpoint so that, whenever the machine stops, it is complete or not there under its name."""
     if folder.exists():
@@ -97,10 +110,12 @@ def remove(folder: Path) -> None:
 
 
 def clean(checkpoints: Path) -> None:
-    """Remove what a process left that was stopped while it wrote or removed a checkpoint."""
-    for pattern in (".*.partial", ".*.removed"):
-        for path in checkpoints.glob(pattern):
-            path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    """Remove what a process left that was stopped while it wrote or removed a checkpoint or a link to one."""
+    for path in checkpoints.glob(".*"):
+        if LEFT_LINK.fullmatch(path.name) and path.is_symlink():
+            path.unlink()
+        elif LEFT_FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
 
 
 def point(link: Path, folder: Path) -> None:
@@ -110,12 +125,3 @@ def point(link: Path, folder: Path) -> None:
     new.symlink_to(folder.name)
     new.replace(link)
     flush(link.parent)
-
-
-def flush(path: Path) -> None:
-    """Have the disk hold what was written to a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

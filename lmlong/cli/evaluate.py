@@ -174,9 +174,9 @@ def eval_(
 
 def _of_encoders(runs: tuple[str, ...], given: dict[str, bool]) -> bool:
     """Whether the runs are encoders' and can be measured as such; refused where an option needs a language model."""
-    from lmlong.checkpoint.read import find, read_recipe
+    from lmlong.checkpoint.read import read_recipe, reading
 
-    encoders = [run for run in runs if read_recipe(find(run)).objective == "masked"]
+    encoders = [run for run in runs if reading(run, read_recipe).objective == "masked"]
     if encoders and len(encoders) < len(runs):
         raise UsageError(
             f"{encoders[0]}: an encoder (objective: masked) is measured by hidden tokens alone. Name "

@@ -6,6 +6,8 @@ from lmlong.training.run import Outcome
 def after_training(outcome: Outcome) -> str:
     """The result and what to try next, or where a stopped run stands."""
     found = outcome.validation
+    if found is None and outcome.signal is None:
+        return f"{outcome.folder} is at step {outcome.step} and has no more to do. Raise training.steps to go on."
     if found is None:
         return f"stopped after step {outcome.step}, saved in {outcome.folder}. Go on with --resume auto."
     if outcome.gzip is None:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.read import check_size, find, load_weights, read_recipe, tokenizer_path
-from lmlong.checkpoint.write import WEIGHTS
+from lmlong.checkpoint.manifest import WEIGHTS
+from lmlong.checkpoint.read import check_size, load_weights, read_recipe, read_tokenizer, reading
 from lmlong.errors import UsageError
 from lmlong.inference import memory as memories
 from lmlong.inference import state_file
@@ -24,7 +24,6 @@ from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
-from lmlong.text import tokenizer as tokenizers
 from lmlong.text.tokenizer import Tokenizer
 
 
@@ -36,12 +35,10 @@ class Trained:
     tokenizer: Tokenizer
     recipe: Recipe
     checkpoint: Path
-
-    @property
-    def step(self) -> int | None:
-        """The optimizer steps behind the weights, which the name of their checkpoint tells."""
-        number = self.checkpoint.name.removeprefix("step-")
-        return int(number) if number.isdecimal() else None
+    step: int | None = None
+    """The optimizer steps behind the weights."""
+    weights_hash: str = ""
+    """The sha256 of the file of weights."""
 
     @property
     def device(self) -> torch.device:
@@ -139,7 +136,7 @@ class Loaded(Trained):
 
     @cached_property
     def _owners(self) -> dict[str, str]:
-        return state_file.owners(self.model, self.tokenizer, manifest.recorded(self.checkpoint, WEIGHTS))
+        return state_file.owners(self.model, self.tokenizer, self.weights_hash)
 
 
 Weights = Literal["32", "bf16", "int8"]
@@ -149,12 +146,18 @@ Weights = Literal["32", "bf16", "int8"]
 def open_run(run: str | Path, device: str = "auto") -> Trained:
     """The model of a run, whatever it was trained for."""
     place = pick_device(device)
-    checkpoint = find(run)
-    recipe, tokenizer = read_recipe(checkpoint), tokenizers.load(tokenizer_path(checkpoint))
+    trained = reading(run, _read)
+    trained.model.to(place).eval()
+    return trained
+
+
+def _read(checkpoint: Path) -> Trained:
+    recipe, tokenizer = read_recipe(checkpoint), read_tokenizer(checkpoint)
     check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     model = build(recipe, tokenizer.vocabulary)
     load_weights(model, checkpoint)
-    return Trained(model.to(place).eval(), tokenizer, recipe, checkpoint)
+    says = manifest.read(checkpoint)
+    return Trained(model, tokenizer, recipe, checkpoint, says.step, says.files[WEIGHTS]["sha256"])
 
 
 def load(run: str | Path, device: str = "auto", weights: Weights = "32", sums: Literal["32", "64"] = "32") -> Loaded:
@@ -174,4 +177,4 @@ def load(run: str | Path, device: str = "auto", weights: Weights = "32", sums: L
         model.sum_in(torch.float64)
     if weights != "32":
         model.round_matrices({"bf16": torch.bfloat16, "int8": torch.int8}[weights])
-    return Loaded(model, trained.tokenizer, trained.recipe, trained.checkpoint)
+    return Loaded(**{**vars(trained), "model": model})

@@ -44,6 +44,14 @@ def chosen(rows: Tensor, state: State, other: State) -> State:
     return rebuilt(state, iter([torch.where(rows.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs]))
 
 
+def alike(found: Sequence[Tensor], empty: Sequence[Tensor]) -> bool:
+    """Whether tensors may be those of a state that began as `empty`, where what grows has no size yet."""
+    return len(found) == len(empty) and all(
+        one.dim() == other.dim() and all(need in (size, 0) for need, size in zip(other.shape, one.shape, strict=True))
+        for one, other in zip(found, empty, strict=True)
+    )
+
+
 def _of_one_size(parts: Sequence[Tensor]) -> list[Tensor]:
     """A state that grows is longer in one text than in another, and has nothing before its first token, which zeros say
     too: they belong to no document."""

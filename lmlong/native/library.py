@@ -1,22 +1,28 @@
 """From a folder of C++ to functions that can be called."""
 
+import atexit
 import ctypes
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmlong.cache import build, cache_folder, key_of
+from lmlong.errors import UsageError
+from lmlong.io.cache import cache_folder, fetch, home_cache, key_of
+from lmlong.io.manifest import Format
+from lmlong.io.trust import make_private
 
 HERE = Path(__file__).parent
 """Where the headers are that all code shares."""
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+LIBRARY, CODE = Format("native code", 1), "code.so"
 COMPILING = 300
 """Seconds that a compiler may take; a few are usual."""
 
@@ -34,14 +40,35 @@ def compiled(folder: Path, constants: Mapping[str, float], otherwise: str) -> ct
     units = [str(path) for path in sources if path.suffix == ".cpp"]
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-        known = cache_folder() / "native" / key_of(texts, FLAGS, dict(constants), compiler, version, _processor())
-        if not known.is_dir():
-            build(known, lambda into: _compile([compiler, *flags, *units, "-o", str(into / "code.so")]))
-        return ctypes.CDLL(str(known / "code.so"))
-    except (OSError, subprocess.SubprocessError) as error:
+        key = key_of(texts, FLAGS, dict(constants), compiler, version, _processor())
+        made = fetch(
+            private_place() / key,
+            LIBRARY,
+            lambda into: _compile([compiler, *flags, *units, "-o", str(into / CODE)]),
+            True,
+        )
+        return ctypes.CDLL(str(made / CODE))
+    except (OSError, subprocess.SubprocessError, UsageError) as error:
         why = getattr(error, "stderr", None) or str(error)
         warnings.warn(f"{otherwise}, for {compiler} made no native code:\n{why[:1000]}", stacklevel=2)
         return None
+
+
+@cache
+def private_place() -> Path:
+    """Where compiled code is kept: in the cache, or, where others can write to that and so exchange the code, in one of
+    this user's own; where there is none, in a folder that goes with this process."""
+    first, *others = dict.fromkeys([cache_folder() / "native", home_cache() / "native"])
+    if make_private(first):
+        return first
+    for place in others:
+        if make_private(place):
+            break
+    else:
+        place = Path(tempfile.mkdtemp(prefix="lmlong-native-"))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+    warnings.warn(f"{first}: others can write there, so native code is kept in {place}.", stacklevel=2)
+    return place
 
 
 def find_compiler() -> str | None:

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from lmlong import recipe
-from lmlong.cache import build, cache_folder, key_of
 from lmlong.errors import UsageError
+from lmlong.io import manifest
+from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.manifest import Format
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.inputs import Input, open_inputs
 from lmlong.text.reading import Skipped
@@ -23,7 +25,10 @@ from lmlong.text.token_file import Count, TokenFile, TokenWriter, read_tokens
 from lmlong.text.tokenizer import Tokenizer
 from lmlong.text.trained_tokenizer import tokenizer_of
 
-FORMAT = 2  # part of the key: raised when the files, or how text becomes tokens, change
+FORMAT = Format("tokens", 3)
+
+TEXT = (".tokens", ".starts")
+"""The files of a folder that hold the text, and no other name or count."""
 
 
 class Tokens(NamedTuple):
@@ -35,6 +40,7 @@ class Tokens(NamedTuple):
     weights: list[float]  # of the sources
     validation: TokenFile
     info: dict[str, Any]  # what was read, skipped and written
+    identity: str  # the same for the same tokens, wherever the text lay
 
 
 def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> Tokens:
@@ -42,9 +48,7 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> Tokens:
     inputs = open_inputs(text)
     chosen = tokenizer or tokenizer_of(inputs, text.tokenizer)
     key = key_of(FORMAT, text.errors, chosen.hash, [(entry.source.fingerprint, entry.held_out) for entry in inputs])
-    folder = cache_folder() / "tokens" / key
-    if not folder.is_dir():
-        build(folder, lambda temporary: _write(temporary, inputs, chosen))
+    folder = fetch(cache_folder() / "tokens" / key, FORMAT, lambda temporary: _write(temporary, inputs, chosen))
     tokens = _open(folder, [options.weight for options in text.sources])
     _check(tokens, text)
     return tokens
@@ -93,7 +97,11 @@ def _open(folder: Path, weights: list[float]) -> Tokens:
     tokenizer = tokenizers.load(folder / "tokenizer.model")
     train = [read_tokens(folder / f"train-{number}.tokens", tokenizer) for number in range(len(weights))]
     validation = read_tokens(folder / "validation.tokens", tokenizer)
-    return Tokens(folder, tokenizer, train, weights, validation, json.loads((folder / "info.json").read_text()))
+    files = manifest.read(folder, FORMAT).files
+    identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
+    return Tokens(
+        folder, tokenizer, train, weights, validation, json.loads((folder / "info.json").read_text()), identity
+    )
 
 
 def _check(tokens: Tokens, text: recipe.Text) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from tqdm import tqdm
 
 from lmlong import recipe
-from lmlong.cache import build, cache_folder, key_of
+from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.manifest import Format
 from lmlong.text import tokenizer as tokenizers
 from lmlong.text.inputs import Input
 from lmlong.text.sampling import head, sample
@@ -13,7 +14,7 @@ from lmlong.text.sentencepiece_model import lines
 from lmlong.text.split import Part, split
 from lmlong.text.tokenizer import Tokenizer
 
-FORMAT = 1  # part of the key: raised when the same text and options come to give another tokenizer
+FORMAT = Format("tokenizer", 1)  # raised too when the same text and options come to give another one
 
 
 def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer) -> Tokenizer:
@@ -21,10 +22,11 @@ def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer) -> Tokenizer:
     if options.kind == "bytes" or options.path is not None:
         return tokenizers.train([], options)
     content = [(entry.source.fingerprint, entry.weight, entry.held_out) for entry in inputs]
-    folder = cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), content)
-    if not folder.is_dir():
-        trained = _train(inputs, options)
-        build(folder, lambda temporary: trained.save(temporary / "tokenizer.model"))
+    folder = fetch(
+        cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), content),
+        FORMAT,
+        lambda temporary: _train(inputs, options).save(temporary / "tokenizer.model"),
+    )
     return tokenizers.load(folder / "tokenizer.model")
 
 

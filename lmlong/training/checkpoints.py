@@ -1,5 +1,7 @@
-"""When checkpoints are written, which are kept, and how Lightning writes and reads them through our own format."""
+"""The checkpoints of a run: which are written and kept, and how Lightning writes and reads them in our own format."""
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,52 +9,90 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lmlong.checkpoint import manifest, read, write
+from lmlong.errors import CheckpointError
+from lmlong.training.state import from_lightning, to_lightning
+
+NAME = re.compile(r"step-(\d{8,})")
+"""The names of checkpoints; what else lies beside them is somebody's own, and left alone."""
 
 
 class FolderIO(CheckpointIO):
-    """Lightning's checkpoint as a folder: weights as safetensors, everything else as plain values."""
+    """Lightning's checkpoint as a folder: weights as safetensors, the training state as plain values."""
 
-    def __init__(self, recipe: str, tokenizer: bytes):
+    def __init__(self, recipe: str, tokenizer: bytes, state: dict[str, Any] | None = None):
         self.recipe, self.tokenizer = recipe, tokenizer
+        self.state = state  # of training, to go on from; let go of when it has been taken up
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        training = {key: value for key, value in checkpoint.items() if key != "state_dict"}
-        write.write(Path(path), write.Contents(checkpoint["state_dict"], training, self.recipe, self.tokenizer))
+        training = from_lightning(checkpoint)
+        write.write(
+            Path(path),
+            write.Contents(
+                checkpoint["state_dict"], training, self.recipe, self.tokenizer, training["step"], **storage_options
+            ),
+        )
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        return {**read.read_training(Path(path)), "state_dict": read.read_weights(Path(path))}
+        assert self.state is not None
+        state, self.state = self.state, None
+        return {**to_lightning(state), "state_dict": read.read_weights(Path(path))}
 
     def remove_checkpoint(self, path: Any) -> None:
         write.remove(Path(path))
 
 
-class Shelf:
-    """The checkpoints of a run: the newest and the best by validation under links of their own, and others kept."""
+class Checkpoints:
+    """The checkpoints of a run, one history of it: the newest and the best are named by links beside them."""
 
-    def __init__(self, folder: Path, keep_last: int, keep_every: int | None):
+    def __init__(self, folder: Path, keep_last: int = 1, keep_every: int | None = None):
         self.folder, self.keep_last, self.keep_every = folder, keep_last, keep_every
-        self.best: float | None = None
+
+    def all(self) -> list[Path]:
+        """From the oldest to the newest."""
+        found = {path: NAME.fullmatch(path.name) for path in self.folder.glob("step-*")}
+        steps = {path: int(name[1]) for path, name in found.items() if name and path.is_dir() and not path.is_symlink()}
+        return sorted(steps, key=steps.__getitem__)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
 
     def save(self, trainer: Trainer, validated: float | None) -> None:
         """Write a checkpoint of the step just done, and what it was found to be worth, less being better; every rank
         calls this, for saving is a common work."""
-        path = self.folder / f"step-{trainer.global_step:08d}"
-        trainer.save_checkpoint(path)
+        path = self.path(trainer.global_step)
+        worth = validated if validated is not None and math.isfinite(validated) else None
+        trainer.save_checkpoint(path, storage_options={"validation": worth})
         if not trainer.is_global_zero:
             return
         manifest.verify(path)
-        write.point(self.folder / read.LATEST, path)
-        if validated is not None and (self.best is None or validated < self.best):
-            self.best = validated
-            write.point(self.folder / read.BEST, path)
+        self.link()
         self._prune()
+
+    def link(self) -> None:
+        """Let the links name the newest and the best, whatever they named before."""
+        worth = {path: value for path in self.all() if (value := _validation(path)) is not None}
+        best = min(worth, key=worth.__getitem__) if worth else None  # the first of equals
+        for name, path in ((read.LATEST, next(reversed(self.all()), None)), (read.BEST, best)):
+            link = self.folder / name
+            if path:
+                write.point(link, path)
+            elif link.is_symlink():
+                link.unlink()
 
     def _prune(self) -> None:
         """Remove those that need not be kept; called only after the newest was verified."""
-        checkpoints = sorted(path for path in self.folder.glob("step-*"))
+        there = self.all()
         kept = {(self.folder / name).resolve() for name in (read.LATEST, read.BEST)}
-        kept |= {path.resolve() for path in checkpoints[-self.keep_last :]}
-        for path in checkpoints:
+        kept |= {path.resolve() for path in there[-self.keep_last :]}
+        for path in there:
             for_ever = self.keep_every and int(path.name.removeprefix("step-")) % self.keep_every == 0
             if path.resolve() not in kept and not for_ever:
                 write.remove(path)
+
+
+def _validation(checkpoint: Path) -> float | None:
+    """What a checkpoint says it is worth; nothing where it cannot be read."""
+    try:
+        return manifest.read(checkpoint).validation
+    except (CheckpointError, OSError):
+        return None

@@ -10,10 +10,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from lmlong.errors import UsageError
 from lmlong.model.scoring import FIGURES, Totals, score
 from lmlong.text.material import Material
-from lmlong.training.checkpoints import Shelf
+from lmlong.training.checkpoints import Checkpoints
 from lmlong.training.journal import Journal
 from lmlong.training.launch import is_first
 from lmlong.training.loader import as_tensors
@@ -37,25 +36,16 @@ class Course(Callback):
         options = material.recipe.training
         self.figure = FIGURES[material.recipe.objective]
         self.journal = Journal(run / "metrics.jsonl", silent=not is_first())
-        self.shelf = Shelf(run / "checkpoints", options.keep_last, options.keep_every)
+        self.checkpoints = Checkpoints(run / "checkpoints", options.keep_last, options.keep_every)
         self.progress: Progress | None = None
         self.recent: deque[float] = deque(maxlen=RECENT)  # losses, to see a spike by
         self.final: Totals | None = None
         self._random: dict[str, Any] = {}  # to be restored
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "best": self.shelf.best,
-            "recent": list(self.recent),
-            "text": self.material.tokens.folder.name,
-            "random": random_states(),
-        }
+        return {"recent": list(self.recent), "text": self.material.tokens.identity, "random": random_states()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["text"] != self.material.tokens.folder.name:
-            raise UsageError("--resume: the text has changed since the run began. Put it back, or begin another run.")
-        # the second name is that of checkpoints made when bits per byte were all there was
-        self.shelf.best = state_dict["best"] if "best" in state_dict else state_dict["best_bits"]
         self.recent.extend(state_dict["recent"])
         self._random = state_dict["random"]
 
@@ -82,7 +72,7 @@ class Course(Callback):
             stop = self.signals.agree(trainer)
             if last or stop or step % options.checkpoint_every == 0:
                 self.journal.flush()
-                self.shelf.save(trainer, self.figure.of(validated) if validated else None)
+                self.checkpoints.save(trainer, self.figure.of(validated) if validated else None)
             trainer.should_stop = trainer.should_stop or stop
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -1,39 +1,139 @@
-"""The folder of a run: whether it may be used, where to go on from, and what is written down about the run."""
+"""The folder of a run: who may write to it, what may be replaced in it, and what is written down about the run."""
 
 import json
 import platform
+import re
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from lmlong.checkpoint import write
+from lmlong.checkpoint import manifest, write
+from lmlong.checkpoint.read import find
 from lmlong.errors import UsageError
+from lmlong.io.files import parse_json
+from lmlong.io.lock import Held, Lock
 from lmlong.model.language_model import parameters
 from lmlong.recipe import file as recipe_file
+from lmlong.training.checkpoints import NAME, Checkpoints
 from lmlong.training.setup import Setup
 
 PACKAGES = ("lmlong", "torch", "lightning", "sentencepiece", "safetensors", "numpy")
 
+LOCK, RECIPE, TOKENIZER, ENVIRONMENT, METRICS = (
+    *(".lock", "recipe.yaml", "tokenizer.model"),
+    *("environment.json", "metrics.jsonl"),
+)
+
+BRANCH = re.compile(r"abandoned-(\d+)")
+"""Where the checkpoints go of a history that was not gone on with; each is a run folder by itself."""
+
+OWN = {
+    "": re.compile(
+        rf"\{LOCK}|{RECIPE}|{TOKENIZER}|{ENVIRONMENT}|{METRICS}(\.partial)?|checkpoints|tensorboard|{BRANCH.pattern}"
+    ),
+    "checkpoints": re.compile(rf"latest|best|{NAME.pattern}|{write.LEFT_FOLDER.pattern}|{write.LEFT_LINK.pattern}"),
+    "step": re.compile("|".join(map(re.escape, (*manifest.FILES, manifest.NAME)))),
+}
+"""The names that a run gives: in its folder, beside its checkpoints, and in a checkpoint."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other training out of a run folder, which is made if need be, and goes again if it stays empty."""
+    new = not folder.exists()
+    try:
+        with Lock(folder / LOCK):
+            yield
+    except Held as held:
+        raise UsageError(
+            f"{folder}: {held.holder} is training into it. Wait for it, stop it, or choose another folder by --out."
+        ) from None
+    except OSError as error:
+        if error.filename not in (str(folder), str(folder / LOCK), str(folder.parent)):
+            raise
+        raise UsageError(f"{folder}: cannot be written to ({error.strerror}). Choose another --out.") from None
+    finally:
+        if new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder that holds a run already."""
-    if folder.exists() and any(folder.iterdir()):
+    """Refuse to begin a run in a folder that holds anything."""
+    if any(path.name != LOCK for path in folder.iterdir()):
         remedy = "Go on with it by --resume auto, replace it by --overwrite, or choose --out."
         raise UsageError(f"{folder}: exists. {remedy}")
 
 
-def open_folder(folder: Path, setup: Setup, keep: bool) -> None:
-    """Write down what the run is made of, into a new folder unless what is there is to be kept."""
-    if not keep:
-        shutil.rmtree(folder, ignore_errors=True)
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    write.clean(folder / "checkpoints")
-    (folder / "recipe.yaml").write_text(recipe_file.dump(setup.recipe), encoding="utf-8")
-    setup.tokens.tokenizer.save(folder / "tokenizer.model")
+def check_own(folder: Path) -> None:
+    """Refuse to go on with a run where files of somebody's own would be written over."""
+    for name in (ENVIRONMENT, RECIPE, TOKENIZER):
+        if (folder / name).exists() and not _is_run(folder):
+            raise UsageError(f"{folder / name}: not of a run of lmlong, and training would replace it. Choose --out.")
+
+
+def check_kept(source: str, folder: Path) -> None:
+    """Refuse to begin with weights from the folder that is to be replaced."""
+    if find(source).is_relative_to(folder.resolve()):
+        raise UsageError(f"training.init_from: {source} lies in {folder}, which --overwrite empties. Choose --out.")
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to replace a folder unless it holds a run, and nothing but what runs write."""
+    there = [path for path in folder.iterdir() if path.name != LOCK]
+    if there and not _is_run(folder):
+        raise UsageError(f"{folder}: no run of lmlong, so --overwrite leaves it alone. Empty it, or choose --out.")
+    if strange := next(_strangers(folder), None):
+        raise UsageError(f"{strange}: not of a run, and --overwrite would delete it. Move it, or choose --out.")
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether training has begun here, as it notes before anything else."""
+    try:
+        about = parse_json((folder / ENVIRONMENT).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and "lmlong" in (about.get("packages") or {})
+
+
+def _strangers(folder: Path) -> Iterator[Path]:
+    """What lies in a run folder that no run wrote."""
+    for path in sorted(folder.iterdir()):
+        if not OWN[""].fullmatch(path.name) or (path.is_symlink() and path.is_dir()):
+            yield path
+        elif BRANCH.fullmatch(path.name):
+            yield from _strangers(path)
+        elif path.name == "checkpoints":
+            yield from _strangers_beside_checkpoints(path)
+
+
+def _strangers_beside_checkpoints(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        is_link = path.name in ("latest", "best") or write.LEFT_LINK.fullmatch(path.name) is not None
+        if not OWN["checkpoints"].fullmatch(path.name) or path.is_symlink() != is_link:
+            yield path
+        elif not is_link:
+            yield from (inner for inner in sorted(path.iterdir()) if not OWN["step"].fullmatch(inner.name))
+
+
+def clear(folder: Path) -> None:
+    """Remove a run, what tells that it is one last; its lock stays."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == ENVIRONMENT):
+        if path.name == LOCK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def note(folder: Path, setup: Setup) -> None:
+    """Write down what the run is made of."""
     environment = {
         "command": sys.argv,
         "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -45,4 +145,49 @@ def open_folder(folder: Path, setup: Setup, keep: bool) -> None:
         "parameters": parameters(setup.model),
         "text": setup.tokens.info,
     }
-    (folder / "environment.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+    (folder / ENVIRONMENT).write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+    (folder / RECIPE).write_text(recipe_file.dump(setup.recipe), encoding="utf-8")
+    setup.tokens.tokenizer.save(folder / TOKENIZER)
+
+
+def go_on_from(folder: Path, checkpoint: Path) -> Path:
+    """Make a checkpoint the newest of a run, whose checkpoints are then one history; returns its place there.
+
+    What lies beyond it is moved aside, not removed. A checkpoint of another run is copied, with the metrics that led to
+    it.
+    """
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    write.clean(checkpoints.folder)
+    step, place = manifest.read(checkpoint).step, checkpoint
+    is_own = checkpoint.resolve() in [path.resolve() for path in checkpoints.all()]
+    _set_aside(checkpoints, step if is_own else -1)
+    if not is_own:
+        place = checkpoints.path(step)
+        metrics = checkpoint.parents[1] / METRICS
+        (folder / METRICS).unlink(missing_ok=True)
+        if metrics.is_file():
+            shutil.copyfile(metrics, folder / METRICS)
+        write.copy(checkpoint, place)
+    checkpoints.link()
+    return place
+
+
+def _set_aside(checkpoints: Checkpoints, step: int) -> None:
+    """Move the checkpoints after a step into a run folder of their own, the newest first: whenever the machine stops,
+    those that stay are a beginning of what was there."""
+    later = [path for path in checkpoints.all() if int(path.name.removeprefix("step-")) > step]
+    if not later:
+        return
+    run = checkpoints.folder.parent
+    used = [int(name[1]) for path in run.iterdir() if (name := BRANCH.fullmatch(path.name))]
+    branch = run / f"abandoned-{max(used, default=0) + 1}"
+    aside = Checkpoints(branch / "checkpoints")
+    aside.folder.mkdir(parents=True)
+    for file in (RECIPE, TOKENIZER, ENVIRONMENT, METRICS):
+        if (run / file).is_file():
+            shutil.copyfile(run / file, branch / file)
+    for path in reversed(later):
+        path.rename(aside.folder / path.name)
+    aside.link()
+    print(f"moved aside to {branch}: {', '.join(path.name for path in later)}", file=sys.stderr)

@@ -2,10 +2,11 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
-from lmlong.checkpoint.write import flush
+from lmlong.io.files import flush, parse_json
 
 
 class Journal:
@@ -30,14 +31,25 @@ class Journal:
             flush(self.path)
 
     def cut_back(self, step: int) -> None:
-        """Drop what lies after a step, and a line that was never finished."""
+        """Drop what lies after a step, and lines that are none: an unfinished one, or what else got into the file."""
         if self.silent or not self.path.exists():
             return
-        kept = [line for line in self._whole_lines() if json.loads(line)["step"] <= step]
+        found = self.path.read_bytes().splitlines(keepends=True)
+        steps = [_step_of(line) for line in found]
+        strange = sum(step is None for line, step in zip(found, steps, strict=True) if line.endswith(b"\n"))
+        if strange:
+            print(f"{self.path}: {strange} lines that no run wrote were left out", file=sys.stderr)
+        kept = [line for line, at in zip(found, steps, strict=True) if at is not None and at <= step]
         new = self.path.with_name(self.path.name + ".partial")
-        new.write_text("".join(kept), encoding="utf-8")
+        new.write_bytes(b"".join(kept))
         new.replace(self.path)
 
-    def _whole_lines(self) -> list[str]:
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [line for line in lines if line.endswith("\n")]
+
+def _step_of(line: bytes) -> int | None:
+    """The step that a whole line is about; None for anything else."""
+    try:
+        entry = parse_json(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    step = entry.get("step") if isinstance(entry, dict) else None
+    return step if type(step) is int else None

@@ -8,15 +8,15 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lmlong.attention.contract import tensors
-from lmlong.errors import DivergedError
+from lmlong.errors import CheckpointError, DivergedError
 from lmlong.model.loss import IGNORED
 from lmlong.model.scoring import Totals, count_bytes
-from lmlong.model.states import detached, rebuilt
+from lmlong.model.states import alike, detached, rebuilt
 from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
-from lmlong.training.optimizer import make_optimizer, make_schedule
+from lmlong.training.optimizer import make_optimizer, rate
 from lmlong.training.ranks import gathered, own
-from lmlong.training.resume import count_batches
+from lmlong.training.state import loops_at
 
 
 class Learner(LightningModule):
@@ -52,9 +52,13 @@ class Learner(LightningModule):
         return nats / (len(targets) * self.recipe.targets_per_sequence)
 
     def configure_optimizers(self) -> Any:
-        optimizer = make_optimizer(self.model, self.recipe.training)
-        schedule = make_schedule(optimizer, self.recipe.training, self.steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return make_optimizer(self.model, self.recipe.training)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Set the learning rate, which follows from the step alone."""
+        options = self.recipe.training
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = options.learning_rate * rate(self.global_step, self.steps, options)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip)
@@ -84,7 +88,10 @@ class Learner(LightningModule):
         checkpoint["carried"] = [gathered(self.trainer, tensor) for tensor in tensors(self.carried)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        count_batches(checkpoint["loops"], checkpoint["global_step"], self.recipe.training.accumulate)
+        fresh = self.trainer.fit_loop.state_dict()
+        checkpoint["loops"] = {"fit_loop": loops_at(fresh, checkpoint["global_step"], self.recipe.training.accumulate)}
+        options = make_optimizer(self.model, self.recipe.training).state_dict()["param_groups"]
+        checkpoint["optimizer_states"][0]["param_groups"] = options
         self.skipped = checkpoint["skipped"]
         self.carried = [own(self.trainer, tensor) for tensor in checkpoint["carried"]] or None
 
@@ -99,6 +106,8 @@ class Learner(LightningModule):
         """The state that the batch before left, where the recipe has it go on."""
         if isinstance(self.carried, list):
             state = self.model.init_state(len(tokens))
+            if not alike(self.carried, list(tensors(state))):
+                raise CheckpointError("the states carried by the checkpoint are not of this model. Use another one.")
             self.carried = rebuilt(state, iter([tensor.to(tokens.device) for tensor in self.carried]))
         return self.carried
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lmlong.errors import CheckpointError
+
 
 def random_states() -> dict[str, Any]:
     """What Python, numpy, torch and each GPU would draw next."""
@@ -20,8 +22,11 @@ def random_states() -> dict[str, Any]:
 
 def restore(states: dict[str, Any]) -> None:
     """Go on drawing from states that were kept; those of GPUs only where as many are there."""
-    random.setstate((random.getstate()[0], tuple(states["python"]), None))
-    np.random.set_state(tuple(states["numpy"]))
-    torch.set_rng_state(states["torch"])
-    if len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])
+    try:
+        random.setstate((random.getstate()[0], tuple(states["python"]), None))
+        np.random.set_state(tuple(states["numpy"]))
+        torch.set_rng_state(states["torch"])
+        if len(states["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(states["cuda"])
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(f"the random states of the checkpoint are none ({error}). Use another one.") from error

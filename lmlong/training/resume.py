@@ -8,12 +8,16 @@ from typing import Any
 from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.recipe import Recipe
+from lmlong.training.checkpoints import Checkpoints
 
-FIXED = ("seed", "objective", "text.", "model.", "training.carry_state")
+FIXED = ("seed", "objective", "text.", "model.", "training.carry_state", "training.init_from")
 """What weights, data order and draws hang on; all else may change on the way."""
 
 SHARES = ("devices", "nodes", "training.batch_size", "training.accumulate")
 """How the sequences of a step are shared out: this may change, but not how many they are."""
+
+WHERE = ("text.sources", "text.validation.sources")
+"""Where the text lies, which may change as long as the text does not: its tokens are compared when training begins."""
 
 LEFT_TO_THE_MACHINE = ("device", "training.precision")
 """`auto` here is no change: a run knows what it became."""
@@ -22,12 +26,14 @@ LEFT_TO_THE_MACHINE = ("device", "training.precision")
 def resume_point(folder: Path, resume: str) -> Path | None:
     """The checkpoint --resume means: `auto` is the newest of the run that verifies, or none before the first."""
     if resume != "auto":
-        return read.find(resume)
-    checkpoints = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
-    for path in checkpoints:
+        checkpoint = read.find(resume)
+        manifest.verify(checkpoint)
+        return checkpoint
+    checkpoints = Checkpoints(folder / "checkpoints").all()
+    for path in reversed(checkpoints):
         try:
             manifest.verify(path)
-            return path
+            return path.resolve()
         except CheckpointError as error:
             print(f"passed over: {error}", file=sys.stderr)
     if checkpoints:
@@ -42,10 +48,18 @@ def same_run(old: Recipe, new: Recipe) -> Recipe:
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in LEFT_TO_THE_MACHINE and now == "auto":
             continue
+        if key in WHERE and _weights(before) == _weights(now):
+            print(f"changed since the checkpoint: {key}", file=sys.stderr)
+            continue
         if key.startswith(FIXED) or (key in SHARES and old.training.carry_state):
             raise _another_run(key, f"was {before} in this run and is {now} now. Put it back")
         print(f"changed since the checkpoint: {key} from {before} to {now}", file=sys.stderr)
     return new
+
+
+def _weights(sources: list[dict[str, Any]]) -> list[float]:
+    """How often each source is read."""
+    return [source["weight"] for source in sources]
 
 
 def _share_out(old: Recipe, new: Recipe) -> Recipe:
@@ -68,14 +82,6 @@ def _share_out(old: Recipe, new: Recipe) -> Recipe:
 def _another_run(key: str, why: str) -> UsageError:
     remedy = "or begin another run by --out; training.init_from takes the weights along."
     return UsageError(f"--resume: {key}: {why}, {remedy}")
-
-
-def count_batches(loops: dict[str, Any], steps: int, accumulate: int) -> None:
-    """Have Lightning's loops go on as if each step so far had been accumulated from so many batches."""
-    progress = loops["fit_loop"]["epoch_loop.batch_progress"]
-    for counts in (progress["total"], progress["current"]):
-        # saved at the end of a step's last batch, which is not counted as completed yet
-        counts.update({name: steps * accumulate - (name == "completed") for name in counts})
 
 
 def changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any, Any]]:

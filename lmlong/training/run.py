@@ -3,6 +3,7 @@
 import logging
 import sys
 import warnings
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from lmlong.recipe import file as recipe_file
 from lmlong.text.gzip_baseline import gzip_bits_per_byte
 from lmlong.training.checkpoints import FolderIO
 from lmlong.training.course import Course
-from lmlong.training.folder import check_free, open_folder
+from lmlong.training.folder import check_free, check_kept, check_own, check_replaceable, clear, go_on_from, locked, note
 from lmlong.training.launch import check_launch, is_first, launcher
 from lmlong.training.loader import Loader
 from lmlong.training.module import Learner
@@ -31,6 +32,7 @@ from lmlong.training.redraw import Redraw
 from lmlong.training.resume import resume_point, same_run
 from lmlong.training.setup import Setup, set_up
 from lmlong.training.signals import StopOnSignal
+from lmlong.training.state import read_state
 
 
 class Outcome(NamedTuple):
@@ -47,23 +49,41 @@ class Outcome(NamedTuple):
 def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bool = False) -> Outcome:
     """Train to the end of the recipe, or until a signal; `resume` is `auto` or the checkpoint to go on from."""
     check_launch(recipe)
-    if resume is None and not overwrite and is_first():
-        check_free(folder)
+    if resume and overwrite:
+        raise UsageError("--resume goes on with a run, --overwrite replaces it. Leave out one of them.")
+    with locked(folder) if is_first() else nullcontext():
+        if is_first():
+            check = check_own if resume else check_replaceable if overwrite else check_free
+            check(folder)
+        return _train(recipe, folder, resume, overwrite)
+
+
+def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> Outcome:
     going_on = resume_point(folder, resume) if resume else None
-    start = read.find(recipe.training.init_from) if recipe.training.init_from and not going_on else None
+    source = None if going_on else recipe.training.init_from
     if going_on:
         recipe = same_run(read.read_recipe(going_on), recipe)
-    setup = set_up(recipe, going_on or start, new_attention=going_on is None)
+        setup = set_up(recipe, going_on)
+    elif source:
+        check_kept(source, folder)
+        setup = read.reading(source, lambda start: set_up(recipe, start, new_attention=True))
+    else:
+        setup = set_up(recipe)
+    state = read_state(going_on, setup.model, setup.tokens.identity) if going_on else None
     if is_first():
-        open_folder(folder, setup, keep=going_on is not None)
-        _say(setup, going_on or start)
+        if overwrite:
+            clear(folder)
+        if going_on:
+            going_on = go_on_from(folder, going_on)
+        note(folder, setup)
+        _say(setup, going_on or source)
 
     signals = StopOnSignal()
     course = Course(folder, setup.material, setup.steps, signals)
     callbacks: list[Callback] = [signals, course]
     if every := recipe.model.attention.favor.redraw_every:
         callbacks.append(Redraw(setup.model, recipe.seed, every))
-    trainer = _trainer(folder, setup, callbacks)
+    trainer = _trainer(folder, setup, callbacks, state)
     learner = Learner(setup.model, setup.recipe, setup.steps, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
     learner.train_dataloader = lambda: _loader(setup, trainer)  # type: ignore[method-assign]
     trainer.fit(learner, ckpt_path=going_on, weights_only=True)
@@ -73,7 +93,7 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
     return Outcome(folder, trainer.global_step, final, gzip, signals.agreed, is_first())
 
 
-def _say(setup: Setup, start: Path | None) -> None:
+def _say(setup: Setup, start: Path | str | None) -> None:
     """Tell on stderr what begins."""
     print(
         f"{parameters(setup.model):,} parameters, {setup.steps:,} steps of {setup.tokens_per_step:,} tokens, "
@@ -82,14 +102,14 @@ def _say(setup: Setup, start: Path | None) -> None:
     )
 
 
-def _trainer(folder: Path, setup: Setup, callbacks: list[Callback]) -> Trainer:
+def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[str, Any] | None) -> Trainer:
     """Lightning's Trainer without the parts that are done here: bars, checkpoints, samplers, summaries."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
     training = setup.recipe.training
-    plugins: list[Any] = [FolderIO(recipe_file.dump(setup.recipe), setup.tokens.tokenizer.file)]
+    plugins: list[Any] = [FolderIO(recipe_file.dump(setup.recipe), setup.tokens.tokenizer.file, state)]
     if launcher() == "srun":
         plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are answered here
     return Trainer(

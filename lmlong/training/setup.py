@@ -13,7 +13,6 @@ from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
-from lmlong.text import tokenizer as tokenizers
 from lmlong.text.material import MATERIAL, Material
 from lmlong.text.tokens import Tokens, prepare
 from lmlong.training.optimizer import count_steps
@@ -52,7 +51,7 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
         raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
     training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
-    tokens = prepare(recipe.text, tokenizers.load(read.tokenizer_path(start)) if start else None)
+    tokens = prepare(recipe.text, read.read_tokenizer(start) if start else None)
 
     torch.manual_seed(recipe.seed)
     model = build(recipe, tokens.tokenizer.vocabulary)

@@ -98,12 +98,7 @@ class Sharded(DeepSpeedStrategy):
             number: {"step": kept["step"].clone(), **{mean: self._whole(weight, mean) for mean in MEANS}}
             for number, weight in enumerate(self.order if kept else [])
         }
-        numbers = iter(range(len(self.order)))
-        groups = [
-            {**options, "params": [next(numbers) for _ in weights]}
-            for options, weights in zip(optimizer.optimizer.param_groups, by_decay(self.text_model), strict=True)
-        ]
-        return {"state": state, "param_groups": groups}
+        return {"state": state}
 
     @property
     def lightning_restore_optimizer(self) -> bool:
@@ -123,8 +118,6 @@ class Sharded(DeepSpeedStrategy):
         for number, weight in enumerate(self.order):
             for mean in MEANS:
                 self._take(weight, mean, saved["state"][number][mean])
-        for group, others in zip(optimizer.optimizer.param_groups, saved["param_groups"], strict=True):
-            group |= {name: value for name, value in others.items() if name != "params"}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Nothing: the model had the checkpoint's weights before they were divided."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one ends training after the step under way, saved; a second one ends it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends training after the step under way, saved; a second one ends it at once."""
 
 import os
 import signal
@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lmlong.training.launch import is_first
 from lmlong.training.ranks import largest
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class StopOnSignal(Callback):
     """Sets a flag when a signal comes, and has every rank stop together at the end of a step."""
@@ -21,8 +23,9 @@ class StopOnSignal(Callback):
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._receive)
+        for number in STOPPING:
+            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # nohup has it ignored
+                self._before[number] = signal.signal(number, self._receive)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore()

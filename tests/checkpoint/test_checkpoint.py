@@ -22,8 +22,8 @@ def test_what_was_written_is_read_back(checkpoint: Path) -> None:
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     training = read.read_training(checkpoint)
-    assert training["global_step"] == 7
-    assert training["optimizer_states"][0]["state"][0].tolist() == [0, 1, 2, 3, 4]
+    assert training["step"] == 7
+    assert training["optimizer"][0].tolist() == [0, 1, 2, 3, 4]
     assert read.read_recipe(checkpoint) == RECIPE
     assert sorted(path.name for path in checkpoint.iterdir()) == [
         "manifest.json", "model.safetensors", "recipe.yaml", "tokenizer.model", "training.pt",
@@ -72,7 +72,7 @@ def test_weights_of_another_shape_are_refused_by_name(checkpoint: Path) -> None:
 def test_a_failed_write_leaves_nothing(checkpoint: Path) -> None:
     folder = checkpoint.with_name("step-00000008")
     with pytest.raises(Exception, match="pickle"):
-        write.write(folder, write.Contents(model().state_dict(), {"bad": lambda: 0}, "", b""))
+        write.write(folder, write.Contents(model().state_dict(), {"bad": lambda: 0}, "", b"", 8))
     assert [path.name for path in sorted(folder.parent.iterdir())] == ["latest", "step-00000007"]
 
 
@@ -82,7 +82,7 @@ from pathlib import Path
 from lmlong.checkpoint import write
 weights = {str(n): torch.full((200_000,), 1.0) for n in range(4)}
 for step in range(10**6):
-    write.write(Path(sys.argv[1]) / f"step-{step:08d}", write.Contents(weights, {"step": step}, "r", b"t"))
+    write.write(Path(sys.argv[1]) / f"step-{step:08d}", write.Contents(weights, {"step": step}, "r", b"t", step))
     print(step, flush=True)
 """
 

@@ -32,7 +32,7 @@ OPERATIONS = [
 
 def contents(number: int) -> write.Contents:
     weights = {str(n): torch.full((5_000,), float(number)) for n in range(2)}
-    return write.Contents(weights, {"step": number, "moments": torch.ones(5_000)}, "recipe", b"tokenizer")
+    return write.Contents(weights, {"step": number, "moments": torch.ones(5_000)}, "recipe", b"tokenizer", number)
 
 
 def save(folder: Path, number: int) -> None:

@@ -147,7 +147,7 @@ def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, number: int, tm
 
     weights = model.state_dict()
     assert sum(name.endswith(".matrix") for name in weights) == number
-    write.write(tmp_path / "step-00000001", write.Contents(weights, {}, "", b""))
+    write.write(tmp_path / "step-00000001", write.Contents(weights, {}, "", b"", 1))
     other = stirred(fresh(options, layers=12, heads=12, longest=8), seed=1)
     read.load_weights(other, tmp_path / "step-00000001")
     for mine, loaded in zip(model.blocks, other.blocks, strict=True):

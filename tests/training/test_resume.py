@@ -99,6 +99,6 @@ def test_random_states_are_put_back_exactly() -> None:
 
 def test_random_states_are_part_of_a_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.steps=4"), tmp_path / "run")
-    state = read.read_training(read.find(tmp_path / "run"))["callbacks"]["Course"]
+    state = read.read_training(read.find(tmp_path / "run"))
     assert set(state["random"]) == {"python", "numpy", "torch", "cuda"}
     assert len(state["random"]["python"]) == 625

@@ -1,0 +1,141 @@
+"""Folders that can be made again: made once, by one process at a time, and made anew where they are damaged."""
+
+import errno
+import os
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from lmlong.errors import UsageError
+from lmlong.io import files, manifest
+from lmlong.io.lock import Held, Lock
+from lmlong.io.manifest import Damaged, Format
+
+UNFINISHED = "unfinished-"
+"""What the name of a folder begins with that is being made."""
+
+DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""Why a folder of another user's cannot be written to."""
+
+REMEMBERED = 1 << 24
+"""Bytes from which on a file is not hashed again on a machine that has done so, while its times stay as they are."""
+
+
+def cache_folder() -> Path:
+    """Where results that can be made again are kept: $LMLONG_CACHE, or ~/.cache/lmlong."""
+    return Path(os.environ.get("LMLONG_CACHE") or home_cache()).expanduser()
+
+
+def home_cache() -> Path:
+    """The cache of this user alone."""
+    return Path("~/.cache/lmlong").expanduser()
+
+
+def key_of(*content: Any) -> str:
+    """A short hash of whatever a cached result depends on, in plain values."""
+    return sha256(dumps(content).encode()).hexdigest()[:32]
+
+
+def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: bool = False) -> Path:
+    """A folder of the cache, filled by `make` unless it is there already and whole.
+
+    Several processes that want the same one wait for the first. With `private` nobody else may write to it, whatever
+    the umask says.
+    """
+    try:
+        if not _whole(folder, form):
+            with Lock(_lock_of(folder), wait=True) as lock:
+                if not _whole(folder, form, silent=True):
+                    _sweep(folder.parent, folder.name, lock)
+                    _replace(folder, form, make, private)
+    except OSError as error:
+        if error.errno not in DENIED:
+            raise
+        raise UsageError(
+            f"{error.filename or folder}: {error.strerror}. Set LMLONG_CACHE to a folder of your own, or ask the owner "
+            "of this one for permission."
+        ) from None
+    return folder
+
+
+def _whole(folder: Path, form: Format, silent: bool = False) -> bool:
+    """Whether a folder is there with all that belongs to it."""
+    if not folder.is_dir():
+        return False
+    try:
+        manifest.verify(folder, form, digest=_digest)
+        return True
+    except Damaged as damaged:
+        if not silent:
+            print(f"{damaged} It is made again.", file=sys.stderr)
+        return False
+
+
+def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: bool) -> None:
+    """Fill a folder beside its place, then rename it; what lies at its place is damaged, and goes."""
+    staged = folder.with_name(f"{UNFINISHED}{folder.name}-{os.getpid()}")
+    staged.mkdir()
+    try:
+        if private:
+            staged.chmod(stat.S_IMODE(staged.stat().st_mode) & ~0o022)
+        make(staged)
+        manifest.seal(staged, form, {})
+        if folder.exists():
+            # others may be reading it: their open files stay as they are
+            damaged = folder.with_name(f"{UNFINISHED}{folder.name}-damaged")
+            shutil.rmtree(damaged, ignore_errors=True)
+            folder.rename(damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
+        staged.rename(folder)
+        files.flush(folder.parent)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _sweep(parent: Path, name: str, lock: Lock) -> None:
+    """Remove what processes left behind that died while they made a folder: those who live hold its lock."""
+    if not lock.works:
+        return
+    for path in parent.glob(f"{UNFINISHED}*"):
+        other = path.name.removeprefix(UNFINISHED).rpartition("-")[0]
+        if other == name:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        try:
+            with Lock(_lock_of(parent / other)):
+                shutil.rmtree(path, ignore_errors=True)
+        except (Held, OSError):
+            continue
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _digest(path: Path) -> str:
+    """The sha256 of a file: of a large one as it was found before on this machine, if it has not been touched since."""
+    found = path.stat()
+    if found.st_size < REMEMBERED:
+        return files.sha256(path)
+    identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    known = home_cache() / "digests" / key_of(socket.gethostname(), str(path.resolve()), *identity)
+    try:
+        if len(digest := known.read_text(encoding="ascii")) == 64:
+            return digest
+    except (OSError, ValueError):
+        pass
+    digest = files.sha256(path)
+    try:
+        known.parent.mkdir(parents=True, exist_ok=True)
+        staged = known.with_name(f"{known.name}.{os.getpid()}")
+        staged.write_text(digest, encoding="ascii")
+        staged.replace(known)
+    except OSError:
+        pass  # without a home to write to it is hashed each time
+    return digest

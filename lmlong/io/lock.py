@@ -1,0 +1,99 @@
+"""Locks that are let go of when the process that holds them ends, however it ends."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from lmlong.io.files import parse_json
+
+UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
+"""What file systems answer that know no locks."""
+
+
+class Holder(NamedTuple):
+    """Who holds a lock, as far as the file says."""
+
+    pid: int | None
+    host: str | None
+
+    def __str__(self) -> str:
+        return f"process {self.pid or 'unknown'} on {self.host or 'an unknown machine'}"
+
+
+class Held(Exception):
+    """Another process holds the lock."""
+
+    def __init__(self, holder: Holder):
+        super().__init__(str(holder))
+        self.holder = holder
+
+
+class Lock:
+    """A lock on a file, whose content tells who holds it. The file goes when the lock is released.
+
+    Use it as `with Lock(path): ...`; `wait` says whether to wait for another holder or to raise `Held`. Where the file
+    system knows no locks nobody is kept out, and `works` is false.
+    """
+
+    def __init__(self, path: Path, wait: bool = False):
+        self.path, self.wait = path, wait
+        self.works = True
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> "Lock":
+        while True:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._lock(descriptor)
+                if not self._is_still_there(descriptor):  # its holder removed it while this process waited
+                    os.close(descriptor)
+                    continue
+                os.truncate(descriptor, 0)
+                me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+                os.pwrite(descriptor, (json.dumps(me) + "\n").encode(), 0)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            self._descriptor = descriptor
+            return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._descriptor is not None
+        if self._is_still_there(self._descriptor):
+            self.path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if self.wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Held(_holder(os.pread(descriptor, 4096, 0))) from None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            self.works = False
+
+    def _is_still_there(self, descriptor: int) -> bool:
+        try:
+            there, held = self.path.stat(), os.fstat(descriptor)
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+
+def _holder(content: bytes) -> Holder:
+    try:
+        known: Any = parse_json(content)
+        return Holder(int(known["pid"]), str(known["host"]))
+    except (ValueError, KeyError, TypeError):
+        return Holder(None, None)

@@ -1,0 +1,112 @@
+"""The manifest of a folder: what the folder is, the version of its format, and the size and sha256 of each file.
+
+It ends with a sha256 of itself, so that no bit of the folder can change unseen. A folder without one is not whole.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lmlong.errors import other_format
+from lmlong.io.files import flush, parse_json, sha256
+
+NAME = "manifest.json"
+LARGEST = 1 << 20
+"""Bytes beyond which a manifest is not one of ours, and is not read."""
+
+
+class Format(NamedTuple):
+    """What a folder is, and the version of what lies in it: raised when the files, or how they are made, change."""
+
+    kind: str
+    version: int
+
+
+class Damaged(Exception):
+    """A folder is not what its manifest says, or its manifest is none; the message names the file."""
+
+
+class Manifest(NamedTuple):
+    """What a folder says of itself."""
+
+    files: dict[str, dict[str, Any]]  # name -> bytes, sha256
+    about: dict[str, Any]  # whatever else its writer noted, plain values
+
+
+def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
+    """Write the manifest of the files that lie in a folder, and put all of them on the disk."""
+    files = sorted(folder.iterdir())
+    for path in files:
+        flush(path)
+    (folder / NAME).write_text(make(folder, form, about), encoding="utf-8")
+    usual = (folder / NAME).stat().st_mode
+    for path in files:
+        path.chmod(usual)  # some libraries write files that only their owner may read, whatever the umask says
+    flush(folder / NAME)
+    flush(folder)
+
+
+def make(folder: Path, form: Format, about: dict[str, Any]) -> str:
+    """The manifest of the files that lie in a folder now, as JSON."""
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(folder.iterdir())
+        if path.name != NAME
+    }
+    return _signed({"lmlong": form.kind, "format": form.version, **about, "files": files})
+
+
+def verify(
+    folder: Path, form: Format, names: Iterable[str] | None = None, digest: Callable[[Path], str] = sha256
+) -> Manifest:
+    """The manifest of a folder, if these of its files (by default all) are what it says."""
+    manifest = read(folder, form)
+    for name in manifest.files if names is None else names:
+        if name not in manifest.files:
+            raise Damaged(f"{folder / name}: not part of the {form.kind}, says its {NAME}.")
+        path, wanted = folder / name, manifest.files[name]
+        if not path.is_file() or path.is_symlink():
+            raise Damaged(f"{path}: missing, though {NAME} lists it.")
+        if path.stat().st_size != wanted["bytes"] or digest(path) != wanted["sha256"]:
+            raise Damaged(f"{path}: not what was saved (its sha256 differs from {NAME}).")
+    return manifest
+
+
+def read(folder: Path, form: Format) -> Manifest:
+    """The manifest of a folder; no file that it lists has been looked at."""
+    path = folder / NAME
+    if not path.is_file():
+        raise Damaged(f"{folder}: no {form.kind}, it has no {NAME}.")
+    if path.stat().st_size > LARGEST:
+        raise Damaged(f"{path}: too large for a manifest.")
+    text = path.read_bytes()
+    try:
+        content = dict(parse_json(text))
+        version = content["format"]
+        if type(version) is int and version != form.version:
+            raise Damaged(other_format(path, version, form.version))
+        del content["sha256"]
+        if _signed(content).encode() != text or content.pop("lmlong") != form.kind or content.pop("format") != version:
+            raise ValueError
+        files = content.pop("files")
+        if not all(_is_file_entry(name, entry) for name, entry in files.items()):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Damaged(f"{path}: damaged.") from None
+    return Manifest(files, content)
+
+
+def _signed(content: dict[str, Any]) -> str:
+    """The text of a manifest, whose last line is the sha256 of what is there without it."""
+    digest = hashlib.sha256(json.dumps(content, indent=2).encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}, indent=2) + "\n"
+
+
+def _is_file_entry(name: Any, entry: Any) -> bool:
+    """Whether an entry names a file within the folder, its size and its digest."""
+    inside = isinstance(name, str) and Path(name).name == name and name not in ("..", NAME)
+    return (
+        inside and entry.keys() == {"bytes", "sha256"} and type(entry["bytes"]) is int and type(entry["sha256"]) is str
+    )

@@ -1,0 +1,167 @@
+"""The state of training: as a checkpoint holds it, and as Lightning takes it up again.
+
+A checkpoint holds what cannot be had otherwise: the step, AdamW's means, random states, and what is carried from step
+to step. Learning rate, weight decay and all counts of Lightning's loops follow from the recipe and the step, so that an
+option changed on the way takes effect.
+"""
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+
+from lmlong.checkpoint.read import read_training
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.training.optimizer import by_decay
+from lmlong.training.randomness import random_states
+
+Shapes = list[torch.Size]
+"""Those of the weights, in the order in which AdamW numbers them."""
+
+SCALER = "MixedPrecision"
+"""Lightning's name for the state of the gradient scaler of float16."""
+
+OF_COURSE = ("recent", "text", "random")
+"""What the callback of that name keeps."""
+
+
+def read_state(checkpoint: Path, model: nn.Module, text: str) -> dict[str, Any]:
+    """The training state of a checkpoint, refused unless a training of this model and this text could have left it."""
+    state = read_training(checkpoint)
+    if wrong := _first_mistake(state, [weight.shape for group in by_decay(model) for weight in group]):
+        raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
+    if state["text"] != text:
+        raise UsageError("--resume: the text has changed since the run began. Put it back, or begin another run.")
+    return state
+
+
+def from_lightning(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The training state in Lightning's checkpoint."""
+    (optimizer,) = checkpoint["optimizer_states"]
+    kept = {name: checkpoint["callbacks"]["Course"][name] for name in OF_COURSE}
+    return {
+        "step": checkpoint["global_step"],
+        "optimizer": optimizer["state"],
+        "scaler": checkpoint.get(SCALER),
+        "skipped": checkpoint["skipped"],
+        "carried": checkpoint["carried"],
+        **kept,
+    }
+
+
+def to_lightning(state: dict[str, Any]) -> dict[str, Any]:
+    """Lightning's checkpoint without weights; loops and the options of the optimizer are left to the `Learner`."""
+    scaler = {SCALER: state["scaler"]} if state["scaler"] is not None else {}
+    return {
+        "pytorch-lightning_version": lightning.__version__,
+        "epoch": 0,
+        "global_step": state["step"],
+        "optimizer_states": [{"state": state["optimizer"]}],
+        "lr_schedulers": [],
+        "callbacks": {"Course": {name: state[name] for name in OF_COURSE}},
+        "skipped": state["skipped"],
+        "carried": state["carried"],
+        **scaler,
+    }
+
+
+def loops_at(fresh: dict[str, Any], step: int, accumulate: int) -> dict[str, Any]:
+    """The state of Lightning's loops after so many optimizer steps, from that before the first: as they are when a
+    step's last batch ends, which is not counted as completed yet."""
+    batches = step * accumulate
+    loops = deepcopy(fresh)
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step - 1
+    optimizer = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    for progress, count in (
+        (loops["epoch_loop.batch_progress"], batches),
+        (optimizer["step"], step),
+        (optimizer["zero_grad"], step),
+    ):
+        for counts in (progress["total"], progress["current"]):
+            counts.update(dict.fromkeys(counts, count))
+    for counts in (loops["epoch_loop.batch_progress"][which] for which in ("total", "current")):
+        counts["completed"] = batches - 1
+    for counts in (loops["epoch_progress"][which] for which in ("total", "current")):
+        counts.update(ready=1, started=1)
+    return loops
+
+
+def _first_mistake(state: Any, shapes: Shapes) -> str:
+    """The name of the first part that no training of such a model could have left, or nothing."""
+    if not isinstance(state, dict):
+        return "form"
+    return next(
+        (name for name, is_sound in PARTS.items() if name not in state or not is_sound(state[name], shapes)), ""
+    )
+
+
+def _is_count(value: Any, *_: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_means(found: Any, shapes: Shapes) -> bool:
+    """Whether these are AdamW's means of all weights, or none as before the first step."""
+    if not isinstance(found, dict) or (found and list(found) != list(range(len(shapes)))):
+        return False
+    return all(_are_means_of(found[number], shape) for number, shape in enumerate(shapes if found else []))
+
+
+def _are_means_of(found: Any, shape: torch.Size) -> bool:
+    if not isinstance(found, dict) or found.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+        return False
+    wanted = {"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape}
+    sound = all(_is_finite(tensor) and tensor.shape == wanted[name] for name, tensor in found.items())
+    return sound and bool(found["step"] >= 0) and bool((found["exp_avg_sq"] >= 0).all())
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.isfinite().all())
+
+
+def _is_scaler(value: Any, *_: Any) -> bool:
+    numbers = value.values() if isinstance(value, dict) else [value]
+    return value is None or all(type(number) in (int, float) for number in numbers)
+
+
+def _are_carried(value: Any, *_: Any) -> bool:
+    """Tensors; whether they fit is found out by whoever goes on from them, who knows the size of a batch."""
+    finite = (tensor.isfinite().all() for tensor in value or [] if isinstance(tensor, Tensor))
+    return isinstance(value, list) and all(isinstance(tensor, Tensor) for tensor in value) and all(finite)
+
+
+def _are_losses(value: Any, *_: Any) -> bool:
+    return isinstance(value, list) and all(type(loss) is float and math.isfinite(loss) for loss in value)
+
+
+def _are_random_states(value: Any, *_: Any) -> bool:
+    return _like(value, random_states())
+
+
+def _like(value: Any, known: Any) -> bool:
+    """Whether a value is made of the same kinds of parts; where the known one is an empty list, of any."""
+    if isinstance(known, dict):
+        same = isinstance(value, dict) and value.keys() == known.keys()
+        return same and all(_like(value[key], part) for key, part in known.items())
+    if isinstance(known, list):
+        return isinstance(value, list) and (not known or (len(value) == len(known) and all(map(_like, value, known))))
+    if isinstance(known, Tensor):
+        return isinstance(value, Tensor) and value.dtype == known.dtype and value.shape == known.shape
+    return type(value) is type(known)
+
+
+PARTS: dict[str, Callable[[Any, Shapes], bool]] = {
+    "step": _is_count,
+    "optimizer": _are_means,
+    "scaler": _is_scaler,
+    "skipped": _is_count,
+    "carried": _are_carried,
+    "recent": _are_losses,
+    "text": lambda value, _: isinstance(value, str),
+    "random": _are_random_states,
+}
+"""All that a training state holds, and how it is recognised."""
