@@ -5,13 +5,15 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from lmlong.bench.kept import Kept
 from lmlong.inference.loading import load
 from lmlong.inference.state_size import state_size
 from lmlong.model.language_model import parameters
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.text.tokens import prepare
 from lmlong.training.run import train
 
 CONTESTANTS = {
@@ -79,13 +81,15 @@ def trained(recipe: str, overrides: Sequence[str], name: str, rate: float, seed:
     """Train a contestant, unless it was trained already."""
     options = [f"model.attention.{option}" for option in CONTESTANTS[name]]
     chosen = recipe_file.load(recipe, [*overrides, *options, f"training.learning_rate={rate}", f"seed={seed}"])
-    folder = out / f"{name}-{rate:g}-{seed}"
-    if not (folder / "result.json").exists():
+    made_of = {"recipe": chosen.model_dump(), "text": prepare(chosen.text).identity}
+    kept = Kept(out, f"{name}-{rate:g}-{seed}", made_of)
+
+    def made() -> dict[str, Any]:
         print(f"{name}, learning rate {rate:g}, seed {seed}", file=sys.stderr)
-        train(chosen, folder, resume="auto")
-        result = Trained(name, rate, seed, *_measured(folder, chosen))
-        (folder / "result.json").write_text(json.dumps(result._asdict()) + "\n", encoding="utf-8")
-    return Trained(**json.loads((folder / "result.json").read_text(encoding="utf-8")))
+        train(chosen, kept.folder, resume="auto")
+        return Trained(name, rate, seed, *_measured(kept.folder, chosen))._asdict()
+
+    return Trained(**kept.get(made))
 
 
 def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int]:

@@ -1,15 +1,15 @@
 """Every attention trained to recall: how many pairs fit into a state of which width."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lmlong.bench.kept import Kept
 from lmlong.bench.recall_data import Score
 from lmlong.bench.recall_grid import Grid
-from lmlong.bench.recall_model import likeliest, measure, model_options, one_thread, train
+from lmlong.bench.recall_model import TESTS, likeliest, measure, model_options, one_thread, train
 from lmlong.inference.state_size import state_size
 from lmlong.model.language_model import parameters
 
@@ -56,22 +56,24 @@ def search(grid: Grid, name: str, width: int, seed: int, out: Path) -> Iterator[
 
 def trained(grid: Grid, name: str, width: int, rate: float, seed: int, out: Path) -> Trained:
     """Train and measure a model, unless `out` holds what came of it with the same settings."""
-    file = out / f"{name}-{width}-{rate:g}-{seed}.json"
-    settings = json.loads(json.dumps(grid._replace(widths=(width,), rates=(rate,))))
-    if file.exists():
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if kept["settings"] == settings:
-            return _from_plain(kept["result"])
-    model = train(grid, model_options(name, width), rate, seed)
-    state = state_size(model)
-    size = state.empty.bytes + grid.tokens_per_pair * max(grid.pairs) * state.per_token.bytes
-    scores = measure(partial(likeliest, model), grid, seed)
-    result = Trained(name, width, rate, seed, parameters(model), size, scores)
-    out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"settings": settings, "result": plain(result)}) + "\n", encoding="utf-8")
-    recalled = ", ".join(f"{score.accuracy:.3f} of {pairs}" for pairs, score in scores.items())
-    print(f"{name}, width {width}, learning rate {rate:g}: recalls {recalled} pairs", file=sys.stderr)
-    return result
+    options = model_options(name, width)
+    made_of = {
+        "grid": grid._replace(widths=(width,), rates=(rate,))._asdict(),
+        "model": options.model_dump(),
+        "seed": seed,
+        "tests": TESTS,
+    }
+
+    def made() -> dict[str, Any]:
+        model = train(grid, options, rate, seed)
+        state = state_size(model)
+        size = state.empty.bytes + grid.tokens_per_pair * max(grid.pairs) * state.per_token.bytes
+        scores = measure(partial(likeliest, model), grid, seed)
+        recalled = ", ".join(f"{score.accuracy:.3f} of {pairs}" for pairs, score in scores.items())
+        print(f"{name}, width {width}, learning rate {rate:g}: recalls {recalled} pairs", file=sys.stderr)
+        return plain(Trained(name, width, rate, seed, parameters(model), size, scores))
+
+    return _from_plain(Kept(out, f"{name}-{width}-{rate:g}-{seed}", made_of).get(made))
 
 
 def plain(run: Trained) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What shortening to k slots costs: the perplexity of hidden words, and the recall of what stands half a text away."""
 
-import json
 import math
 import statistics
 import sys
@@ -13,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from lmlong import recipe
+from lmlong.bench.kept import Kept
 from lmlong.bench.slots_data import TESTS, Hidden, Task, model_options, task_of
 from lmlong.bench.slots_grid import COPYING, Grid, Setting, settings
 from lmlong.model.device import pick_device
@@ -64,23 +64,28 @@ def study(grid: Grid, out: Path) -> dict[Setting, Trained]:
 
 def trained(grid: Grid, setting: Setting, out: Path) -> Trained:
     """Train and test an encoder, unless `out` holds what came of it with the same settings."""
-    file = out / f"{setting.name}.json"
-    same = {"steps": grid.steps, "width": grid.width, "seed": grid.seed}
-    if file.exists():
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if kept["settings"] == same:
-            return Trained(setting, **kept["result"])
     task = task_of(setting, grid.seed)
-    begun = time.perf_counter()
-    model = train(grid, setting, task)
-    seconds = time.perf_counter() - begun
-    blocks = [score(model, task.test(number)) for number in range(TESTS)]
-    result = Trained(setting, seconds, [b.hidden for b in blocks], [b.nats for b in blocks], [b.right for b in blocks])
-    out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"settings": same, "result": _numbers(result)}) + "\n", encoding="utf-8")
-    found = f"perplexity {result.perplexity:.1f}" if setting.task == "words" else f"{result.accuracy:.3f} recalled"
-    print(f"{setting.name}: {found}, {result.seconds:.0f} s", file=sys.stderr)
-    return result
+    made_of = {
+        "setting": setting._asdict(),
+        "model": model_options(setting, grid.width).model_dump(),
+        "steps": grid.steps,
+        "seed": grid.seed,
+        "rate": RATE,
+        "text": task.identity,
+    }
+
+    def made() -> dict[str, Any]:
+        begun = time.perf_counter()
+        model = train(grid, setting, task)
+        seconds = time.perf_counter() - begun
+        blocks = [score(model, task.test(number)) for number in range(TESTS)]
+        sums = ([getattr(block, name) for block in blocks] for name in ("hidden", "nats", "right"))
+        result = Trained(setting, seconds, *sums)
+        found = f"perplexity {result.perplexity:.1f}" if setting.task == "words" else f"{result.accuracy:.3f} recalled"
+        print(f"{setting.name}: {found}, {result.seconds:.0f} s", file=sys.stderr)
+        return _numbers(result)
+
+    return Trained(setting, **Kept(out, setting.name, made_of).get(made))
 
 
 def train(grid: Grid, setting: Setting, task: Task) -> Encoder:

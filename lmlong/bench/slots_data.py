@@ -39,6 +39,7 @@ class Task(NamedTuple):
     """Where batches come from: functions of a number, those of tests apart from all of training."""
 
     vocabulary: int
+    identity: list[object]  # of what is read
     step: Callable[[int], Hidden]
     test: Callable[[int], Hidden]
 
@@ -58,7 +59,9 @@ def copies(length: int, seed: int) -> Task:
         first = said, np.full_like(said, IGNORED)
         return Hidden(*(torch.from_numpy(np.concatenate(halves, axis=1)) for halves in zip(first, again, strict=True)))
 
-    return Task(SYMBOLS, lambda step: drawn(0, step), lambda number: drawn(1, number))
+    return Task(
+        SYMBOLS, [SYMBOLS, HIDDEN, AT_ONCE, TESTS], lambda step: drawn(0, step), lambda number: drawn(1, number)
+    )
 
 
 def words(length: int, seed: int) -> Task:
@@ -80,7 +83,7 @@ def words(length: int, seed: int) -> Task:
         begin = number * ((len(test) - AT_ONCE) // TESTS)
         return windows(test, np.arange(begin, begin + AT_ONCE, length), seed, 1)
 
-    return Task(vocabulary, step, block)
+    return Task(vocabulary, [tokens.identity, AT_ONCE, TESTS], step, block)
 
 
 def model_options(setting: Setting, width: int) -> recipe.Model:

@@ -1,12 +1,12 @@
 """Where prompts come from: a stream of bytes of any size, or a file of many."""
 
 import codecs
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from lmlong.errors import UsageError
+from lmlong.io.files import parse_json
 
 CHUNK = 1 << 20
 
@@ -49,7 +49,7 @@ def many(path: Path) -> list[Prompt]:
 
 def _prompt(line: str, place: str) -> Prompt:
     try:
-        found = json.loads(line)
+        found = parse_json(line)
     except ValueError:
         found = None
     entry = {"prompt": found} if isinstance(found, str) else found

@@ -6,7 +6,6 @@ are.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,29 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialized
 from torch import Tensor
 
 from lmlong.attention.favor import Favor
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference.memory import NONE, RECENT, Memory
+from lmlong.io.files import flush, parse_json
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.states import rebuilt
 from lmlong.text.tokenizer import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
+PRIVATE = 0o600
+"""Who may read a state file, which holds text: its owner alone."""
+
 TAIL = 200
 """Characters of the text's end that are written beside the state, for people."""
 
 PRECISE = {torch.float32, torch.float64}
 """What a tensor may be more or less precise in."""
+
+ABOUT = {"run": str, "tokens": int, "tail": str, "tokenizer": str, "features": str, "model": str, "sha256": str}
+"""What a file says of itself, beside its format."""
 
 OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "model": "weights"}
 """What a state belongs to, the most telling difference first."""
@@ -48,11 +55,13 @@ def save(path: Path, memory: Memory, belongs: dict[str, str], tokenizer: Tokeniz
             f"{path}: a state file holds one text, this memory has {len(memory.last)}. Write one at a time."
         )
     about = {"format": FORMAT, "run": run, "tokens": int(memory.total), "tail": tail_of(memory, tokenizer), **belongs}
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(memory)}
     staged = path.with_name(f".{path.name}.partial")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in _named(memory)}, staged, {"lmlong": json.dumps(about)})
-        with staged.open("rb") as file:
-            os.fsync(file.fileno())
+        staged.touch(PRIVATE)
+        save_file(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
+        staged.chmod(PRIVATE)
+        flush(staged)
         staged.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
@@ -72,7 +81,7 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
                 f"({belongs[key][:12]}). Use it with {about.get('run')}, or read the text again by lmlong state build."
             )
     like = _empty(model)
-    wanted, found = dict(_named(like)), load_file(path)
+    wanted, found = dict(_named(like)), _verified(path, about)
     for name in [*wanted, *(found.keys() - wanted.keys())]:
         if not _alike(wanted.get(name), found.get(name)):
             raise CheckpointError(f"{path}: {name} is not what this model remembers. Read the text again.")
@@ -89,9 +98,11 @@ def describe(path: Path) -> dict[str, Any]:
     """Whose memory a file holds, and of what."""
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["lmlong"])
-        if about["format"] != FORMAT:
-            raise CheckpointError(f"{path}: format {about['format']!r}; this version of lmlong reads format {FORMAT}.")
+            about = dict(parse_json((file.metadata() or {})["lmlong"]))
+        if type(about["format"]) is int and about["format"] != FORMAT:
+            raise CheckpointError(other_format(path, about["format"], FORMAT))
+        if type(about["format"]) is not int or not all(type(about[name]) is kind for name, kind in ABOUT.items()):
+            raise ValueError
         return about
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file. Make one by lmlong state build.") from None
@@ -99,6 +110,19 @@ def describe(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: no state file of lmlong, or damaged. Make one by lmlong state build."
         ) from error
+
+
+def _verified(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file, every bit of which must be what was saved."""
+    found = load_file(path)
+    if about["sha256"] != _digest({name: value for name, value in about.items() if name != "sha256"}, found):
+        raise CheckpointError(f"{path}: not what was saved (its sha256 differs). Read the text again.")
+    return found
+
+
+def _digest(about: dict[str, Any], kept: dict[str, Tensor]) -> str:
+    """The sha256 of all that a file says and holds."""
+    return hashlib.sha256(json.dumps(about).encode() + serialized(kept)).hexdigest()
 
 
 def tail_of(memory: Memory, tokenizer: Tokenizer) -> str:

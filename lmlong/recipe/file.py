@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from lmlong.errors import RecipeError, nearest
+from lmlong.errors import RecipeError, nearest, other_format
 from lmlong.recipe import Recipe
 from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.overrides import BadOverride, Override, parse, place
-from lmlong.recipe.yaml import BrokenYAML, Document, KeyPath, dotted
+from lmlong.recipe.whole import FORMAT
+from lmlong.recipe.yaml import LARGEST, BrokenYAML, Document, KeyPath, dotted
 
 
 def shelf() -> dict[str, Path]:
@@ -43,6 +44,8 @@ def find(name_or_path: str) -> Path:
 def read(file: Path) -> str:
     """The text of a recipe file."""
     try:
+        if file.stat().st_size > LARGEST:
+            raise RecipeError([f"{file}: larger than any recipe. Name another file."])
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise RecipeError([f"{file}: cannot be read: {error.strerror}."]) from None
@@ -58,6 +61,8 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     # Where there is no training section, the message that helps is the one about its missing steps.
     values = {"name": file.stem, "training": {}} | document.values
     values, placed, misplaced = _place_all(values, overrides)
+    if type(version := values.get("format")) is int and version != FORMAT:
+        raise RecipeError([other_format(file, version, FORMAT)])
     wrong: dict[KeyPath, str] = {}
     try:
         recipe = Recipe.model_validate(values)

@@ -12,10 +12,14 @@ from lmlong.recipe.section import Options
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Training
 
+FORMAT: Literal[1] = 1
+
 
 class Recipe(Options):
     """One training run from text to weights."""
 
+    format: Literal[1] = FORMAT
+    """Version of the recipe's format; a recipe without it is of this one."""
     name: str = Field("run", pattern=r"^[\w][\w.-]*$")
     """Name of the run, whose folder is runs/NAME; a recipe file without it takes the file's name."""
     seed: int = Field(0, ge=0, lt=2**32)

@@ -16,6 +16,9 @@ KeyPath = tuple[str | int, ...]
 UNREADABLE = object()
 """Stands for a value that is no plain YAML; the document holds the mistake."""
 
+LARGEST = 1 << 20
+"""Characters and values of a recipe, its aliases written out."""
+
 STANDARD = "tag:yaml.org,2002:"
 WORDS = {STANDARD + name for name in ("str", "timestamp", "value", "merge")}
 CONVERTED = {STANDARD + name for name in ("null", "bool", "int", "float")}
@@ -60,6 +63,7 @@ class Document:
         self._yaml = YAML(typ="safe", pure=True)
         try:
             self._root: Node | None = self._yaml.compose(text)
+            self._check_size()
             self.values: Any = self._value(self._root, ()) if self._root else None
         except MarkedYAMLError as error:
             raise BrokenYAML(error.problem_mark.line + 1, _problem(error)) from None
@@ -77,6 +81,22 @@ class Document:
                 return line, False
             line, node = below[part]
         return line, True
+
+    def _check_size(self) -> None:
+        """Refuse a text whose aliases, written out, are far more than any recipe."""
+        sizes: dict[int, int] = {}
+
+        def size(node: Node) -> int:
+            if id(node) not in sizes:
+                sizes[id(node)] = 0  # an alias within what it stands for is told when values are built
+                parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
+                inner = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+                own = len(node.value) if isinstance(node, ScalarNode) else 0
+                sizes[id(node)] = 1 + own + sum(size(part) for part in inner)
+            return sizes[id(node)]
+
+        if self._root and size(self._root) > LARGEST:
+            raise BrokenYAML(1, f"written out, its aliases are more than {LARGEST:,} characters. Write less of them.")
 
     def _value(self, node: Node, path: KeyPath) -> Any:
         if id(node) not in self._built:

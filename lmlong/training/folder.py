@@ -45,8 +45,8 @@ OWN = {
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other training out of a run folder, which is made if need be, and goes again if it stays empty."""
-    new = not folder.exists()
+    """Keep every other training out of a run folder, which is made if need be, and goes again where it stays empty."""
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         with Lock(folder / LOCK):
             yield
@@ -59,8 +59,9 @@ def locked(folder: Path) -> Iterator[None]:
             raise
         raise UsageError(f"{folder}: cannot be written to ({error.strerror}). Choose another --out.") from None
     finally:
-        if new and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        for place in new:
+            if place.is_dir() and not any(place.iterdir()):
+                place.rmdir()
 
 
 def check_free(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """DeepSpeed's settings, as they follow from a recipe."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 
 from lmlong import recipe
 from lmlong.errors import UsageError
+from lmlong.io.files import parse_json
 
 FROM_THE_RECIPE = {
     "train_batch_size": "training.batch_size",
@@ -46,7 +46,7 @@ def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """The settings in a file, none of which may contradict the recipe."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
         named = {*found, *(f"zero_optimization.{key}" for key in found.get("zero_optimization", {}))}
     except OSError as error:
         raise UsageError(f"training.deepspeed.config: {path}: {error.strerror}.") from error

@@ -46,10 +46,25 @@ def test_each_is_trained_at_every_rate_and_at_its_best_by_every_seed(
     assert linear == 2 * 4 * (2 * 8 * 9 + tail) + position
     assert softmax == 2 * (4 * tail + 32 * (2 * 16 * 4 + 1)) + position
 
-    marker = tmp_path / "out" / "elu-0.01-1" / "metrics.jsonl"
+    (marker,) = (tmp_path / "out").glob("elu-0.01-1-*/metrics.jsonl")
     marker.unlink()
     again, _ = compare("compare", changes, names, [1e-5, 1e-2], 2, tmp_path / "out")
     assert again == standings and not marker.exists()  # what is there is not trained again
+
+
+def test_no_result_is_taken_for_that_of_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever differs: a number of steps, a width, or the very text."""
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    write_copies(tmp_path / "copies.jsonl", documents=60)
+    source = json.dumps([{"kind": "files", "paths": [str(tmp_path / "copies.jsonl")]}])
+    changes = [*TINY, f"text.sources={source}", "text.tokenizer.kind=bytes", "text.sequence_length=32"]
+    found = set()
+    for more in ([], ["training.steps=4"], ["model.width=32"], ["text.sequence_length=16"]):
+        _, (run,) = compare("compare", [*changes, *more], ["elu"], [1e-2], 1, tmp_path / "out")
+        found.add((run.bits_per_byte, run.tokens))
+    write_copies(tmp_path / "copies.jsonl", documents=60, seed=1)
+    _, (run,) = compare("compare", changes, ["elu"], [1e-2], 1, tmp_path / "out")
+    assert len({*found, (run.bits_per_byte, run.tokens)}) == 5
 
 
 def test_a_standing_is_a_mean_and_a_deviation() -> None:

@@ -1,6 +1,5 @@
 """Checkpoints from strangers: damaged ones are found, crafted ones are refused, and nothing in them is ever run."""
 
-import json
 import os
 import random
 import subprocess
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from lmlong.checkpoint import manifest, read, write
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
+from lmlong.io.manifest import LARGEST, make
 from lmlong.recipe import file as recipe_file
 
 from .conftest import RECIPE
@@ -24,7 +24,9 @@ CUTS, FLIPS = 50, 200
 
 def sign(checkpoint: Path) -> None:
     """Rewrite the manifest, as an attacker would."""
-    (checkpoint / manifest.NAME).write_text(manifest.make(checkpoint))
+    says = manifest.read(checkpoint)
+    about = {"step": says.step, "validation": says.validation}
+    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, about))
 
 
 def test_every_cut_and_every_changed_bit_is_found(checkpoint: Path) -> None:
@@ -39,18 +41,10 @@ def test_every_cut_and_every_changed_bit_is_found(checkpoint: Path) -> None:
         cut = whole[:place]
         flipped = cut + bytes([whole[place] ^ bit]) + whole[place + 1 :]
         path.write_bytes(cut if number < CUTS else flipped)
-        try:
+        with pytest.raises(CheckpointError):
             manifest.verify(checkpoint)
-            assert path.name == manifest.NAME and _same_meaning(whole, path.read_bytes()), (path, place, bit)
-        except CheckpointError:
-            pass
         path.write_bytes(whole)
     manifest.verify(checkpoint)
-
-
-def _same_meaning(one: bytes, other: bytes) -> bool:
-    """Whether two manifests list the same files: white space may change without harm."""
-    return json.loads(one) == json.loads(other)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +87,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(checkpoint: Path) -
 
 
 def test_a_manifest_as_large_as_a_book_is_not_read(checkpoint: Path) -> None:
-    (checkpoint / manifest.NAME).write_bytes(b"[" * (manifest.LARGEST + 1))
+    (checkpoint / manifest.NAME).write_bytes(b"[" * (LARGEST + 1))
     with pytest.raises(CheckpointError, match="too large for a manifest"):
         manifest.verify(checkpoint)
 

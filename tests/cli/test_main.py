@@ -143,7 +143,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(command: str) -> None:
 def test_head_ends_a_pipeline_quietly() -> None:
     line = f"'{sys.executable}' -m lmlong recipe options | head -c 50"
     done = subprocess.run(["bash", "-c", line], capture_output=True, encoding="utf-8", timeout=60)
-    assert done.stdout.startswith("name\n    text")
+    assert done.stdout.startswith("format\n    one of")
     assert (len(done.stdout), done.stderr) == (50, "")
 
 

@@ -37,7 +37,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runs" / "tiny"
     checkpoint = folder / "checkpoints" / "step-00000007"
     tokenizer = (tmp_path / "tokenizer.model").read_bytes()
-    write(checkpoint, Contents(weights, {}, recipe_file.dump(recipe), tokenizer))
+    write(checkpoint, Contents(weights, {}, recipe_file.dump(recipe), tokenizer, 7))
     point(checkpoint.parent / "latest", checkpoint)
     return folder
 

@@ -56,7 +56,7 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     tokenizer = ByteTokenizer()
     model = stirred(build(recipe, tokenizer.vocabulary), 0.3)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
-    write(checkpoint, Contents(model.state_dict(), {}, file.dump(recipe), tokenizer.file))
+    write(checkpoint, Contents(model.state_dict(), {}, file.dump(recipe), tokenizer.file, 3))
     point(checkpoint.parent / "latest", checkpoint)
     return tmp_path / "run"
 

@@ -1,6 +1,8 @@
 """A text that was read once is gone on with from a file: the same, to the last bit, and by its own model only."""
 
 import json
+import os
+import random
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from lmlong.checkpoint.write import Contents, write
 from lmlong.cli.generate import generate
 from lmlong.cli.state import state
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.inference import state_file
 from lmlong.inference.loading import Loaded, load
 from lmlong.inference.memory import ask
 from lmlong.inference.state_file import describe
@@ -90,6 +93,49 @@ def test_a_state_of_another_model_is_refused_by_what_differs(run: Path, tmp_path
         load(tmp_path / "tuned", "cpu").load_state(tmp_path / "book.state")
 
 
+def signed(about: dict, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """What a file of these tensors says of itself, as an attacker would have it."""
+    rest = {name: value for name, value in about.items() if name != "sha256"}
+    return {"lmlong": json.dumps({**rest, "sha256": state_file._digest(rest, tensors)})}
+
+
+def test_every_bit_of_a_state_file_counts(run: Path, tmp_path: Path) -> None:
+    """All of its header, and a sample of its data."""
+    loaded, file = load(run, "cpu"), tmp_path / "book.state"
+    loaded.save_state(loaded.read(TEXT), file)
+    good = file.read_bytes()
+    header = 8 + int.from_bytes(good[:8], "little")
+    draw = random.Random(0)
+    places = [*range(8 * header), *(draw.randrange(8 * header, 8 * len(good)) for _ in range(200))]
+    for place in places:
+        byte, bit = divmod(place, 8)
+        file.write_bytes(good[:byte] + bytes([good[byte] ^ 1 << bit]) + good[byte + 1 :])
+        with pytest.raises(CheckpointError):
+            loaded.load_state(file)
+    file.write_bytes(good)
+    loaded.load_state(file)
+
+
+@pytest.mark.parametrize(("version", "words"), [(99, "of a newer lmlong, this one reads"), (1, "of an older lmlong")])
+def test_a_state_file_of_another_version_is_told(run: Path, tmp_path: Path, version: int, words: str) -> None:
+    loaded, file = load(run, "cpu"), tmp_path / "book.state"
+    loaded.save_state(loaded.read(TEXT), file)
+    found = load_file(file)
+    save_file(found, file, signed({**describe(file), "format": version}, found))
+    with pytest.raises(CheckpointError, match=words):
+        loaded.load_state(file)
+
+
+def test_a_state_file_is_for_its_owner_alone(run: Path, tmp_path: Path) -> None:
+    loaded, file = load(run, "cpu"), tmp_path / "book.state"
+    before = os.umask(0)
+    try:
+        loaded.save_state(loaded.read(TEXT), file)
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_damaged_or_foreign_file_is_refused(run: Path, tmp_path: Path) -> None:
     loaded, file = load(run, "cpu"), tmp_path / "book.state"
     loaded.save_state(loaded.read(TEXT), file)
@@ -105,18 +151,15 @@ def test_a_damaged_or_foreign_file_is_refused(run: Path, tmp_path: Path) -> None
         describe(file)
 
     file.write_bytes(good)
-    found, about = load_file(file), {"lmlong": json.dumps(describe(file))}
+    found, about = load_file(file), describe(file)
     for change in (
         {"state.blocks.0.attention.S": torch.zeros(1, 2, 8, 9)},
         {"state.position": torch.zeros(1)},
         {"more": torch.zeros(1)},
     ):
-        save_file({**found, **change}, file, about)
+        save_file({**found, **change}, file, signed(about, {**found, **change}))
         with pytest.raises(CheckpointError, match=f"{next(iter(change))} is not what this model remembers"):
             loaded.load_state(file)
-    save_file(found, file, {"lmlong": json.dumps({**describe(file), "format": 99})})
-    with pytest.raises(CheckpointError, match="format 99"):
-        loaded.load_state(file)
 
 
 def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> N
     every_section = Recipe(training=Training(steps=1), model=Model(downsample=Downsample()))
     resolved = leaves(Document(dump(every_section)).values)
     assert {option.key for option in options if ".N." not in option.key} == resolved
-    assert [option.key for option in options[:4]] == ["name", "seed", "device", "devices"]
+    assert [option.key for option in options[:4]] == ["format", "name", "seed", "device"]
     assert [option.key for option in options if not option.meaning] == []
     assert not [option.key for option in options if "\n" in option.meaning]
 

@@ -1,7 +1,12 @@
 """YAML as plain values: what each spelling means, where it stands, and what is refused."""
 
+import time
+from pathlib import Path
+
 import pytest
 
+from lmlong.errors import RecipeError
+from lmlong.recipe.file import load
 from lmlong.recipe.yaml import UNREADABLE, BrokenYAML, Document, at, dotted
 
 
@@ -109,7 +114,23 @@ def test_a_section_merged_into_itself_is_harmless() -> None:
 @pytest.mark.parametrize("double", ["[*{0}, *{0}]", "{{<<: [*{0}, *{0}], {0}: *{0}}}"])
 def test_a_small_file_cannot_unfold_into_a_huge_one(double: str) -> None:
     lines = ["x0: &x0 {a: 1}"] + [f"x{n}: &x{n} {double.format(f'x{n - 1}')}" for n in range(1, 60)]
-    assert set(Document("\n".join(lines)).values) == {f"x{n}" for n in range(60)}
+    with pytest.raises(BrokenYAML, match="written out, its aliases are more than"):
+        Document("\n".join(lines))
+    assert len(Document("\n".join(lines[:8])).values) == 8
+
+
+def test_a_small_recipe_of_many_aliases_is_refused_at_once(tmp_path: Path) -> None:
+    """Without a bound it takes seconds and gigabytes to check and to write out."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 7)]
+    bomb = tmp_path / "bomb.yaml"
+    bomb.write_text("\n".join([*lines, "text: {sources: *a6}"]))
+    begun = time.process_time()
+    with pytest.raises(RecipeError, match=r"bomb\.yaml:1: broken YAML: written out, its aliases"):
+        load(str(bomb))
+    with pytest.raises(RecipeError, match="written out"):
+        load("quickstart", [f"text={{{', '.join(lines)}}}"])
+    assert time.process_time() - begun < 2, "a bound on work, far from both"
 
 
 def test_paths_are_written_with_dots() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.checkpoint import manifest, read
+from lmlong.checkpoint import read
+from lmlong.io.files import sha256
 
 from .conftest import lmlong, metrics
 
@@ -34,7 +35,7 @@ def train(recipe: Path, run: Path, precision: str, kill_after: float | None = No
 def outcome(run: Path) -> tuple[list, str]:
     """The losses of all steps, and the weights' hash."""
     lines = [(line["step"], line["loss"]) for line in metrics(run) if "loss" in line]
-    return lines, manifest.sha256(read.find(run) / "model.safetensors")
+    return lines, sha256(read.find(run) / "model.safetensors")
 
 
 @pytest.mark.parametrize("precision", ["32", "bf16"])

@@ -1,0 +1,140 @@
+"""Folders of the cache: made once, made again where they are damaged, and swept where their maker died."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmlong.errors import UsageError
+from lmlong.io import cache, files
+from lmlong.io.cache import fetch
+from lmlong.io.manifest import Format
+
+FORMAT = Format("thing", 1)
+
+
+@pytest.fixture
+def make() -> Callable[[Path], None]:
+    """Fills a folder, and counts how often it was asked to."""
+
+    def made(folder: Path) -> None:
+        made.times += 1  # type: ignore[attr-defined]
+        (folder / "data").write_bytes(b"0123456789" * 100)
+
+    made.times = 0  # type: ignore[attr-defined]
+    return made
+
+
+def test_a_folder_is_made_once(tmp_path: Path, make: Callable) -> None:
+    for _ in range(3):
+        assert (fetch(tmp_path / "a" / "key", FORMAT, make) / "data").stat().st_size == 1000
+    assert make.times == 1  # type: ignore[attr-defined]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["key"], "no lock and nothing unfinished stays"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[500] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: flip(folder / "data"),
+        lambda folder: (folder / "data").write_bytes(b""),
+        lambda folder: (folder / "data").unlink(),
+        lambda folder: (folder / "manifest.json").unlink(),
+        lambda folder: (folder / "manifest.json").write_text("{"),
+        lambda folder: [path.unlink() for path in folder.iterdir()],
+    ],
+)
+def test_a_damaged_folder_is_made_again(
+    tmp_path: Path, make: Callable, damage: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fetch(tmp_path / "key", FORMAT, make)
+    reader = (folder / "data").open("rb")
+    damage(folder)
+    assert (fetch(folder, FORMAT, make) / "data").read_bytes() == b"0123456789" * 100
+    assert "It is made again." in capsys.readouterr().err
+    assert len(reader.read()) in (0, 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_modes_follow_the_umask(tmp_path: Path) -> None:
+    def strict(folder: Path) -> None:
+        (folder / "data").write_text("")
+        (folder / "data").chmod(0o600)
+
+    before = os.umask(0o027)
+    try:
+        folder = fetch(tmp_path / "key", FORMAT, strict)
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o640"}
+    assert folder.stat().st_mode & 0o777 == 0o750
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from lmlong.io.cache import fetch
+from lmlong.io.manifest import Format
+fetch(Path(sys.argv[1]), Format("thing", 1), lambda folder: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_what_the_dead_left_is_swept_and_what_the_living_make_is_not(tmp_path: Path, make: Callable) -> None:
+    for key in ("mine", "other"):  # the second sweeps what the first left
+        assert subprocess.run([sys.executable, "-c", DYING, tmp_path / key]).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob("unfinished-other-*"))) == len(list(tmp_path.glob("unfinished-*"))) == 1
+
+    def inner(folder: Path) -> None:
+        fetch(tmp_path / "third", FORMAT, make)  # which sweeps, and must not take what is being made around it
+        make(folder)
+
+    fetch(tmp_path / "mine", FORMAT, inner)
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["mine", "third"]
+
+
+def test_a_large_file_is_hashed_once_until_it_is_touched(
+    tmp_path: Path, make: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cache, "REMEMBERED", 1000)
+    hashed = []
+    real = files.sha256
+    monkeypatch.setattr(files, "sha256", lambda path: hashed.append(path.name) or real(path))
+    folder = fetch(tmp_path / "key", FORMAT, make)
+    for _ in range(3):
+        fetch(folder, FORMAT, make)
+    assert hashed == ["data"]
+    times = (folder / "data").stat()
+    flip(folder / "data")
+    os.utime(folder / "data", ns=(times.st_atime_ns, times.st_mtime_ns))  # which leaves its other time as it is
+    fetch(folder, FORMAT, make)
+    assert make.times == 2  # type: ignore[attr-defined]
+
+
+def test_a_memory_of_digests_that_was_cut_short_is_not_believed(
+    tmp_path: Path, make: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cache, "REMEMBERED", 1000)
+    folder = fetch(tmp_path / "key", FORMAT, make)
+    fetch(folder, FORMAT, make)
+    for path in (tmp_path / "home/.cache/lmlong/digests").iterdir():
+        path.write_text("12")
+    fetch(folder, FORMAT, make)
+    assert make.times == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere; two users are tried in test_users.py")
+def test_a_folder_of_another_user_is_told_with_a_remedy(tmp_path: Path, make: Callable) -> None:
+    tmp_path.chmod(0o555)
+    with pytest.raises(UsageError, match=r"Permission denied\. Set LMLONG_CACHE to a folder of your own"):
+        fetch(tmp_path / "key", FORMAT, make)

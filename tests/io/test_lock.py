@@ -1,0 +1,74 @@
+"""A lock keeps others out as long as its process lives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmlong.io.lock import Held, Lock
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from lmlong.io.lock import Lock
+with Lock(Path(sys.argv[1]), wait=True):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def holder(path: Path) -> subprocess.Popen:
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    return child
+
+
+def line(child: subprocess.Popen) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline()
+
+
+def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lock"
+    child = holder(path)
+    assert line(child) == "held\n"
+    with pytest.raises(Held, match=f"process {child.pid} on {os.uname().nodename}"), Lock(path):
+        pass
+    child.kill()
+    child.communicate()
+    assert path.exists(), "a killed process leaves the file, which locks nobody out"
+    with Lock(path):
+        assert str(os.getpid()) in path.read_text()
+    assert not path.exists()
+
+
+def test_those_who_wait_take_turns(tmp_path: Path) -> None:
+    """Each holder removes the file when it is done, so those who wait for it must not hold a file that is gone."""
+    path = tmp_path / "lock"
+    children = [holder(path) for _ in range(4)]
+    for _ in range(4):
+        (first,) = [child for child in children if child.poll() is None and _is_holder(child, path)][:1]
+        with pytest.raises(Held), Lock(path):
+            pass
+        first.communicate("\n")
+    assert not path.exists()
+
+
+def _is_holder(child: subprocess.Popen, path: Path) -> bool:
+    while True:
+        try:
+            with Lock(path):
+                pass
+        except Held as held:
+            if held.holder.pid is not None:
+                return held.holder.pid == child.pid
+
+
+def test_a_lock_is_let_go_of_by_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), Lock(tmp_path / "lock"):
+        raise RuntimeError
+    with Lock(tmp_path / "lock"):
+        pass

@@ -1,0 +1,59 @@
+"""Code is loaded only from where nobody but its user can have put it."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from lmlong.io.trust import is_private, make_private
+
+
+def test_a_folder_of_ones_own_is_private(tmp_path: Path) -> None:
+    assert make_private(tmp_path / "a" / "b")
+    assert is_private(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o1777])
+def test_a_folder_that_others_can_write_to_is_not(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert not is_private(folder)
+    inner = folder / "inner"
+    inner.mkdir(mode=0o755)
+    assert is_private(inner) == bool(mode & stat.S_ISVTX), "in a sticky folder what is one's own stays"
+
+
+def test_a_file_that_others_can_write_to_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "code.so"
+    file.write_text("")
+    assert is_private(file)
+    file.chmod(0o666)
+    assert not is_private(file)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_another_user_owns_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "his"
+    folder.mkdir(mode=0o755)
+    os.chown(folder, 12345, 12345)
+    assert not is_private(folder)
+    inner = folder / "inner"
+    inner.mkdir()
+    assert not is_private(inner), "its owner can exchange it"
+    os.chown(folder, 0, 0)
+    assert is_private(inner)
+
+
+def test_a_link_is_followed_to_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "shared")
+    assert not is_private(tmp_path / "link")
+    assert not is_private(tmp_path / "missing")
+
+
+def test_a_place_that_cannot_be_made_is_not_private(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert not make_private(tmp_path / "file" / "below")
