@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does at its own time
 
+BEGUN = time.time()
+
 SLOWEST = ("test_deepspeed.py", "test_readme.py", "test_two_processes.py", "test_plan.py", "test_kill.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no worker is left alone with one of them at the end."""
     items.sort(key=lambda item: item.path.name not in SLOWEST)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Note how long a whole run took, and of how many tests, for tools/baseline."""
+    config = session.config
+    whole = config.args == [str(config.rootpath / "tests")] or config.args == config.getini("testpaths")
+    if hasattr(config, "workerinput") or not whole or config.option.keyword or session.testsfailed:
+        return
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    passed = len(reporter.stats.get("passed", [])) if reporter else 0
+    config.cache.set("lmlong/suite", {"seconds": round(time.time() - BEGUN, 1), "tests": passed})

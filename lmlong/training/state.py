@@ -15,6 +15,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
+from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import read_training
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.training.optimizer import by_decay
@@ -35,6 +36,8 @@ def read_state(checkpoint: Path, model: nn.Module, text: str) -> dict[str, Any]:
     state = read_training(checkpoint)
     if wrong := _first_mistake(state, [weight.shape for group in by_decay(model) for weight in group]):
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
+    if state["step"] != manifest.read(checkpoint).step:
+        raise CheckpointError(f"{checkpoint}: its manifest tells of another step. Use another checkpoint.")
     if state["text"] != text:
         raise UsageError("--resume: the text has changed since the run began. Put it back, or begin another run.")
     return state
@@ -155,7 +158,7 @@ def _like(value: Any, known: Any) -> bool:
 
 
 PARTS: dict[str, Callable[[Any, Shapes], bool]] = {
-    "step": _is_count,
+    "step": lambda value, _: _is_count(value) and value > 0,
     "optimizer": _are_means,
     "scaler": _is_scaler,
     "skipped": _is_count,

@@ -1,0 +1,88 @@
+"""Two users of one machine share a cache and a run folder; each is told what belongs to the other."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or which("setpriv") is None, reason="only root, by setpriv, can act as two users"
+)
+
+ONE, TWO = 4001, 4002
+
+RECIPE = """
+text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 64}}
+model: {{width: 16, layers: 1, heads: 2}}
+training: {{steps: 2, batch_size: 2, precision: "32"}}
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that all may read, with a book, a recipe, and a cache that all may write to, as /tmp is."""
+    folder = Path(f"/tmp/lmlong-users-{os.getpid()}")
+    folder.mkdir()
+    (folder / "book.txt").write_text("words and more words " * 500)
+    (folder / "recipe.yaml").write_text(RECIPE.format(book=folder / "book.txt"))
+    for name, mode in (("cache", 0o1777), ("runs", 0o1777), ("one", 0o700), ("two", 0o700)):
+        (folder / name).mkdir()
+        (folder / name).chmod(mode)
+    os.chown(folder / "one", ONE, ONE)
+    os.chown(folder / "two", TWO, TWO)
+    yield folder
+    subprocess.run(["rm", "-r", str(folder)], check=True)
+
+
+def lmlong(place: Path, user: int, *words: object, umask: int = 0o022) -> subprocess.CompletedProcess:
+    """The command line as a user, in whose home nothing else is."""
+    home = place / {ONE: "one", TWO: "two"}[user]
+    environment = {**os.environ, "HOME": str(home), "LMLONG_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
+    # Python itself may lie where another user cannot look: reading stays allowed, writing is what a user may write
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    become += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    return subprocess.run(
+        [*become, sys.executable, "-m", "lmlong", *map(str, words)],
+        umask=umask, cwd=home, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_colleague_reads_what_one_has_trained(place: Path) -> None:
+    run = place / "runs" / "shared"
+    done = lmlong(place, ONE, "train", place / "recipe.yaml", "--out", run)
+    assert done.returncode == 0, done.stderr
+    for words in (("generate", run, "--max-tokens", 3), ("info", run), ("eval", run, "--lengths", "16", "--min-documents", 1)):
+        done = lmlong(place, TWO, *words)
+        assert done.returncode == 0, done.stderr
+    # the colleague's code is compiled for the colleague
+    assert (place / "two" / ".cache" / "lmlong" / "native").is_dir()
+    assert "others can write there" not in lmlong(place, ONE, "generate", run, "--max-tokens", 3).stderr
+
+
+def test_a_colleague_cannot_train_into_it_and_is_told_so(place: Path) -> None:
+    run = place / "runs" / "shared"
+    assert lmlong(place, ONE, "train", place / "recipe.yaml", "--out", run).returncode == 0
+    for how in (("--resume", "auto", "training.steps=4"), ("--overwrite",), ()):
+        done = lmlong(place, TWO, "train", place / "recipe.yaml", "--out", run, *how)
+        assert done.returncode == 2 and "Traceback" not in done.stderr and "--out" in done.stderr, done.stderr
+    # the same text from the cache that is there, into a run of one's own
+    done = lmlong(place, TWO, "train", place / "recipe.yaml", "--out", place / "runs" / "mine")
+    assert done.returncode == 0, done.stderr
+
+
+def test_text_that_is_new_needs_a_cache_that_can_be_written_to(place: Path) -> None:
+    assert lmlong(place, ONE, "train", place / "recipe.yaml", "--out", place / "runs" / "a").returncode == 0
+    (place / "book.txt").write_text("other words " * 900)
+    done = lmlong(place, TWO, "train", place / "recipe.yaml", "--out", place / "runs" / "b")
+    assert done.returncode == 2 and "Set LMLONG_CACHE to a folder of your own" in done.stderr, done.stderr
+
+
+def test_with_a_umask_for_a_group_both_write(place: Path) -> None:
+    assert lmlong(place, ONE, "train", place / "recipe.yaml", "--out", place / "runs" / "a", umask=0).returncode == 0
+    (place / "book.txt").write_text("other words " * 900)
+    done = lmlong(place, TWO, "train", place / "recipe.yaml", "--out", place / "runs" / "b", umask=0)
+    assert done.returncode == 0, done.stderr

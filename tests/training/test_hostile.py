@@ -1,0 +1,161 @@
+"""Checkpoints that are signed but malformed: each is refused by name when a run would go on from it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lmlong.checkpoint import manifest, read
+from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
+from lmlong.errors import CheckpointError
+from lmlong.inference.loading import load
+from lmlong.io.manifest import make
+from lmlong.recipe import Recipe
+from lmlong.training.run import train
+
+Recipes = Callable[..., Recipe]
+
+
+@pytest.fixture
+def checkpoint(recipe_of: Recipes, tmp_path: Path) -> Path:
+    train(recipe_of("training.steps=2"), tmp_path / "run")
+    return read.find(tmp_path / "run")
+
+
+def sign(checkpoint: Path) -> None:
+    about = {"step": 2, "validation": None}
+    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, about))
+
+
+def refused(checkpoint: Path, recipe_of: Recipes, loads: bool = False) -> None:
+    """Neither gone on from, nor loaded where that reads what is wrong; and no run is begun."""
+    sign(checkpoint)
+    before = sorted(checkpoint.parents[1].rglob("*"))
+    with pytest.raises(CheckpointError):
+        train(recipe_of(), checkpoint.parents[2] / "new", resume=str(checkpoint))
+    assert not (checkpoint.parents[2] / "new").exists() and sorted(checkpoint.parents[1].rglob("*")) == before
+    if not loads:
+        with pytest.raises(CheckpointError):
+            load(checkpoint, "cpu")
+
+
+def poked(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    return tensor.flatten().index_fill(0, torch.tensor([0]), value).view(tensor.shape)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.bool(),
+        lambda w: w.to(torch.complex64),
+        lambda w: w.to(torch.int32),
+        lambda w: poked(w, NAN),
+        lambda w: poked(w, -INF),
+        lambda w: w[:-1].contiguous(),
+        lambda w: w[None].contiguous(),
+        lambda w: w.flatten(),
+        lambda w: torch.zeros(0),
+    ],
+)
+@pytest.mark.parametrize("name", ["embedding.weight", "blocks.0.mlp.norm.weight"])
+def test_weights(checkpoint: Path, recipe_of: Recipes, change: Callable, name: str) -> None:
+    weights = read.read_weights(checkpoint)
+    save_file({**weights, name: change(weights[name])}, checkpoint / WEIGHTS)
+    refused(checkpoint, recipe_of)
+
+
+@pytest.mark.parametrize("missing", [WEIGHTS, TRAINING, RECIPE, TOKENIZER, None])
+def test_files_that_the_manifest_does_not_list(checkpoint: Path, recipe_of: Recipes, missing: str | None) -> None:
+    for name in manifest.FILES if missing is None else (missing,):
+        (checkpoint / name).unlink()
+    refused(checkpoint, recipe_of, loads=missing == TRAINING)
+
+
+@pytest.mark.parametrize("text", [b"", b"\x00" * 50, b"lmlong", b"[[[", b"a: &a [*a]", b"training: {steps: 1, no: 2}"])
+@pytest.mark.parametrize("name", [RECIPE, TOKENIZER])
+def test_recipes_and_tokenizers(checkpoint: Path, recipe_of: Recipes, name: str, text: bytes) -> None:
+    (checkpoint / name).write_bytes(text)
+    refused(checkpoint, recipe_of)
+
+
+def first_weight(state: dict[str, Any]) -> dict[str, Any]:
+    return state["optimizer"][0]
+
+
+STATES: dict[str, Callable[[dict], Any]] = {
+    "no dictionary": lambda s: [s],
+    "nothing": lambda s: None,
+    "empty": lambda s: {},
+    **{f"without {part}": lambda s, part=part: {k: v for k, v in s.items() if k != part}
+       for part in ("step", "optimizer", "scaler", "skipped", "carried", "recent", "text", "random")},
+    **{f"{part} a list of text": lambda s, part=part: {**s, part: ["x"]}
+       for part in ("step", "optimizer", "scaler", "skipped", "carried", "recent", "text", "random")},
+    "step negative": lambda s: {**s, "step": -3},
+    "step true": lambda s: {**s, "step": True},
+    "step a fraction": lambda s: {**s, "step": 2.5},
+    "a weight missing": lambda s: {**s, "optimizer": {n: m for n, m in s["optimizer"].items() if n}},
+    "a weight too many": lambda s: {**s, "optimizer": {**s["optimizer"], 999: first_weight(s)}},
+    "names for numbers": lambda s: {**s, "optimizer": {str(n): m for n, m in s["optimizer"].items()}},
+    **{f"mean {kind}": lambda s, change=change: {**s, "optimizer": {**s["optimizer"], 0: change(first_weight(s))}}
+       for kind, change in {
+           "missing": lambda m: {"step": m["step"], "exp_avg": m["exp_avg"]},
+           "too many": lambda m: {**m, "max_exp_avg_sq": m["exp_avg"]},
+           "of another shape": lambda m: {**m, "exp_avg": m["exp_avg"][:1]},
+           "NaN": lambda m: {**m, "exp_avg": poked(m["exp_avg"], NAN)},
+           "negative": lambda m: {**m, "exp_avg_sq": poked(m["exp_avg_sq"], -1.0)},
+           "bool": lambda m: {**m, "exp_avg": m["exp_avg"].bool()},
+           "complex": lambda m: {**m, "exp_avg": m["exp_avg"].to(torch.complex64)},
+           "no tensor": lambda m: {**m, "exp_avg": 3.0},
+           "with steps for each": lambda m: {**m, "step": torch.ones(3)},
+           "no dictionary": lambda m: None,
+       }.items()},
+    "skipped negative": lambda s: {**s, "skipped": -1},
+    "losses not finite": lambda s: {**s, "recent": [NAN]},
+    "carried NaN": lambda s: {**s, "carried": [torch.tensor(NAN)]},
+    "random of another kind": lambda s: {**s, "random": {**s["random"], "torch": torch.zeros(3)}},
+    "random without numpy": lambda s: {**s, "random": {k: v for k, v in s["random"].items() if k != "numpy"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_training_states(checkpoint: Path, recipe_of: Recipes, name: str) -> None:
+    state = read.read_training(checkpoint)
+    torch.save(STATES[name](state), checkpoint / TRAINING)
+    refused(checkpoint, recipe_of, loads=True)
+
+
+def test_random_states_out_of_range(checkpoint: Path, recipe_of: Recipes) -> None:
+    """Of the right form, which only their generator can tell."""
+    state = read.read_training(checkpoint)
+    state["random"]["python"][-1] = -5
+    torch.save(state, checkpoint / TRAINING)
+    sign(checkpoint)
+    with pytest.raises(CheckpointError, match="random states"):
+        train(recipe_of(), checkpoint.parents[2] / "new", resume=str(checkpoint))
+
+
+def test_a_step_that_is_not_that_of_the_manifest(checkpoint: Path, recipe_of: Recipes) -> None:
+    torch.save({**read.read_training(checkpoint), "step": 7}, checkpoint / TRAINING)
+    refused(checkpoint, recipe_of, loads=True)
+
+
+def test_carried_states_of_another_model(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.steps=2", "training.carry_state=true"), tmp_path / "run")
+    checkpoint = read.find(tmp_path / "run")
+    state = read.read_training(checkpoint)
+    for number, carried in enumerate((state["carried"][:-1], [tensor[..., None] for tensor in state["carried"]])):
+        torch.save({**state, "carried": carried}, checkpoint / TRAINING)
+        sign(checkpoint)
+        with pytest.raises(CheckpointError, match="carried"):
+            train(recipe_of("training.carry_state=true"), tmp_path / f"new-{number}", resume=str(checkpoint))
+
+
+def test_what_is_sound_is_gone_on_from(checkpoint: Path, recipe_of: Recipes) -> None:
+    sign(checkpoint)
+    assert train(recipe_of("training.steps=4"), checkpoint.parents[2] / "new", resume=str(checkpoint)).step == 4
