@@ -1,6 +1,5 @@
 """Every attention trained alike: same text, same tokens, same grid of learning rates, several seeds."""
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from lmlong.model.language_model import parameters
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.text.tokens import prepare
+from lmlong.training.journal import read_entries
 from lmlong.training.run import train
 
 CONTESTANTS = {
@@ -94,7 +94,7 @@ def trained(recipe: str, overrides: Sequence[str], name: str, rate: float, seed:
 
 def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int]:
     """What a finished run says of itself; its speed is the median of its log, which no pause distorts."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_entries(folder / "metrics.jsonl")
     bits = next(line["validation"]["bits_per_byte"] for line in reversed(lines) if "validation" in line)
     speed = statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
     training, length = recipe.training, recipe.text.sequence_length

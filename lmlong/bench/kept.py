@@ -10,7 +10,7 @@ import torch
 from lmlong import __version__
 from lmlong.bench.cost import machine
 from lmlong.io.cache import key_of
-from lmlong.io.files import flush, parse_json
+from lmlong.io.files import flush, read_signed, signed
 from lmlong.model.device import pick_device
 
 
@@ -34,17 +34,17 @@ class Kept:
         """The result in plain values: as it is kept, or made now."""
         if (known := self._read()) is not None:
             return known["result"]
-        text = json.dumps({"settings": self.settings, "result": make()})
+        text = signed({"settings": self.settings, "result": make()})
         self.file.parent.mkdir(parents=True, exist_ok=True)
         staged = self.file.with_name(f".{self.file.name}.partial")
-        staged.write_text(text + "\n", encoding="utf-8")
+        staged.write_text(text, encoding="utf-8")
         flush(staged)
         staged.replace(self.file)
         return json.loads(text)["result"]
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            known = parse_json(self.file.read_bytes())
+            known = read_signed(self.file.read_bytes())
         except (OSError, ValueError):
             return None
-        return known if isinstance(known, dict) and known.get("settings") == self.settings else None
+        return known if known.get("settings") == self.settings else None

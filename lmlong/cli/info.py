@@ -84,12 +84,11 @@ def _tokens_as_one(recipe: "Recipe") -> list[int]:
 
 def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | None:
     """The newest validation at or before a checkpoint, from the metrics of its run."""
-    metrics = checkpoint.parents[1] / "metrics.jsonl"
-    if step is None or not metrics.is_file():
-        return None
-    whole = [line for line in metrics.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    entries = [entry for entry in map(json.loads, whole) if "validation" in entry and entry["step"] <= step]
-    return {"step": entries[-1]["step"], **entries[-1]["validation"]} if entries else None
+    from lmlong.training.journal import read_entries
+
+    entries = read_entries(checkpoint.parents[1] / "metrics.jsonl")
+    known = [entry for entry in entries if isinstance(entry.get("validation"), dict) and entry["step"] <= (step or 0)]
+    return {"step": known[-1]["step"], **known[-1]["validation"]} if known else None
 
 
 def _version(package: str) -> str | None:

@@ -16,6 +16,7 @@ from lmlong.errors import UsageError
 from lmlong.io import files, manifest
 from lmlong.io.lock import Held, Lock
 from lmlong.io.manifest import Damaged, Format
+from lmlong.io.trust import is_private
 
 UNFINISHED = "unfinished-"
 """What the name of a folder begins with that is being made."""
@@ -45,13 +46,13 @@ def key_of(*content: Any) -> str:
 def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: bool = False) -> Path:
     """A folder of the cache, filled by `make` unless it is there already and whole.
 
-    Several processes that want the same one wait for the first. With `private` nobody else may write to it, whatever
-    the umask says.
+    Several processes that want the same one wait for the first. With `private` nobody else may be able to write to it,
+    whatever the umask says.
     """
     try:
-        if not _whole(folder, form):
+        if not _whole(folder, form, private):
             with Lock(_lock_of(folder), wait=True) as lock:
-                if not _whole(folder, form, silent=True):
+                if not _whole(folder, form, private, silent=True):
                     _sweep(folder.parent, folder.name, lock)
                     _replace(folder, form, make, private)
     except OSError as error:
@@ -64,12 +65,14 @@ def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: boo
     return folder
 
 
-def _whole(folder: Path, form: Format, silent: bool = False) -> bool:
-    """Whether a folder is there with all that belongs to it."""
+def _whole(folder: Path, form: Format, private: bool, silent: bool = False) -> bool:
+    """Whether a folder is there with all that belongs to it and, where it must be `private`, nobody else's."""
     if not folder.is_dir():
         return False
     try:
-        manifest.verify(folder, form, digest=_digest)
+        manifest.verify(folder, form, check=_has_digest)
+        if private and not all(is_private(path) for path in (folder, *folder.iterdir())):
+            raise Damaged(f"{folder}: others can write to it.")
         return True
     except Damaged as damaged:
         if not silent:
@@ -118,24 +121,20 @@ def _lock_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
-def _digest(path: Path) -> str:
-    """The sha256 of a file: of a large one as it was found before on this machine, if it has not been touched since."""
+def _has_digest(path: Path, digest: str) -> bool:
+    """Whether a file has a sha256: a large one that had it before on this machine has it until it is touched."""
     found = path.stat()
     if found.st_size < REMEMBERED:
-        return files.sha256(path)
+        return files.sha256(path) == digest
     identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    known = home_cache() / "digests" / key_of(socket.gethostname(), str(path.resolve()), *identity)
-    try:
-        if len(digest := known.read_text(encoding="ascii")) == 64:
-            return digest
-    except (OSError, ValueError):
-        pass
-    digest = files.sha256(path)
+    known = home_cache() / "digests" / key_of(socket.gethostname(), str(path.resolve()), *identity, digest)
+    if known.exists():
+        return True
+    if files.sha256(path) != digest:
+        return False
     try:
         known.parent.mkdir(parents=True, exist_ok=True)
-        staged = known.with_name(f"{known.name}.{os.getpid()}")
-        staged.write_text(digest, encoding="ascii")
-        staged.replace(known)
+        known.touch()
     except OSError:
         pass  # without a home to write to it is hashed each time
-    return digest
+    return True

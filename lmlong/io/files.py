@@ -25,6 +25,24 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def signed(content: dict[str, Any]) -> str:
+    """Plain values as a JSON text, whose last entry is the sha256 of what is there without it."""
+    digest = hashlib.sha256(json.dumps(content, indent=2).encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}, indent=2) + "\n"
+
+
+def read_signed(text: bytes) -> dict[str, Any]:
+    """What `signed` made a text of; a ValueError if a single bit of the text is another."""
+    try:
+        content = dict(parse_json(text))
+        del content["sha256"]
+        if signed(content).encode() == text:
+            return content
+    except (TypeError, KeyError, RecursionError):
+        pass
+    raise ValueError("damaged")
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text; a ValueError for all that is none, and for what is nested too deeply to be read."""
     try:

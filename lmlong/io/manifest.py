@@ -3,14 +3,12 @@
 It ends with a sha256 of itself, so that no bit of the folder can change unseen. A folder without one is not whole.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmlong.errors import other_format
-from lmlong.io.files import flush, parse_json, sha256
+from lmlong.io.files import flush, parse_json, read_signed, sha256, signed
 
 NAME = "manifest.json"
 LARGEST = 1 << 20
@@ -55,11 +53,15 @@ def make(folder: Path, form: Format, about: dict[str, Any]) -> str:
         for path in sorted(folder.iterdir())
         if path.name != NAME
     }
-    return _signed({"lmlong": form.kind, "format": form.version, **about, "files": files})
+    return signed({"lmlong": form.kind, "format": form.version, **about, "files": files})
+
+
+def has_digest(path: Path, digest: str) -> bool:
+    return sha256(path) == digest
 
 
 def verify(
-    folder: Path, form: Format, names: Iterable[str] | None = None, digest: Callable[[Path], str] = sha256
+    folder: Path, form: Format, names: Iterable[str] | None = None, check: Callable[[Path, str], bool] = has_digest
 ) -> Manifest:
     """The manifest of a folder, if these of its files (by default all) are what it says."""
     manifest = read(folder, form)
@@ -69,7 +71,7 @@ def verify(
         path, wanted = folder / name, manifest.files[name]
         if not path.is_file() or path.is_symlink():
             raise Damaged(f"{path}: missing, though {NAME} lists it.")
-        if path.stat().st_size != wanted["bytes"] or digest(path) != wanted["sha256"]:
+        if path.stat().st_size != wanted["bytes"] or not check(path, wanted["sha256"]):
             raise Damaged(f"{path}: not what was saved (its sha256 differs from {NAME}).")
     return manifest
 
@@ -83,25 +85,18 @@ def read(folder: Path, form: Format) -> Manifest:
         raise Damaged(f"{path}: too large for a manifest.")
     text = path.read_bytes()
     try:
-        content = dict(parse_json(text))
-        version = content["format"]
+        version = parse_json(text)["format"]
         if type(version) is int and version != form.version:
             raise Damaged(other_format(path, version, form.version))
-        del content["sha256"]
-        if _signed(content).encode() != text or content.pop("lmlong") != form.kind or content.pop("format") != version:
+        content = read_signed(text)
+        if (content.pop("lmlong"), content.pop("format")) != form:
             raise ValueError
         files = content.pop("files")
         if not all(_is_file_entry(name, entry) for name, entry in files.items()):
             raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise Damaged(f"{path}: damaged.") from None
     return Manifest(files, content)
-
-
-def _signed(content: dict[str, Any]) -> str:
-    """The text of a manifest, whose last line is the sha256 of what is there without it."""
-    digest = hashlib.sha256(json.dumps(content, indent=2).encode()).hexdigest()
-    return json.dumps({**content, "sha256": digest}, indent=2) + "\n"
 
 
 def _is_file_entry(name: Any, entry: Any) -> bool:

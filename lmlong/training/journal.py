@@ -34,22 +34,26 @@ class Journal:
         """Drop what lies after a step, and lines that are none: an unfinished one, or what else got into the file."""
         if self.silent or not self.path.exists():
             return
-        found = self.path.read_bytes().splitlines(keepends=True)
-        steps = [_step_of(line) for line in found]
-        strange = sum(step is None for line, step in zip(found, steps, strict=True) if line.endswith(b"\n"))
-        if strange:
+        whole = [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        entries = [_entry(line) for line in whole]
+        if strange := entries.count(None):
             print(f"{self.path}: {strange} lines that no run wrote were left out", file=sys.stderr)
-        kept = [line for line, at in zip(found, steps, strict=True) if at is not None and at <= step]
+        kept = [line for line, entry in zip(whole, entries, strict=True) if entry and entry["step"] <= step]
         new = self.path.with_name(self.path.name + ".partial")
         new.write_bytes(b"".join(kept))
         new.replace(self.path)
 
 
-def _step_of(line: bytes) -> int | None:
-    """The step that a whole line is about; None for anything else."""
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """What a journal tells, without lines that are unfinished or none; empty where there is no journal."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    return [entry for line in lines if line.endswith(b"\n") and (entry := _entry(line))]
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """What a line tells of a step; None for anything else."""
     try:
-        entry = parse_json(line) if line.endswith(b"\n") else None
+        entry = parse_json(line)
     except ValueError:
         return None
-    step = entry.get("step") if isinstance(entry, dict) else None
-    return step if type(step) is int else None
+    return entry if isinstance(entry, dict) and type(entry.get("step")) is int else None

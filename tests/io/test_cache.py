@@ -120,19 +120,6 @@ def test_a_large_file_is_hashed_once_until_it_is_touched(
     assert make.times == 2  # type: ignore[attr-defined]
 
 
-def test_a_memory_of_digests_that_was_cut_short_is_not_believed(
-    tmp_path: Path, make: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(cache, "REMEMBERED", 1000)
-    folder = fetch(tmp_path / "key", FORMAT, make)
-    fetch(folder, FORMAT, make)
-    for path in (tmp_path / "home/.cache/lmlong/digests").iterdir():
-        path.write_text("12")
-    fetch(folder, FORMAT, make)
-    assert make.times == 1  # type: ignore[attr-defined]
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere; two users are tried in test_users.py")
 def test_a_folder_of_another_user_is_told_with_a_remedy(tmp_path: Path, make: Callable) -> None:
     tmp_path.chmod(0o555)

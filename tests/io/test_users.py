@@ -55,7 +55,11 @@ def test_a_colleague_reads_what_one_has_trained(place: Path) -> None:
     run = place / "runs" / "shared"
     done = lmlong(place, ONE, "train", place / "recipe.yaml", "--out", run)
     assert done.returncode == 0, done.stderr
-    for words in (("generate", run, "--max-tokens", 3), ("info", run), ("eval", run, "--lengths", "16", "--min-documents", 1)):
+    for words in (
+        ("generate", run, "--max-tokens", 3),
+        ("info", run),
+        ("eval", run, "--lengths", "16", "--min-documents", 1),
+    ):
         done = lmlong(place, TWO, *words)
         assert done.returncode == 0, done.stderr
     # the colleague's code is compiled for the colleague

@@ -1,0 +1,187 @@
+#!/usr/bin/env python
+"""Flip single bits in every kind of file that lmlong writes, and count how many are seen when the file is read.
+
+    tools/flip_bits.py --flips 2000 [--seed 0]
+
+So many bits are drawn over all kinds of files, and every bit of every header is flipped beside them: manifests, and the
+headers of safetensors and zip files. Prints a table, and exits 1 if a flip that matters is not seen.
+"""
+
+import argparse
+import io
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import NamedTuple
+
+from lmlong.bench.kept import Kept
+from lmlong.checkpoint import manifest as checkpoints
+from lmlong.checkpoint import read
+from lmlong.errors import CheckpointError
+from lmlong.inference.loading import load
+from lmlong.io import manifest
+from lmlong.io.manifest import Damaged, Format
+from lmlong.native.library import LIBRARY, find_compiler
+from lmlong.recipe import file as recipe_file
+from lmlong.text import tokens, trained_tokenizer
+from lmlong.training.journal import Journal
+from lmlong.training.run import train
+
+TEXT = "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals. "
+
+RECIPE = """
+text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{vocabulary: 300}}, sequence_length: 64}}
+model: {{width: 16, layers: 1, heads: 2}}
+training: {{steps: 3, batch_size: 2, precision: "32", log_every: 1}}
+"""
+
+
+class Kind(NamedTuple):
+    """Files of one kind, and whether what reads them finds them whole."""
+
+    files: list[Path]
+    is_whole: Callable[[], bool]
+    harmless: str = ""  # why a flip that is not seen does no harm
+
+
+def seen_by(check: Callable[[], object]) -> Callable[[], bool]:
+    """Whether a check passes, which must end in one of the errors that a user is told."""
+
+    def is_whole() -> bool:
+        try:
+            check()
+            return True
+        except (CheckpointError, Damaged):
+            return False
+
+    return is_whole
+
+
+def folder_kind(folder: Path, form: Format) -> Kind:
+    return Kind(sorted(folder.iterdir()), seen_by(lambda: manifest.verify(folder, form)))
+
+
+def make_all(place: Path) -> dict[str, Kind]:
+    """One of each kind of file, from a run of three steps."""
+    (place / "book.txt").write_text(TEXT * 200)
+    (place / "recipe.yaml").write_text(RECIPE.format(book=place / "book.txt"))
+    run, cache = place / "run", place / "cache"
+    train(recipe_file.load(str(place / "recipe.yaml")), run)
+    checkpoint, loaded = read.find(run), load(run, "cpu")
+    loaded.save_state(loaded.read(TEXT), place / "book.state")
+    kept = Kept(place / "bench", "result", {"steps": 3})
+    kept.get(lambda: {"bits_per_byte": 1.234})
+
+    def read_all() -> None:
+        checkpoints.verify(checkpoint)
+        read.read_recipe(checkpoint)
+
+    (text,), (tokenizer,) = ((cache / name).iterdir() for name in ("tokens", "tokenizers"))
+    kinds = {
+        "checkpoint": Kind(sorted(checkpoint.iterdir()), seen_by(read_all)),
+        "state file": Kind([place / "book.state"], seen_by(lambda: loaded.load_state(place / "book.state"))),
+        "tokens": folder_kind(text, tokens.FORMAT),
+        "tokenizer": folder_kind(tokenizer, trained_tokenizer.FORMAT),
+        "kept result": Kind([kept.file], lambda: kept._read() is not None),
+        "metrics": Kind(
+            [run / "metrics.jsonl"], lambda: resumes(run), "a log: what is no line of it is left out when a run goes on"
+        ),
+        "notes": Kind(
+            [run / "recipe.yaml", run / "environment.json", run / "tokenizer.model"],
+            lambda: True,
+            "copies for people: a run goes on by those in its checkpoints",
+        ),
+    }
+    if find_compiler():
+        (code,) = (cache / "native").iterdir()
+        kinds["native code"] = folder_kind(code, LIBRARY)
+    return kinds
+
+
+def resumes(run: Path) -> bool:
+    """What a run does with its metrics before it goes on must never fail."""
+    journal = Journal(run / "metrics.jsonl")
+    whole = journal.path.read_bytes()
+    with redirect_stderr(io.StringIO()):
+        journal.cut_back(3)
+    journal.path.write_bytes(whole)
+    return True
+
+
+def header(path: Path) -> list[int]:
+    """The bytes of a file that say how the rest is to be read."""
+    data = path.read_bytes()
+    if path.name == manifest.NAME:
+        return list(range(len(data)))
+    if path.suffix in (".safetensors", ".state"):
+        return list(range(8 + int.from_bytes(data[:8], "little")))
+    if path.suffix == ".pt":  # a zip file: its local headers and its directory
+        return [n for at in _places(data, b"PK\x03\x04") for n in range(at, at + 30)] + list(
+            range(data.index(b"PK\x01\x02"), len(data))
+        )
+    return list(range(min(64, len(data))))
+
+
+def _places(data: bytes, word: bytes) -> Iterator[int]:
+    at = data.find(word)
+    while at >= 0:
+        yield at
+        at = data.find(word, at + 1)
+
+
+@contextmanager
+def flipped(path: Path, place: int) -> Iterator[None]:
+    """A file with one bit turned, as it was afterwards."""
+    whole = path.read_bytes()
+    byte, bit = divmod(place, 8)
+    path.write_bytes(whole[:byte] + bytes([whole[byte] ^ 1 << bit]) + whole[byte + 1 :])
+    try:
+        yield
+    finally:
+        path.write_bytes(whole)
+
+
+def drawn(kinds: dict[str, Kind], flips: int, draw: random.Random) -> Iterator[tuple[str, Path, int]]:
+    """Flips over all kinds and files alike, and in each anywhere."""
+    names = list(kinds)
+    for number in range(flips):
+        name = names[number % len(names)]
+        path = draw.choice(kinds[name].files)
+        yield name, path, draw.randrange(8 * path.stat().st_size)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flips", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LMLONG_CACHE"] = f"{folder}/cache"
+        kinds = make_all(Path(folder))
+        assert all(kind.is_whole() for kind in kinds.values())
+        headers = [
+            (n, p, 8 * at + bit) for n, k in kinds.items() for p in k.files for at in header(p) for bit in range(8)
+        ]
+        counts = {name: [0, 0, 0] for name in kinds}  # in headers, drawn, not seen
+        sample = list(drawn(kinds, options.flips, random.Random(options.seed)))
+        for which, flips in enumerate((headers, sample)):
+            for name, path, place in flips:
+                with flipped(path, place):
+                    unseen = kinds[name].is_whole()
+                counts[name][which] += 1
+                counts[name][2] += unseen
+                if unseen and not kinds[name].harmless:
+                    print(f"not seen: {path.name} of {name}, bit {place}", file=sys.stderr)
+    print(f"{'files':<14}{'in headers':>12}{'drawn':>8}{'not seen':>10}")
+    for name, (in_headers, at_random, unseen) in counts.items():
+        why = f"  {kinds[name].harmless}" if unseen else ""
+        print(f"{name:<14}{in_headers:>12,}{at_random:>8,}{unseen:>10,}{why}")
+    return int(any(unseen and not kinds[name].harmless for name, (_, _, unseen) in counts.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
