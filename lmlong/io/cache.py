@@ -51,7 +51,7 @@ def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: boo
     """
     try:
         if not _whole(folder, form, private):
-            with Lock(_lock_of(folder), wait=True) as lock:
+            with Lock(_lock_of(folder), waiting=str(folder)) as lock:
                 if not _whole(folder, form, private, silent=True):
                     _sweep(folder.parent, folder.name, lock)
                     _replace(folder, form, make, private)
@@ -95,7 +95,11 @@ def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: 
             shutil.rmtree(damaged, ignore_errors=True)
             folder.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)
-        staged.rename(folder)
+        try:
+            staged.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # where no lock works another process may have been faster
+                raise
         files.flush(folder.parent)
     finally:
         shutil.rmtree(staged, ignore_errors=True)

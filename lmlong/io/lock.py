@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -37,12 +38,12 @@ class Held(Exception):
 class Lock:
     """A lock on a file, whose content tells who holds it. The file goes when the lock is released.
 
-    Use it as `with Lock(path): ...`; `wait` says whether to wait for another holder or to raise `Held`. Where the file
-    system knows no locks nobody is kept out, and `works` is false.
+    Use it as `with Lock(path): ...`. Where another process holds it, `Held` is raised, or with `waiting` that text is
+    told and the other one waited for. Where the file system knows no locks nobody is kept out, and `works` is false.
     """
 
-    def __init__(self, path: Path, wait: bool = False):
-        self.path, self.wait = path, wait
+    def __init__(self, path: Path, waiting: str | None = None):
+        self.path, self.waiting = path, waiting
         self.works = True
         self._descriptor: int | None = None
 
@@ -75,9 +76,13 @@ class Lock:
 
     def _lock(self, descriptor: int) -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if self.wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Held(_holder(os.pread(descriptor, 4096, 0))) from None
+            holder = _holder(os.pread(descriptor, 4096, 0))
+            if self.waiting is None:
+                raise Held(holder) from None
+            print(f"{self.waiting}: waiting for {holder}", file=sys.stderr, flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise

@@ -49,8 +49,7 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """From the oldest to the newest."""
-        found = {path: NAME.fullmatch(path.name) for path in self.folder.glob("step-*")}
-        steps = {path: int(name[1]) for path, name in found.items() if name and path.is_dir() and not path.is_symlink()}
+        steps = {path: step for path in self.folder.glob("step-*") if (step := _step(path)) is not None}
         return sorted(steps, key=steps.__getitem__)
 
     def path(self, step: int) -> Path:
@@ -88,6 +87,17 @@ class Checkpoints:
             for_ever = self.keep_every and int(path.name.removeprefix("step-")) % self.keep_every == 0
             if path.resolve() not in kept and not for_ever:
                 write.remove(path)
+
+
+def _step(path: Path) -> int | None:
+    """The step in the name of a checkpoint; None for what bears another step's name, or only looks like one."""
+    name = NAME.fullmatch(path.name)
+    if not name or path.is_symlink() or not path.is_dir():
+        return None
+    try:
+        return int(name[1]) if manifest.read(path).step == int(name[1]) else None
+    except (CheckpointError, OSError):
+        return int(name[1])  # damaged, as will be said of it when a run would go on from it
 
 
 def _validation(checkpoint: Path) -> float | None:

@@ -21,8 +21,10 @@ class StopOnSignal(Callback):
         self.received = 0  # by this process; it stays so once a signal has come
         self.agreed: int | None = None  # what all ranks stop for
         self._before: dict[int, Any] = {}
+        self._on_terminal: list[int] = []  # which of stdout and stderr
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._on_terminal = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         for number in STOPPING:
             if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # nohup has it ignored
                 self._before[number] = signal.signal(number, self._receive)
@@ -42,7 +44,10 @@ class StopOnSignal(Callback):
         return self.agreed is not None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        if number == signal.SIGHUP:  # the terminal is gone: nobody can repeat a wish, and writing to it would fail
+            for descriptor in self._on_terminal:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        elif self.received:
             os._exit(128 + number)
         self.received = number
         if is_first():

@@ -13,7 +13,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from lmlong.io.lock import Lock
-with Lock(Path(sys.argv[1]), wait=True):
+with Lock(Path(sys.argv[1]), waiting="the lock"):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -21,7 +21,11 @@ with Lock(Path(sys.argv[1]), wait=True):
 
 def holder(path: Path) -> subprocess.Popen:
     child = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     return child
 
@@ -55,6 +59,14 @@ def test_those_who_wait_take_turns(tmp_path: Path) -> None:
             pass
         first.communicate("\n")
     assert not path.exists()
+
+
+def test_one_who_waits_says_for_whom(tmp_path: Path) -> None:
+    with Lock(tmp_path / "lock"):
+        child = holder(tmp_path / "lock")
+        assert child.stderr is not None
+        assert child.stderr.readline() == f"the lock: waiting for process {os.getpid()} on {os.uname().nodename}\n"
+    child.communicate("\n")
 
 
 def _is_holder(child: subprocess.Popen, path: Path) -> bool:

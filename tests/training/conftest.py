@@ -33,16 +33,21 @@ training:
 """
 
 
+def write_tiny(folder: Path) -> Path:
+    """Write the recipe and its book into a folder; the recipe's file."""
+    draw = random.Random(0)
+    book = folder / "book.txt"
+    book.write_text("\n".join(" ".join(draw.choices(WORDS, k=9)) for _ in range(400)))
+    file = folder / "tiny.yaml"
+    file.write_text(TINY.format(book=book))
+    return file
+
+
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the recipe."""
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
-    draw = random.Random(0)
-    book = tmp_path / "book.txt"
-    book.write_text("\n".join(" ".join(draw.choices(WORDS, k=9)) for _ in range(400)))
-    file = tmp_path / "tiny.yaml"
-    file.write_text(TINY.format(book=book))
-    return file
+    return write_tiny(tmp_path)
 
 
 @pytest.fixture

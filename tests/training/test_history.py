@@ -1,8 +1,11 @@
 """A run is one history: what is newest and best follows from what lies in its folder, however it came to lie there."""
 
 import json
+import os
+import pty
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +183,7 @@ def test_what_users_put_beside_checkpoints_stays(recipe_of: Recipes, tmp_path: P
     (beside / ".mine.removed").mkdir()
     (beside / "step-00000099").write_text("a plain file")
     (beside / "step-00000098").symlink_to("step-00000004-mine")
+    shutil.copytree(beside / "step-00000004", beside / "step-00000097")  # under another step's name
     before = {path.name for path in beside.iterdir()}
     train(recipe_of(), run, resume="auto")
     assert before - {path.name for path in beside.iterdir()} == {"step-00000004"}
@@ -213,20 +217,19 @@ def test_garbage_among_the_metrics_never_blocks_a_resume(recipe_of: Recipes, tmp
 # --- two trainings, and readers
 
 
-def test_a_second_training_into_a_folder_is_refused_by_the_first_ones_name(tiny: Path, tmp_path: Path) -> None:
+def test_a_second_training_into_a_folder_is_refused_by_the_first_ones_name(
+    tiny: Path, recipe_of: Recipes, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     first = lmlong("train", tiny, "--out", run, "training.steps=100000", "training.log_every=1")
     while not metrics(run):
         time.sleep(0.01)
-    for how in ((), ("--overwrite",), ("--resume", "auto")):
-        second = lmlong("train", tiny, "--out", run, *how)
-        _, errors = second.communicate(timeout=60)
-        assert second.returncode == 2 and f"process {first.pid} on " in errors, errors
+    for how in ({}, {"overwrite": True}, {"resume": "auto"}):
+        with pytest.raises(UsageError, match=rf"process {first.pid} on \S+ is training into it\. Wait for it, stop it"):
+            train(recipe_of(), run, **how)  # type: ignore[arg-type]
     first.kill()
     first.communicate()
-    again = lmlong("train", tiny, "--out", run, "--resume", "auto", "training.steps=4")
-    _, errors = again.communicate(timeout=60)
-    assert again.returncode == 0, errors
+    assert train(recipe_of("training.steps=4"), run, resume="auto").signal is None
 
 
 def test_a_run_is_read_while_its_checkpoints_are_replaced(recipe_of: Recipes, tmp_path: Path) -> None:
@@ -334,6 +337,21 @@ def test_a_terminal_that_closes_is_a_request_to_stop(tiny: Path, tmp_path: Path)
     child.send_signal(signal.SIGHUP)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 129, errors
+    assert linked(run, "latest") == losses(run)[-1][0]
+
+
+def test_a_terminal_that_is_really_closed_leaves_a_checkpoint(tiny: Path, tmp_path: Path) -> None:
+    """Whatever is written to it then fails: the progress bar, and what is said at the end."""
+    run = tmp_path / "run"
+    child, terminal = pty.fork()
+    if not child:
+        command = [sys.executable, "-m", "lmlong", "train", str(tiny), "--out", str(run), "training.steps=100000"]
+        os.execv(sys.executable, command)
+    while not metrics(run):
+        os.read(terminal, 1 << 16)
+    os.close(terminal)  # which has the kernel send SIGHUP
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
     assert linked(run, "latest") == losses(run)[-1][0]
 
 

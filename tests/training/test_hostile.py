@@ -1,5 +1,6 @@
 """Checkpoints that are signed but malformed: each is refused by name when a run would go on from it."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,33 @@ from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
 from lmlong.io.manifest import make
 from lmlong.recipe import Recipe
+from lmlong.recipe import file as recipe_file
 from lmlong.training.run import train
+
+from .conftest import write_tiny
 
 Recipes = Callable[..., Recipe]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, its text and its cache."""
+    place = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMLONG_CACHE", str(place / "cache"))
+        train(recipe_file.load(str(write_tiny(place)), ["training.steps=2"]), place / "run")
+    return place
+
+
 @pytest.fixture
-def checkpoint(recipe_of: Recipes, tmp_path: Path) -> Path:
-    train(recipe_of("training.steps=2"), tmp_path / "run")
-    return read.find(tmp_path / "run")
+def recipe_of(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Recipes:
+    monkeypatch.setenv("LMLONG_CACHE", str(trained / "cache"))
+    return lambda *overrides: recipe_file.load(str(trained / "tiny.yaml"), overrides)
+
+
+@pytest.fixture
+def checkpoint(trained: Path, tmp_path: Path) -> Path:
+    return read.find(shutil.copytree(trained / "run", tmp_path / "run", symlinks=True))
 
 
 def sign(checkpoint: Path) -> None:
@@ -59,7 +78,7 @@ NAN, INF = float("nan"), float("inf")
         lambda w: poked(w, -INF),
         lambda w: w[:-1].contiguous(),
         lambda w: w[None].contiguous(),
-        lambda w: w.flatten(),
+        lambda w: w.reshape(2, -1),
         lambda w: torch.zeros(0),
     ],
 )
