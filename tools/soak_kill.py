@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Kill a training run at random moments, go on with it each time, and see whether it ends as one that was left alone.
+"""Kill training runs at random moments, go on with each, and see whether it ends as one that was left alone.
 
-    tools/soak_kill.py --kills 200 [--processes 1] [--signal KILL] [--seed 0]
+    tools/soak_kill.py [--only plain,ddp] [--kills 100] [--signal KILL] [--seed 0] [--jobs 2] [--json FILE]
 
-Prints how often each kind of moment was hit, and exits 1 if a loss or a weight differs in a single bit.
+Each case trains twice: left alone, and killed time and again. Journal, checkpoints, links, weights and training states
+must come out equal to the last bit, and nothing may be left over. Exits 1, and keeps the runs, if anything differs.
 """
 
 import argparse
@@ -11,93 +12,340 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from lmlong.checkpoint import manifest
+from lmlong.errors import LmlongError
+from lmlong.io.files import sha256
 
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "over", "mat", "tree", "and", "then"]
-
-RECIPE = """
-text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 64}}
-model: {{width: 32, layers: 2, heads: 2, dropout: 0.1}}
-training: {{steps: {steps}, batch_size: 2, accumulate: 2, learning_rate: 1e-2, precision: "{precision}",
-  validate_every: 7, checkpoint_every: 5, log_every: 1, validation_tokens: 2000}}
+SAVE, KEEP = 3, 2  # steps between checkpoints, and how many of the newest are kept
+RECIPE = f"""
+device: cpu
+text: {{sources: [{{kind: files, paths: [TEXT]}}], tokenizer: {{kind: bytes}}, sequence_length: 64}}
+model: {{width: 32, layers: 2, heads: 2}}
+training: {{steps: STEPS, batch_size: 2, learning_rate: 3e-2, schedule: constant, warmup_steps: 2, precision: "32",
+  validate_every: VALIDATE, checkpoint_every: {SAVE}, keep_last: {KEEP}, keep_every: 30, log_every: 1,
+  validation_tokens: 500, deepspeed: {{config: SETTINGS}}}}
 """
+SETTINGS = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+"""Of DeepSpeed: no weight of a tiny model is too small to be divided."""
+
+PER_KILL, LAST_STEPS = 10, 10
+"""Steps a run may take from one kill to the next, and those after the last kill, which are more than KEEP saves."""
+
+AIMS = {"start-up": (0.2, 0.0), "step": (0.35, 1.5), "save": (0.2, 0.7), "links": (0.25, 0.2)}
+"""Where kills are aimed: their share, and how much later they may come, in steps. Saves and links, short as they are,
+are where a kill could do harm."""
+
+MOST_SHARDED, LONGEST = 20, 900.0
+"""Kills of all cases with DeepSpeed, which start slowly; and seconds after which a process hangs."""
 
 
-def start(recipe: Path, run: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "lmlong", "train", str(recipe), "--out", str(run), "--resume", "auto"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+class Case(NamedTuple):
+    """What is trained: how it departs from RECIPE, by how many processes, and on which text."""
+
+    overrides: tuple[str, ...] = ()
+    processes: int = 1
+    text: str = "book.txt"
 
 
-def lines(run: Path) -> list[dict]:
-    path = run / "metrics.jsonl"
-    return (
-        [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
-    )
+CASES = {
+    "plain": Case(),
+    "hourglass": Case(("model.downsample={factor: 4, layers: 1}",)),
+    "masked": Case(("objective=masked",)),
+    "carried": Case(("training.carry_state=true",)),
+    "segments": Case(("training.segment=16", "text.rows=documents"), text="notes.jsonl"),
+    "favor": Case(("model.attention.feature_map=favor", "model.attention.favor.redraw_every=4")),
+    "dropout": Case(("model.dropout=0.1", "training.accumulate=2")),
+    "ddp": Case(processes=2),
+    "deepspeed-1": Case(("training.strategy=deepspeed", "training.deepspeed.stage=1"), processes=2),
+    "deepspeed-2": Case(("training.strategy=deepspeed", "training.deepspeed.stage=2"), processes=2),
+    "deepspeed-3": Case(("training.strategy=deepspeed", "training.deepspeed.stage=3"), processes=2),
+}
 
 
-def outcome(run: Path) -> tuple[list, str]:
-    losses = [(line["step"], line["loss"]) for line in lines(run) if "loss" in line]
-    weights = (run / "checkpoints" / "latest" / "model.safetensors").read_bytes()
-    return losses, hashlib.sha256(weights).hexdigest()
+class Failed(Exception):
+    """A run ended as none should, or did not end."""
 
 
-def moment(run: Path) -> str:
-    """What the child was doing when it ended, by what it left behind."""
-    hidden = [path.name for path in (run / "checkpoints").glob(".*")]
-    if any(name.endswith(".removed") for name in hidden):
-        return "while it removed a checkpoint"
-    if hidden:
-        return "while it saved"
-    last = lines(run)[-1] if lines(run) else {}
-    return "after a validation" if "validation" in last else "in a step"
+class Result(NamedTuple):
+    """How a case came out."""
+
+    case: str
+    processes: int
+    kills: int
+    seconds: float
+    moments: dict[str, int]  # how often each was hit
+    difference: str | None  # the first one, by name
+
+
+class Pace(NamedTuple):
+    """Seconds that a run takes, as the one left alone has shown."""
+
+    start: float  # up to its first step
+    step: float  # each, with its share of saves and validations
+
+
+class Run:
+    """A run folder, and how it is trained into."""
+
+    def __init__(self, recipe: Path, folder: Path, case: Case):
+        self.folder, self.checkpoints, self.journal = folder, folder / "checkpoints", folder / "metrics.jsonl"
+        options = [*case.overrides, f"devices={case.processes}", "--out", str(folder), "--resume", "auto"]
+        self.command = [sys.executable, "-m", "lmlong", "train", str(recipe), *options]
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "LMLONG_CACHE": str(recipe.with_name("cache"))}
+
+    @contextmanager
+    def training(self) -> Iterator[subprocess.Popen]:
+        """A process that trains, with a group of its own, none of which outlives the block."""
+        pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        child = subprocess.Popen(self.command, env=self.environment, start_new_session=True, **pipes)
+        try:
+            yield child
+        finally:
+            end_group(child)
+            child.wait()
+
+    def lines(self) -> list[bytes]:
+        """The whole lines of the journal."""
+        there = self.journal.read_bytes() if self.journal.exists() else b""
+        return there[: there.rfind(b"\n") + 1].splitlines()
+
+    def last(self) -> dict[str, Any]:
+        """The last whole line of the journal."""
+        return json.loads((self.lines() or [b'{"step": 0}'])[-1])
+
+    def saved(self) -> list[int]:
+        """The steps of its checkpoints."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*"))
+
+    def mark(self) -> tuple[int, int]:
+        """Which file the journal is, a new one whenever a run goes on, and the step a run would go on from."""
+        return self.journal.stat().st_ino if self.journal.exists() else 0, max(self.saved(), default=0)
+
+
+def end_group(child: subprocess.Popen) -> None:
+    """End a process and those it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def wait(child: subprocess.Popen, until: Callable[[], bool], seconds: float) -> bool:
+    """Whether something came about while a process ran, within so many seconds."""
+    end = time.monotonic() + seconds
+    while child.poll() is None and time.monotonic() < end:
+        if until():
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def finish(run: Run) -> Pace:
+    """Train to the end."""
+    begun, before = time.monotonic(), run.last()["step"]
+    with run.training() as child:
+        wait(child, lambda: run.last()["step"] > before, LONGEST)
+        first = time.monotonic()
+        errors = child.communicate(timeout=LONGEST)[1]
+        if child.returncode != 0:
+            raise Failed(f"exit status {child.returncode}: {errors[-2000:]}")
+    return Pace(first - begun, (time.monotonic() - first) / max(1, run.last()["step"] - before))
+
+
+def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: random.Random) -> str:
+    """Train on and be killed; tells in which moment."""
+    (aim,) = draw.choices([*AIMS], [share for share, _ in AIMS.values()])
+    goal, before = run.last()["step"] + draw.randint(1, 5), run.mark()
+    goal += -goal % SAVE if aim in ("save", "links") else 0
+    seconds = draw.uniform(0, pace.start) if aim == "start-up" else LONGEST
+    with run.training() as child:
+        if wait(child, lambda: (run.mark()[1] if aim == "links" else run.last()["step"]) >= goal, seconds):
+            time.sleep(draw.uniform(0, AIMS[aim][1] * pace.step))
+        elif child.poll() is None and aim != "start-up":
+            raise Failed(f"no step {goal} after {LONGEST:.0f} seconds")
+        if child.poll() is None:
+            to_all = several and draw.random() < 0.5
+            (os.killpg if to_all else os.kill)(child.pid, number)
+            child.wait(LONGEST)
+        if several:
+            time.sleep(draw.uniform(0, 0.5))  # for what the others do without the first
+        end_group(child)
+        errors = child.communicate()[1]
+        if child.returncode not in (-number, 128 + number):
+            raise Failed(f"exit status {child.returncode}, not that of {number.name}: {errors[-2000:]}")
+    return moment(run, *before)
+
+
+def moment(run: Run, journal: int, start: int) -> str:
+    """What a run was doing when it was killed, by what it left behind; with its `mark` before it began."""
+    (now, newest), last = run.mark(), run.last()
+    if now == journal or last["step"] <= start:
+        return "at start-up"
+    hidden = [path.name for path in run.checkpoints.glob(".*")]
+    for what, ending in (("pruning", ".removed"), ("linking", "t.partial"), ("saving", ".partial")):
+        if any(name.endswith(ending) for name in hidden):
+            return what
+    if not run.journal.read_bytes().endswith(b"\n"):
+        return "writing the journal"
+    if newest != last["step"]:
+        return "after a validation" if "validation" in last else "in a step"
+    if (run.checkpoints / "latest").resolve().name != f"step-{newest:08d}":
+        return "before linking"
+    return "after saving"
+
+
+def outcome(run: Run) -> Iterator[tuple[str, Any]]:
+    """All that must be equal, by name."""
+    for line in map(json.loads, run.lines()):
+        kind = next((kind for kind in ("loss", "validation", "event") if kind in line), "line")
+        yield f"{kind} of step {line['step']}", {key: line[key] for key in line if key != "tokens_per_second"}
+    for link in ("latest", "best"):
+        yield link, os.readlink(run.checkpoints / link)
+        manifest.verify(run.checkpoints / link)
+    yield "checkpoints", run.saved()
+    unseeded = []
+    for folder in (run.checkpoints / f"step-{step:08d}" for step in run.saved()):
+        manifest.verify(folder)
+        yield f"{folder.name}, validation", manifest.read(folder).validation
+        yield f"{folder.name}, weights", sha256(folder / manifest.WEIGHTS)
+        state = torch.load(folder / manifest.TRAINING, weights_only=True)
+        unseeded.append([state["random"].pop(kind) for kind in ("python", "numpy")])
+        yield from flat(folder.name, state)
+    # a run seeds only torch, which all its draws are from: Python and numpy begin as they like, and then stay so
+    yield "random states of Python and numpy stay", all(states == unseeded[0] for states in unseeded)
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The plain values in nested ones, each with its place; a tensor as its type, shape and the sha256 of its bytes."""
+    if isinstance(value, dict | list):
+        yield f"{name}, length", len(value)
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from flat(f"{name}, {key}", part)
+    elif isinstance(value, torch.Tensor):
+        content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield name, (str(value.dtype), tuple(value.shape), hashlib.sha256(content).hexdigest())
+    else:
+        yield name, value
+
+
+def first_difference(whole: Run, cut: Run) -> str | None:
+    """What of a run differs from the one left alone, or is left over."""
+    for wanted, found in zip_longest(outcome(whole), outcome(cut), fillvalue=("the end", None)):
+        if wanted != found:
+            return f"{found[0]}: {found[1]}, left alone {wanted[0]}: {wanted[1]}"
+    left = [path for path in cut.folder.rglob("*") if path.name.startswith((".", "abandoned-"))]
+    left += cut.folder.glob("*.partial")
+    return f"left over: {', '.join(path.name for path in left)}" if left else None
+
+
+def soak(name: str, kills: int, number: signal.Signals, seed: int, folder: Path) -> Result:
+    """One case: a run left alone, and one killed so many times."""
+    case, draw, begun = CASES[name], random.Random(f"{seed} {name}"), time.monotonic()
+    # A run that a signal asks to end saves first, at any step. Where only multiples of SAVE are validated, such a
+    # checkpoint, which the run left alone has not, is never the best.
+    validate = 4 if number == signal.SIGKILL else 2 * SAVE
+    places = {"TEXT": folder / case.text, "SETTINGS": folder / "settings.json"}
+    text, recipe = RECIPE, folder / f"{name}.yaml"
+    for word, value in {**places, "STEPS": PER_KILL * kills + LAST_STEPS, "VALIDATE": validate}.items():
+        text = text.replace(word, str(value))
+    recipe.write_text(text)
+    whole, cut = (Run(recipe, folder / name / which, case) for which in ("whole", "cut"))
+    seen = Counter[str]()
+    try:
+        pace = finish(whole)
+        for _ in range(kills):
+            seen[kill(cut, case.processes > 1, pace, number, draw)] += 1
+        finish(cut)
+        difference = first_difference(whole, cut)
+    except (Failed, LmlongError, OSError, subprocess.TimeoutExpired) as error:
+        difference = f"{type(error).__name__}: {error}"
+    return Result(name, case.processes, seen.total(), time.monotonic() - begun, dict(seen.most_common()), difference)
+
+
+def shares(names: list[str], kills: int) -> dict[str, int]:
+    """The kills of each case."""
+    slow = [name for name in names if name.startswith("deepspeed")]
+    for_slow = min(MOST_SHARDED, kills * len(slow) // len(names))
+    groups = ((slow, for_slow), ([name for name in names if name not in slow], kills - for_slow))
+    return {name: (sum_ + place) // len(group) for group, sum_ in groups for place, name in enumerate(group)}
+
+
+def write_texts(folder: Path, draw: random.Random) -> None:
+    """What the cases read, and DeepSpeed's settings."""
+    sentences = [" ".join(draw.choices(WORDS, k=9)) for _ in range(400)]
+    (folder / "book.txt").write_text("\n".join(sentences))
+    notes = [" ".join(draw.choices(sentences, k=draw.choice([1, 1, 2, 9]))) for _ in range(120)]
+    (folder / "notes.jsonl").write_text("".join(json.dumps({"text": note}) + "\n" for note in notes))
+    (folder / "settings.json").write_text(json.dumps(SETTINGS))
+
+
+def soak_all(names: list[str], options: argparse.Namespace, folder: Path) -> list[Result]:
+    """Every case, the slow ones first, a few side by side."""
+    write_texts(folder, random.Random(options.seed))
+    number, kills, done = signal.Signals[f"SIG{options.signal}"], shares(names, options.kills), list[Result]()
+    with ProcessPoolExecutor(options.jobs) as pool:
+        order = sorted(names, key=lambda name: CASES[name].processes * kills[name], reverse=True)
+        begun = [pool.submit(soak, name, kills[name], number, options.seed, folder) for name in order]
+        try:
+            for future in as_completed(begun):
+                done.append(future.result())
+                print(f"{done[-1].case}: {done[-1].difference or 'the same'}", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return sorted(done, key=lambda result: names.index(result.case))
+
+
+def table(results: list[Result]) -> str:
+    """The results for a person to read."""
+    total = sum((Counter(result.moments) for result in results), Counter[str]())
+    rows = [("case", "processes", "kills", "seconds", "moments", "result")]
+    for case, processes, kills, seconds, moments, difference in results:
+        told = ", ".join(f"{count} {what}" for what, count in moments.items())
+        rows.append((case, f"{processes}", f"{kills}", f"{seconds:.0f}", told, difference or "the same"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    told = ", ".join(f"{count} {what}" for what, count in total.most_common())
+    return "\n".join(["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] + [f"{total.total()}: {told}"])
 
 
 def main() -> int:
+    """Soak the chosen cases, and print how they came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--signal", default="KILL", choices=["KILL", "TERM", "INT"])
-    parser.add_argument("--precision", default="32", choices=["32", "bf16"])
+    parser.add_argument("--only", default=",".join(CASES), metavar="CASE,...", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--kills", type=int, default=100, help=f"in all; DeepSpeed gets {MOST_SHARDED} at most")
+    parser.add_argument("--signal", default="KILL", choices=["KILL", "TERM", "INT", "HUP"])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="cases side by side")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     options = parser.parse_args()
-    draw, number = random.Random(options.seed), getattr(signal, f"SIG{options.signal}")
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["LMLONG_CACHE"] = f"{folder}/cache"
-        book, recipe = Path(folder, "book.txt"), Path(folder, "soak.yaml")
-        book.write_text("\n".join(" ".join(draw.choices(WORDS, k=9)) for _ in range(400)))
-        # a run advances by about a dozen steps between two kills
-        recipe.write_text(RECIPE.format(book=book, steps=40 + 12 * options.kills, precision=options.precision))
-        whole, cut = Path(folder, "whole"), Path(folder, "cut")
-        assert start(recipe, whole).wait() == 0
-        seen, killed = Counter[str](), 0
-        while killed < options.kills:
-            child, before = start(recipe, cut), len(lines(cut))
-            while child.poll() is None and len(lines(cut)) in (0, before):
-                time.sleep(0.002)
-            time.sleep(draw.random() * 0.3)
-            child.send_signal(number)
-            errors = child.communicate()[1]
-            if child.returncode == 0:
-                break
-            assert child.returncode in (-9, 128 + number, -number), errors
-            killed += 1
-            seen[moment(cut)] += 1
-            print(f"\r{killed} kills, step {lines(cut)[-1]['step']}", end="", file=sys.stderr, flush=True)
-        last = start(recipe, cut)
-        errors = last.communicate()[1]
-        assert last.returncode == 0, errors
-        print(file=sys.stderr)
-        same = outcome(whole) == outcome(cut)
-        print(f"{killed} kills by SIG{options.signal}: " + ", ".join(f"{n} {what}" for what, n in seen.most_common()))
-        print("the same to the last bit" if same else "DIFFERENT")
-        return 0 if same else 1
+    names = options.only.split(",")
+    if strange := [name for name in names if name not in CASES]:
+        parser.error(f"--only: no case {strange[0]}; there are {', '.join(CASES)}")
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    results = soak_all(names, options, folder)
+    print(table(results))
+    if options.json:
+        options.json.write_text(json.dumps([result._asdict() for result in results], indent=2) + "\n")
+    if any(result.difference for result in results):
+        print(f"the runs are kept in {folder}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":

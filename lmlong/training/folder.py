@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from lmlong.checkpoint import manifest, write
+from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.checkpoint.read import find
 from lmlong.errors import UsageError
 from lmlong.io.files import parse_json
@@ -25,10 +26,7 @@ from lmlong.training.setup import Setup
 
 PACKAGES = ("lmlong", "torch", "lightning", "sentencepiece", "safetensors", "numpy")
 
-LOCK, RECIPE, TOKENIZER, ENVIRONMENT, METRICS = (
-    *(".lock", "recipe.yaml", "tokenizer.model"),
-    *("environment.json", "metrics.jsonl"),
-)
+LOCK, ENVIRONMENT, METRICS = ".lock", "environment.json", "metrics.jsonl"
 
 BRANCH = re.compile(r"abandoned-(\d+)")
 """Where the checkpoints go of a history that was not gone on with; each is a run folder by itself."""

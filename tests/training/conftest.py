@@ -50,6 +50,14 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_tiny(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe, its book and a cache, for all tests of a file."""
+    folder = tmp_path_factory.mktemp("shared")
+    write_tiny(folder)
+    return folder
+
+
 @pytest.fixture
 def recipe_of(tiny: Path) -> Callable[..., Recipe]:
     """The recipe with overrides."""

@@ -18,30 +18,27 @@ from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.training.run import train
 
-from .conftest import write_tiny
-
 Recipes = Callable[..., Recipe]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps, its text and its cache."""
-    place = tmp_path_factory.mktemp("trained")
+def trained(shared: Path) -> Path:
+    """A run of two steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMLONG_CACHE", str(place / "cache"))
-        train(recipe_file.load(str(write_tiny(place)), ["training.steps=2"]), place / "run")
-    return place
+        patch.setenv("LMLONG_CACHE", str(shared / "cache"))
+        train(recipe_file.load(str(shared / "tiny.yaml"), ["training.steps=2"]), shared / "run")
+    return shared / "run"
 
 
 @pytest.fixture
-def recipe_of(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Recipes:
-    monkeypatch.setenv("LMLONG_CACHE", str(trained / "cache"))
-    return lambda *overrides: recipe_file.load(str(trained / "tiny.yaml"), overrides)
+def recipe_of(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Recipes:
+    monkeypatch.setenv("LMLONG_CACHE", str(shared / "cache"))
+    return lambda *overrides: recipe_file.load(str(shared / "tiny.yaml"), overrides)
 
 
 @pytest.fixture
 def checkpoint(trained: Path, tmp_path: Path) -> Path:
-    return read.find(shutil.copytree(trained / "run", tmp_path / "run", symlinks=True))
+    return read.find(shutil.copytree(trained, tmp_path / "run", symlinks=True))
 
 
 def sign(checkpoint: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from lmlong.checkpoint import read
 from lmlong.errors import UsageError
 from lmlong.recipe import Recipe, Training
+from lmlong.recipe import file as recipe_file
 from lmlong.training.resume import same_run
 from lmlong.training.run import train
 
@@ -75,11 +76,24 @@ def test_no_option_is_forgotten() -> None:
     assert {*LEARNING, *FILES, *REFUSED, *FROM_THE_RECIPE} == set(Training.model_fields)
 
 
+@pytest.fixture(scope="module")
+def four_steps(shared: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMLONG_CACHE", str(shared / "cache"))
+        train(recipe_file.load(str(shared / "tiny.yaml"), ["training.steps=4"]), shared / "run")
+    return shared / "run"
+
+
 @pytest.fixture
-def begun(recipe_of: Recipes, tmp_path: Path) -> Callable[[str], Path]:
+def recipe_of(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Recipes:
+    monkeypatch.setenv("LMLONG_CACHE", str(shared / "cache"))
+    return lambda *overrides: recipe_file.load(str(shared / "tiny.yaml"), overrides)
+
+
+@pytest.fixture
+def begun(four_steps: Path, tmp_path: Path) -> Callable[[str], Path]:
     """Copies of a run of four steps."""
-    train(recipe_of("training.steps=4", "training.weight_decay=0.1"), tmp_path / "begun")
-    return lambda name: Path(shutil.copytree(tmp_path / "begun", tmp_path / name, symlinks=True))
+    return lambda name: Path(shutil.copytree(four_steps, tmp_path / name, symlinks=True))
 
 
 def on(recipe_of: Recipes, run: Path, *options: str) -> list[float]:
@@ -132,16 +146,17 @@ def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, begun: Callable, 
     assert same_run(old, new) == new
 
 
-def test_a_text_that_has_moved_is_the_same_text(recipe_of: Recipes, begun: Callable, tmp_path: Path) -> None:
+def test_a_text_that_has_moved_is_the_same_text(
+    recipe_of: Recipes, begun: Callable, shared: Path, tmp_path: Path
+) -> None:
     run, usual = begun("moved"), on(recipe_of, begun("usual"))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "book.txt").rename(tmp_path / "elsewhere" / "book.txt")
-    source = f"{{kind: files, paths: [{tmp_path}/elsewhere/book.txt]}}"
+    shutil.copyfile(shared / "book.txt", tmp_path / "moved.txt")
+    source = f"{{kind: files, paths: [{tmp_path}/moved.txt]}}"
     train(recipe_of("training.steps=8", f"text.sources=[{source}]"), run, resume="auto")
     assert [line["loss"] for line in metrics(run) if "loss" in line][4:] == usual
 
 
-def test_sources_may_not_be_weighted_anew(recipe_of: Recipes, begun: Callable, tmp_path: Path) -> None:
-    source = f"{{kind: files, paths: [{tmp_path}/book.txt], weight: 2}}"
+def test_sources_may_not_be_weighted_anew(recipe_of: Recipes, begun: Callable, shared: Path) -> None:
+    source = f"{{kind: files, paths: [{shared}/book.txt], weight: 2}}"
     with pytest.raises(UsageError, match=r"--resume: text\.sources"):
         train(recipe_of("training.steps=8", f"text.sources=[{source}]"), begun("run"), resume="auto")
