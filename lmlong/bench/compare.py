@@ -86,7 +86,9 @@ def trained(recipe: str, overrides: Sequence[str], name: str, rate: float, seed:
 
     def made() -> dict[str, Any]:
         print(f"{name}, learning rate {rate:g}, seed {seed}", file=sys.stderr)
-        train(chosen, kept.folder, resume="auto")
+        outcome = train(chosen, kept.folder, resume="auto")
+        if outcome.signal is not None:  # half a run is no result; the same command goes on with it
+            raise SystemExit(128 + outcome.signal)
         return Trained(name, rate, seed, *_measured(kept.folder, chosen))._asdict()
 
     return Trained(**kept.get(made))

@@ -9,6 +9,7 @@ import torch
 
 from lmlong import __version__
 from lmlong.bench.cost import machine
+from lmlong.errors import UsageError
 from lmlong.io.cache import key_of
 from lmlong.io.files import flush, read_signed, signed
 from lmlong.model.device import pick_device
@@ -34,8 +35,11 @@ class Kept:
         """The result in plain values: as it is kept, or made now."""
         if (known := self._read()) is not None:
             return known["result"]
+        try:  # before hours are spent on what could not be kept
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self.file.parent}: no place for results ({error.strerror}). Name another.") from None
         text = signed({"settings": self.settings, "result": make()})
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         staged = self.file.with_name(f".{self.file.name}.partial")
         staged.write_text(text, encoding="utf-8")
         flush(staged)

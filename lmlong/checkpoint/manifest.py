@@ -1,6 +1,7 @@
 """The manifest of a checkpoint: its step, what it was found to be worth, and each file's size and sha256."""
 
 from collections.abc import Iterable
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,6 @@ def read(folder: Path) -> "Manifest":
     except Damaged as error:
         raise CheckpointError(f"{error} Use another checkpoint.") from None
     step, validation = about.get("step"), about.get("validation")
-    if type(step) is not int or not (validation is None or type(validation) is float):
+    if type(step) is not int or not (validation is None or (type(validation) is float and isfinite(validation))):
         raise CheckpointError(f"{folder / NAME}: damaged. Use another checkpoint.")
     return Manifest(files, step, validation)

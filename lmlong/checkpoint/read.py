@@ -21,8 +21,9 @@ from lmlong.text.tokenizer import Tokenizer
 
 LATEST, BEST = "latest", "best"
 
+REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 NUMBERS = {"F64", "F32", "F16", "BF16"}
-"""What weights may be, in the words of safetensors."""
+"""What weights may be, in the words of torch and in those of safetensors."""
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise CheckpointError(f"{checkpoint / WEIGHTS}: {error}. Use another checkpoint.") from error
     for name, tensor in weights.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
+        if tensor.dtype not in REAL or not tensor.float().isfinite().all():
             raise CheckpointError(
                 f"{checkpoint / WEIGHTS}: {name} has values that are no finite numbers. Use another checkpoint."
             )

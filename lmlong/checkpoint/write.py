@@ -1,9 +1,12 @@
 """Writing a checkpoint: beside its place, flushed to disk, manifest last, then renamed into place."""
 
 import errno
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lmlong.checkpoint.manifest import FORMAT, RECIPE, TOKENIZER, TRAINING, WEIGHTS
-from lmlong.errors import LmlongError
+from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING, WEIGHTS, read
+from lmlong.errors import CheckpointError, LmlongError
 from lmlong.io.files import flush
 from lmlong.io.manifest import seal
 
@@ -39,6 +42,7 @@ def write(folder: Path, contents: Contents) -> None:
     try:
         _check_space(staged, contents)
         _fill(staged, contents)
+        _make_way(folder, contents.step)
         remove(folder)
         staged.rename(folder)
         flush(folder.parent)
@@ -48,6 +52,22 @@ def write(folder: Path, contents: Contents) -> None:
         raise
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def _make_way(folder: Path, step: int) -> None:
+    """Move aside what bears the name of a checkpoint and is none of this step: it is somebody's own."""
+    if not os.path.lexists(folder):
+        return
+    try:
+        is_ours = not folder.is_symlink() and read(folder).step == step
+    except CheckpointError:
+        is_ours = folder.is_dir() and (folder / NAME).exists()  # one that is damaged
+    if not is_ours:
+        free = next(
+            place for n in count(1) if not os.path.lexists(place := folder.with_name(f"{folder.name}-moved-{n}"))
+        )
+        folder.rename(free)
+        print(f"{folder}: moved to {free.name}, it was in the way of a checkpoint", file=sys.stderr)
 
 
 def _fill(staged: Path, contents: Contents) -> None:

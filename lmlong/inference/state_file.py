@@ -54,6 +54,8 @@ def save(path: Path, memory: Memory, belongs: dict[str, str], tokenizer: Tokeniz
         raise UsageError(
             f"{path}: a state file holds one text, this memory has {len(memory.last)}. Write one at a time."
         )
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: no file, and cannot be replaced by one. Choose another name.")
     about = {"format": FORMAT, "run": run, "tokens": int(memory.total), "tail": tail_of(memory, tokenizer), **belongs}
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(memory)}
     staged = path.with_name(f".{path.name}.partial")

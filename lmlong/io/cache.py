@@ -21,8 +21,11 @@ from lmlong.io.trust import is_private
 UNFINISHED = "unfinished-"
 """What the name of a folder begins with that is being made."""
 
-DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-"""Why a folder of another user's cannot be written to."""
+DENIED = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
+    *(errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT),
+}
+"""Why nothing can be kept in a folder."""
 
 REMEMBERED = 1 << 24
 """Bytes from which on a file is not hashed again on a machine that has done so, while its times stay as they are."""
@@ -30,12 +33,18 @@ REMEMBERED = 1 << 24
 
 def cache_folder() -> Path:
     """Where results that can be made again are kept: $LMLONG_CACHE, or ~/.cache/lmlong."""
-    return Path(os.environ.get("LMLONG_CACHE") or home_cache()).expanduser()
+    chosen = os.environ.get("LMLONG_CACHE")
+    if not chosen:
+        return home_cache()
+    if (expanded := os.path.expanduser(chosen)).startswith("~"):
+        raise UsageError(f"LMLONG_CACHE: {chosen} begins with no home that there is. Give another folder.")
+    return Path(expanded)
 
 
 def home_cache() -> Path:
-    """The cache of this user alone."""
-    return Path("~/.cache/lmlong").expanduser()
+    """The cache of this user alone; for one without a home a place where nothing can be kept."""
+    home = os.path.expanduser("~")
+    return Path(os.devnull if home.startswith("~") else home) / ".cache" / "lmlong"
 
 
 def key_of(*content: Any) -> str:
@@ -89,7 +98,11 @@ def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: 
             staged.chmod(stat.S_IMODE(staged.stat().st_mode) & ~0o022)
         make(staged)
         manifest.seal(staged, form, {})
-        if folder.exists():
+        for path in staged.iterdir() if private else ():
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
+        elif folder.exists():
             # others may be reading it: their open files stay as they are
             damaged = folder.with_name(f"{UNFINISHED}{folder.name}-damaged")
             shutil.rmtree(damaged, ignore_errors=True)

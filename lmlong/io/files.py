@@ -16,6 +16,14 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that, whenever the machine stops, it is as it was or as it shall be."""
+    staged = path.with_name(f".{path.name}.partial")
+    staged.write_text(text, encoding="utf-8")
+    flush(staged)
+    staged.replace(path)
+
+
 def sha256(path: Path) -> str:
     """The sha256 of a file, read in pieces."""
     digest = hashlib.sha256()

@@ -27,6 +27,10 @@ class Holder(NamedTuple):
         return f"process {self.pid or 'unknown'} on {self.host or 'an unknown machine'}"
 
 
+OURS = b'{"pid"'
+"""How a lock file begins; one that begins otherwise is somebody's own."""
+
+
 class Held(Exception):
     """Another process holds the lock."""
 
@@ -50,12 +54,14 @@ class Lock:
     def __enter__(self) -> "Lock":
         while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 self._lock(descriptor)
                 if not self._is_still_there(descriptor):  # its holder removed it while this process waited
                     os.close(descriptor)
                     continue
+                if not (os.pread(descriptor, 6, 0) or OURS).startswith(OURS):
+                    raise FileExistsError(errno.EEXIST, "a file of that name is no lock of lmlong", str(self.path))
                 os.truncate(descriptor, 0)
                 me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
                 os.pwrite(descriptor, (json.dumps(me) + "\n").encode(), 0)

@@ -18,14 +18,14 @@ def is_private(path: Path) -> bool:
             return False
         # in a sticky folder, such as /tmp, nobody removes or exchanges what is another's
         sticky = place != path and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in trusted or (_others_write(found) and not sticky):
+        if found.st_uid not in trusted or (_others_write(place, found) and not sticky):
             return False
     return True
 
 
-def _others_write(found: os.stat_result) -> bool:
-    """Whether the mode of a file lets anybody write but its owner, and the owner's group of one."""
-    group = found.st_mode & stat.S_IWGRP and not _is_group_of_one(found.st_gid)
+def _others_write(place: Path, found: os.stat_result) -> bool:
+    """Whether anybody may write but the owner, and the owner's group of one."""
+    group = found.st_mode & stat.S_IWGRP and (not _is_group_of_one(found.st_gid) or _has_access_list(place))
     return bool(group or found.st_mode & stat.S_IWOTH)
 
 
@@ -35,7 +35,16 @@ def _is_group_of_one(gid: int) -> bool:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
         return False
-    return group.gr_name == user.pw_name and gid == user.pw_gid and not set(group.gr_mem) - {user.pw_name}
+    others = {known.pw_name for known in pwd.getpwall() if known.pw_gid == gid} | set(group.gr_mem)
+    return group.gr_name == user.pw_name and not others - {user.pw_name}
+
+
+def _has_access_list(place: Path) -> bool:
+    """Whether further users are named who may write, which the bits of the group stand for then."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(place)
+    except (OSError, AttributeError):
+        return False
 
 
 def make_private(folder: Path) -> bool:

@@ -60,9 +60,10 @@ def private_place() -> Path:
     this user's own; where there is none, in a folder that goes with this process."""
     first, *others = dict.fromkeys([cache_folder() / "native", home_cache() / "native"])
     if make_private(first):
-        return first
+        return first.resolve()  # a link on the way could be exchanged
     for place in others:
         if make_private(place):
+            place = place.resolve()
             break
     else:
         place = Path(tempfile.mkdtemp(prefix="lmlong-native-"))

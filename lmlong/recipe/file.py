@@ -61,7 +61,9 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     # Where there is no training section, the message that helps is the one about its missing steps.
     values = {"name": file.stem, "training": {}} | document.values
     values, placed, misplaced = _place_all(values, overrides)
-    if type(version := values.get("format")) is int and version != FORMAT:
+    if type(version := values.get("format", FORMAT)) is not int or version < 1:
+        raise RecipeError([f"{file}: format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])
+    if version != FORMAT:
         raise RecipeError([other_format(file, version, FORMAT)])
     wrong: dict[KeyPath, str] = {}
     try:

@@ -3,6 +3,7 @@
 The text is composed to a tree of nodes and never becomes anything but sections, lists, text, numbers, truth and null.
 """
 
+from itertools import accumulate
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -18,6 +19,9 @@ UNREADABLE = object()
 
 LARGEST = 1 << 20
 """Characters and values of a recipe, its aliases written out."""
+
+DEEPEST = 200
+"""Brackets that are open at a time; the parser takes seconds for thousands of them."""
 
 STANDARD = "tag:yaml.org,2002:"
 WORDS = {STANDARD + name for name in ("str", "timestamp", "value", "merge")}
@@ -61,6 +65,9 @@ class Document:
         self._built: dict[int, Any] = {}
         self._sections: dict[int, dict[str, tuple[int, Node]]] = {}
         self._yaml = YAML(typ="safe", pure=True)
+        depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0) for character in text)
+        if max(depths, default=0) > DEEPEST:
+            raise BrokenYAML(1, "it is nested too deeply.")
         try:
             self._root: Node | None = self._yaml.compose(text)
             self._check_size()

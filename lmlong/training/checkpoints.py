@@ -65,7 +65,7 @@ class Checkpoints:
             return
         manifest.verify(path)
         self.link()
-        self._prune()
+        self.prune()
 
     def link(self) -> None:
         """Let the links name the newest and the best, whatever they named before."""
@@ -78,15 +78,24 @@ class Checkpoints:
             elif link.is_symlink():
                 link.unlink()
 
-    def _prune(self) -> None:
-        """Remove those that need not be kept; called only after the newest was verified."""
+    def prune(self) -> None:
+        """Remove those that need not be kept; called only after the newest was verified and linked."""
         there = self.all()
         kept = {(self.folder / name).resolve() for name in (read.LATEST, read.BEST)}
         kept |= {path.resolve() for path in there[-self.keep_last :]}
         for path in there:
             for_ever = self.keep_every and int(path.name.removeprefix("step-")) % self.keep_every == 0
-            if path.resolve() not in kept and not for_ever:
+            if path.resolve() not in kept and not for_ever and _is_readable(path):
                 write.remove(path)
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a checkpoint's manifest tells what it is worth; if not, it may be the best, and is left to its owner."""
+    try:
+        manifest.read(path)
+        return True
+    except (CheckpointError, OSError):
+        return False
 
 
 def _step(path: Path) -> int | None:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
+from lmlong import recipe
 from lmlong.checkpoint import manifest, write
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.checkpoint.read import find
 from lmlong.errors import UsageError
-from lmlong.io.files import parse_json
+from lmlong.io.files import parse_json, write_whole
 from lmlong.io.lock import Held, Lock
 from lmlong.model.language_model import parameters
 from lmlong.recipe import file as recipe_file
@@ -33,12 +34,13 @@ BRANCH = re.compile(r"abandoned-(\d+)")
 
 OWN = {
     "": re.compile(
-        rf"\{LOCK}|{RECIPE}|{TOKENIZER}|{ENVIRONMENT}|{METRICS}(\.partial)?|checkpoints|tensorboard|{BRANCH.pattern}"
+        rf"\{LOCK}|{RECIPE}|{TOKENIZER}|{ENVIRONMENT}|{METRICS}(\.partial)?|\.[a-z.]+\.partial|checkpoints|tensorboard|{BRANCH.pattern}"
     ),
     "checkpoints": re.compile(rf"latest|best|{NAME.pattern}|{write.LEFT_FOLDER.pattern}|{write.LEFT_LINK.pattern}"),
+    "tensorboard": re.compile(r"events\.out\.tfevents\..*|hparams\.yaml"),
     "step": re.compile("|".join(map(re.escape, (*manifest.FILES, manifest.NAME)))),
 }
-"""The names that a run gives: in its folder, beside its checkpoints, and in a checkpoint."""
+"""The names that a run gives: in its folder, beside its checkpoints, among events, and in a checkpoint."""
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def locked(folder: Path) -> Iterator[None]:
             f"{folder}: {held.holder} is training into it. Wait for it, stop it, or choose another folder by --out."
         ) from None
     except OSError as error:
-        if error.filename not in (str(folder), str(folder / LOCK), str(folder.parent)):
+        if error.filename is None or Path(error.filename) not in (folder / LOCK, folder, *folder.parents):
             raise
         raise UsageError(f"{folder}: cannot be written to ({error.strerror}). Choose another --out.") from None
     finally:
@@ -71,7 +73,7 @@ def check_free(folder: Path) -> None:
 
 def check_own(folder: Path) -> None:
     """Refuse to go on with a run where files of somebody's own would be written over."""
-    for name in (ENVIRONMENT, RECIPE, TOKENIZER):
+    for name in (ENVIRONMENT, RECIPE, TOKENIZER, METRICS):
         if (folder / name).exists() and not _is_run(folder):
             raise UsageError(f"{folder / name}: not of a run of lmlong, and training would replace it. Choose --out.")
 
@@ -92,29 +94,37 @@ def check_replaceable(folder: Path) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether training has begun here, as it notes before anything else."""
+    """Whether training has begun here, as it notes before anything else, or has left a checkpoint."""
     try:
         about = parse_json((folder / ENVIRONMENT).read_bytes())
     except (OSError, ValueError):
-        return False
-    return isinstance(about, dict) and "lmlong" in (about.get("packages") or {})
+        about = None
+    noted = isinstance(about, dict) and isinstance(about.get("packages"), dict) and "lmlong" in about["packages"]
+    return noted or bool(Checkpoints(folder / "checkpoints").all())
 
 
 def _strangers(folder: Path) -> Iterator[Path]:
     """What lies in a run folder that no run wrote."""
     for path in sorted(folder.iterdir()):
-        if not OWN[""].fullmatch(path.name) or (path.is_symlink() and path.is_dir()):
+        is_folder = path.name in ("checkpoints", "tensorboard") or BRANCH.fullmatch(path.name) is not None
+        if not OWN[""].fullmatch(path.name) or path.is_symlink() or path.is_dir() != is_folder:
             yield path
         elif BRANCH.fullmatch(path.name):
             yield from _strangers(path)
         elif path.name == "checkpoints":
             yield from _strangers_beside_checkpoints(path)
+        elif path.name == "tensorboard":
+            yield from (inner for inner in sorted(path.iterdir()) if not OWN["tensorboard"].fullmatch(inner.name))
 
 
 def _strangers_beside_checkpoints(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         is_link = path.name in ("latest", "best") or write.LEFT_LINK.fullmatch(path.name) is not None
-        if not OWN["checkpoints"].fullmatch(path.name) or path.is_symlink() != is_link:
+        if (
+            not OWN["checkpoints"].fullmatch(path.name)
+            or path.is_symlink() != is_link
+            or not (is_link or path.is_dir())
+        ):
             yield path
         elif not is_link:
             yield from (inner for inner in sorted(path.iterdir()) if not OWN["step"].fullmatch(inner.name))
@@ -144,31 +154,34 @@ def note(folder: Path, setup: Setup) -> None:
         "parameters": parameters(setup.model),
         "text": setup.tokens.info,
     }
-    (folder / ENVIRONMENT).write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
-    (folder / RECIPE).write_text(recipe_file.dump(setup.recipe), encoding="utf-8")
+    write_whole(folder / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+    write_whole(folder / RECIPE, recipe_file.dump(setup.recipe))
     setup.tokens.tokenizer.save(folder / TOKENIZER)
 
 
-def go_on_from(folder: Path, checkpoint: Path) -> Path:
-    """Make a checkpoint the newest of a run, whose checkpoints are then one history; returns its place there.
+def go_on_from(folder: Path, checkpoint: Path, options: recipe.Training) -> Path:
+    """Make a checkpoint, which verifies, the newest of a run, whose checkpoints are then one history; returns its place
+    there.
 
     What lies beyond it is moved aside, not removed. A checkpoint of another run is copied, with the metrics that led to
-    it.
+    it. What a kill left undone after a save is done now.
     """
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = Checkpoints(folder / "checkpoints", options.keep_last, options.keep_every)
     checkpoints.folder.mkdir(parents=True, exist_ok=True)
     write.clean(checkpoints.folder)
     step, place = manifest.read(checkpoint).step, checkpoint
-    is_own = checkpoint.resolve() in [path.resolve() for path in checkpoints.all()]
-    _set_aside(checkpoints, step if is_own else -1)
-    if not is_own:
+    if checkpoint.resolve() in [path.resolve() for path in checkpoints.all()]:
+        _set_aside(checkpoints, step)
+    else:
+        # what led to it; where the checkpoint was taken out of a run, nobody knows what did
+        known = checkpoint.parents[1] / METRICS if checkpoint.parent.name == "checkpoints" else None
+        metrics = known.read_text(encoding="utf-8", errors="replace") if known and known.is_file() else ""
+        _set_aside(checkpoints, -1)
+        write_whole(folder / METRICS, metrics)
         place = checkpoints.path(step)
-        metrics = checkpoint.parents[1] / METRICS
-        (folder / METRICS).unlink(missing_ok=True)
-        if metrics.is_file():
-            shutil.copyfile(metrics, folder / METRICS)
         write.copy(checkpoint, place)
     checkpoints.link()
+    checkpoints.prune()
     return place
 
 
@@ -187,6 +200,6 @@ def _set_aside(checkpoints: Checkpoints, step: int) -> None:
         if (run / file).is_file():
             shutil.copyfile(run / file, branch / file)
     for path in reversed(later):
-        path.rename(aside.folder / path.name)
-    aside.link()
+        shutil.move(path, aside.folder / path.name)  # which copies where `checkpoints` lies on another disk
+        aside.link()
     print(f"moved aside to {branch}: {', '.join(path.name for path in later)}", file=sys.stderr)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lmlong.errors import LmlongError
 from lmlong.io.files import flush, parse_json
 
 
@@ -22,8 +23,13 @@ class Journal:
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
         }
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            raise LmlongError(
+                f"{self.path}: cannot be written ({error.strerror}). Mend that, and go on with --resume auto."
+            ) from error
 
     def flush(self) -> None:
         """Have the disk hold what was written: no line before a checkpoint may be lost to a power cut after it."""

@@ -4,7 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tqdm import tqdm
 
@@ -45,7 +45,8 @@ class Progress:
         if not self.bar.disable:
             # shorter here, so that it fits into 80 columns
             self.bar.set_description_str(text.replace("tokens/s", "tok/s"), refresh=False)
-            self.bar.update(1)
+            with suppress(OSError):  # a reader that has left is no reason to lose a run
+                self.bar.update(1)
         elif step % max(self.steps // 10, 1) == 0 or step == self.steps:
             left = tqdm.format_interval((self.steps - step) * seconds / len(self._recent))
             self.say(f"step {step}/{self.steps}: {text} {left} left")
@@ -61,7 +62,9 @@ class Progress:
     def say(self, line: str) -> None:
         """Print a line that stays, above the bar."""
         if not self.silent:
-            tqdm.write(line, file=sys.stderr)
+            with suppress(OSError):
+                tqdm.write(line, file=sys.stderr)
 
     def close(self) -> None:
-        self.bar.close()
+        with suppress(OSError):
+            self.bar.close()

@@ -23,6 +23,8 @@ def random_states() -> dict[str, Any]:
 def restore(states: dict[str, Any]) -> None:
     """Go on drawing from states that were kept; those of GPUs only where as many are there."""
     try:
+        if not 0 <= states["numpy"][2] <= 624:  # numpy itself reads past its numbers then
+            raise ValueError("numpy's place is none")
         random.setstate((random.getstate()[0], tuple(states["python"]), None))
         np.random.set_state(tuple(states["numpy"]))
         torch.set_rng_state(states["torch"])

@@ -34,10 +34,16 @@ def resume_point(folder: Path, resume: str) -> Path | None:
         try:
             manifest.verify(path)
             return path.resolve()
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             print(f"passed over: {error}", file=sys.stderr)
     if checkpoints:
-        raise CheckpointError(f"{folder}: none of its checkpoints verifies. Start anew with --overwrite.")
+        raise CheckpointError(
+            f"{folder}: none of its checkpoints can be gone on from, see above. Choose another --out."
+        )
+    if list(folder.glob("abandoned-*")):
+        raise CheckpointError(
+            f"{folder}: has no checkpoint but those moved aside. Name one of abandoned-*/checkpoints by --resume."
+        )
     return None
 
 

@@ -74,7 +74,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) ->
         if overwrite:
             clear(folder)
         if going_on:
-            going_on = go_on_from(folder, going_on)
+            going_on = go_on_from(folder, going_on, recipe.training)
         note(folder, setup)
         _say(setup, going_on or source)
 

@@ -1,8 +1,11 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends training after the step under way, saved; a second one ends it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends training after the step under way, saved; the same one
+again ends it at once."""
 
 import os
 import signal
+import stat
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -21,10 +24,8 @@ class StopOnSignal(Callback):
         self.received = 0  # by this process; it stays so once a signal has come
         self.agreed: int | None = None  # what all ranks stop for
         self._before: dict[int, Any] = {}
-        self._on_terminal: list[int] = []  # which of stdout and stderr
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._on_terminal = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         for number in STOPPING:
             if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # nohup has it ignored
                 self._before[number] = signal.signal(number, self._receive)
@@ -44,14 +45,22 @@ class StopOnSignal(Callback):
         return self.agreed is not None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:  # the terminal is gone: nobody can repeat a wish, and writing to it would fail
-            for descriptor in self._on_terminal:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-        elif self.received:
+        if number == signal.SIGHUP:  # whoever read the output is gone: writing to a terminal or a pipe would fail
+            self._turn_away()
+        elif self.received == number:
             os._exit(128 + number)
-        self.received = number
-        if is_first():
-            print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+        first, self.received = not self.received, number
+        if first and is_first():
+            with suppress(OSError):
+                print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+
+    @staticmethod
+    def _turn_away() -> None:
+        """Send what is still said to nobody, but where it goes into a file."""
+        for descriptor in (1, 2):
+            with suppress(OSError):
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -14,9 +14,10 @@ from typing import Any
 import lightning
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.read import read_training
+from lmlong.checkpoint.read import REAL, read_training
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.training.optimizer import by_decay
 from lmlong.training.randomness import random_states
@@ -26,6 +27,9 @@ Shapes = list[torch.Size]
 
 SCALER = "MixedPrecision"
 """Lightning's name for the state of the gradient scaler of float16."""
+
+WHOLE = {torch.int64, torch.int32, torch.uint8, torch.bool}
+"""What else a carried state may be made of: places, counts and marks."""
 
 OF_COURSE = ("recent", "text", "random")
 """What the callback of that name keeps."""
@@ -104,7 +108,7 @@ def _first_mistake(state: Any, shapes: Shapes) -> str:
 
 
 def _is_count(value: Any, *_: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 1 << 40
 
 
 def _are_means(found: Any, shapes: Shapes) -> bool:
@@ -118,23 +122,35 @@ def _are_means_of(found: Any, shape: torch.Size) -> bool:
     if not isinstance(found, dict) or found.keys() != {"step", "exp_avg", "exp_avg_sq"}:
         return False
     wanted = {"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape}
-    sound = all(_is_finite(tensor) and tensor.shape == wanted[name] for name, tensor in found.items())
+    sound = all(_is_finite(tensor, wanted[name]) for name, tensor in found.items())
     return sound and bool(found["step"] >= 0) and bool((found["exp_avg_sq"] >= 0).all())
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.isfinite().all())
+def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:
+    """Whether this is a tensor of finite numbers, which float32 can hold, of a shape."""
+    if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided or value.is_meta:
+        return False
+    size = value.numel() * value.element_size()
+    if value.untyped_storage().nbytes() < size or (
+        shape is not None and value.shape != shape
+    ):  # before any work is done on it
+        return False
+    if not value.is_floating_point():
+        return shape is None and value.dtype in WHOLE
+    return value.dtype in REAL and bool(value.float().isfinite().all())
 
 
 def _is_scaler(value: Any, *_: Any) -> bool:
-    numbers = value.values() if isinstance(value, dict) else [value]
-    return value is None or all(type(number) in (int, float) for number in numbers)
+    return value is None or (
+        isinstance(value, dict)
+        and value.keys() == GradScaler("cpu").state_dict().keys()
+        and all(type(number) in (int, float) and math.isfinite(number) for number in value.values())
+    )
 
 
 def _are_carried(value: Any, *_: Any) -> bool:
     """Tensors; whether they fit is found out by whoever goes on from them, who knows the size of a batch."""
-    finite = (tensor.isfinite().all() for tensor in value or [] if isinstance(tensor, Tensor))
-    return isinstance(value, list) and all(isinstance(tensor, Tensor) for tensor in value) and all(finite)
+    return isinstance(value, list) and all(map(_is_finite, value))
 
 
 def _are_losses(value: Any, *_: Any) -> bool:

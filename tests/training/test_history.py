@@ -365,3 +365,10 @@ def test_a_run_under_nohup_goes_on(tiny: Path, tmp_path: Path) -> None:
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors
     assert linked(run, "latest") == 12
+
+
+def test_what_a_kill_left_to_prune_goes_when_the_run_goes_on(recipe_of: Recipes, tmp_path: Path) -> None:
+    """Also where nothing is left to train, as after a kill between the last link and the pruning."""
+    train(recipe_of(*OFTEN, "training.keep_last=9"), tmp_path / "run")
+    train(recipe_of(*OFTEN, "training.keep_last=2"), tmp_path / "run", resume="auto")
+    assert set(steps(tmp_path / "run")) == {11, 12, linked(tmp_path / "run", "best")}
