@@ -42,7 +42,7 @@ def compiled(folder: Path, constants: Mapping[str, float], otherwise: str) -> ct
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
         key = key_of(texts, FLAGS, dict(constants), compiler, version, _processor())
         made = fetch(
-            private_place() / key,
+            private_place(cache_folder()) / key,
             LIBRARY,
             lambda into: _compile([compiler, *flags, *units, "-o", str(into / CODE)]),
             True,
@@ -55,10 +55,10 @@ def compiled(folder: Path, constants: Mapping[str, float], otherwise: str) -> ct
 
 
 @cache
-def private_place() -> Path:
+def private_place(cache: Path) -> Path:
     """Where compiled code is kept: in the cache, or, where others can write to that and so exchange the code, in one of
     this user's own; where there is none, in a folder that goes with this process."""
-    first, *others = dict.fromkeys([cache_folder() / "native", home_cache() / "native"])
+    first, *others = dict.fromkeys([cache / "native", home_cache() / "native"])
     if make_private(first):
         return first.resolve()  # a link on the way could be exchanged
     for place in others:

@@ -36,7 +36,7 @@ def documents(file: TokenFile, tokenizer: Tokenizer) -> list[str]:
 
 
 def folders(cache: Path) -> list[Path]:
-    return sorted((cache / "tokens").iterdir())
+    return sorted(path for path in (cache / "tokens").iterdir() if not path.name.endswith(".lock"))
 
 
 @pytest.mark.parametrize("options", [{"kind": "bytes"}, {"vocabulary": 400}])

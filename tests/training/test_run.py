@@ -174,15 +174,14 @@ def test_a_run_that_diverges_stops_before_the_step(recipe_of: Recipes, tmp_path:
 def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert resume_point(run, "auto") is None, "a run that has not begun begins"
-    train(recipe_of("training.validate_every=4"), run)
+    train(recipe_of("training.keep_last=9"), run)
     newest = (run / "checkpoints" / "latest").resolve()
     assert resume_point(run, "auto") == newest
-    older = newest.with_name("step-00000001")
-    older.mkdir()
-    for path in newest.iterdir():
-        (older / path.name).write_bytes(path.read_bytes())
     (newest / "training.pt").write_bytes(b"")
-    assert resume_point(run, "auto") in {older, (run / "checkpoints" / "best").resolve()}
+    assert resume_point(run, "auto") == newest.with_name("step-00000008")
+    train(recipe_of("training.keep_last=9"), run, resume="auto")
+    manifest.verify(newest)
+    assert (run / "abandoned-1" / "checkpoints" / newest.name / "training.pt").read_bytes() == b""
 
 
 def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
