@@ -152,8 +152,8 @@ def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float)
     )
     naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, torch.float32), upstream)
     assert measured[0].abs().max() > 0
-    # torch's fused softmax computes exp to about 20 bits; and where a window shows one key alone, whose gradient is 0, it
-    # leaves what rounding leaves of two equal sums over v, which some processors add up in another order each
+    # torch's fused softmax computes exp to about 20 bits; and where a window shows one key alone, whose gradient is 0,
+    # it leaves what rounding leaves of two equal sums over v, each of which some processors add up in its own order
     floor = 2.5e-6 * (max(scale, 1.0) if form.kind == "window" else 1.0)
     for mine, formula, exact in zip(measured, naive, truth, strict=True):
         allowed = 4 * max(_distance(formula, exact, upstream), floor)

@@ -372,3 +372,64 @@ def test_what_a_kill_left_to_prune_goes_when_the_run_goes_on(recipe_of: Recipes,
     train(recipe_of(*OFTEN, "training.keep_last=9"), tmp_path / "run")
     train(recipe_of(*OFTEN, "training.keep_last=2"), tmp_path / "run", resume="auto")
     assert set(steps(tmp_path / "run")) == {11, 12, linked(tmp_path / "run", "best")}
+
+
+# --- what is somebody's own
+
+
+def test_a_checkpoint_taken_out_of_its_place_keeps_the_metrics_that_are_there(
+    recipe_of: Recipes, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(recipe_of("training.steps=6"), run)
+    (run / "checkpoints" / "step-00000006").rename(run / "checkpoints" / "keep")
+    train(recipe_of("training.steps=8"), run, resume=str(run / "checkpoints" / "keep"))
+    assert [step for step, _ in losses(run)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "environment.json", "recipe.yaml", "tokenizer.model", ".lock"])
+@pytest.mark.parametrize("how", ["auto", "other"])
+def test_going_on_writes_over_nobodys_files(recipe_of: Recipes, tmp_path: Path, name: str, how: str) -> None:
+    mine = tmp_path / "mine" / name
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    if how == "other":
+        train(recipe_of("training.steps=1"), tmp_path / "other")
+    with pytest.raises(UsageError, match=r"Choose (another )?--out"):
+        train(recipe_of(), tmp_path / "mine", resume="auto" if how == "auto" else str(tmp_path / "other"))
+    assert mine.read_text() == "mine"
+
+
+def test_files_among_events_are_not_overwritten(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.steps=1", "training.tensorboard=true"), tmp_path / "run")
+    (tmp_path / "run" / "tensorboard" / "thesis.tex").write_text("mine")
+    with pytest.raises(UsageError, match=r"thesis\.tex: not of a run"):
+        train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
+    (tmp_path / "run" / "tensorboard" / "thesis.tex").unlink()
+    train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
+
+
+def test_weights_whose_manifest_is_damaged_are_never_pruned(recipe_of: Recipes, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(recipe_of(*OFTEN, "training.steps=5", "training.keep_last=9"), run)
+    manifest_of_two = run / "checkpoints" / "step-00000002" / "manifest.json"
+    manifest_of_two.write_text(manifest_of_two.read_text().replace("validation", "valibation"))
+    train(recipe_of(*OFTEN, "training.steps=6"), run, resume="auto")
+    assert 2 in steps(run) and 3 not in steps(run)
+
+
+@pytest.mark.parametrize("what", ["file", "link", "dangling link", "copy of another step"])
+def test_what_is_in_the_way_of_a_checkpoint_is_moved_not_lost(recipe_of: Recipes, tmp_path: Path, what: str) -> None:
+    run = tmp_path / "run"
+    train(recipe_of("training.steps=4"), run)
+    place = run / "checkpoints" / "step-00000008"
+    if what == "file":
+        place.write_text("mine")
+    elif what == "copy of another step":
+        shutil.copytree(run / "checkpoints" / "step-00000004", place)
+    else:
+        place.symlink_to("step-00000004" if what == "link" else "nowhere")
+    train(recipe_of("training.keep_last=9"), run, resume="auto")
+    moved = run / "checkpoints" / "step-00000008-moved-1"
+    assert moved.is_symlink() or moved.exists()
+    manifest.verify(place)

@@ -187,6 +187,7 @@ def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, tmp_path: Pat
 def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
+    (run / "environment.json").write_text('{"packages": {"lmlong": "0.1.0"}}')
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
     train(recipe_of("training.steps=2"), run, resume="auto")
     assert len(losses(run)) == 2 and 9.0 not in losses(run)
