@@ -7,6 +7,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from json import dumps
 from pathlib import Path
@@ -149,9 +150,7 @@ def _has_digest(path: Path, digest: str) -> bool:
         return True
     if files.sha256(path) != digest:
         return False
-    try:
+    with suppress(OSError):  # without a home to write to it is hashed each time
         known.parent.mkdir(parents=True, exist_ok=True)
         known.touch()
-    except OSError:
-        pass  # without a home to write to it is hashed each time
     return True

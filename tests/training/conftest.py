@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,11 +51,19 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the recipe, its book and a cache, for all tests of a file."""
     folder = tmp_path_factory.mktemp("shared")
     write_tiny(folder)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def shared_recipe_of(shared: Path) -> Callable[..., Recipe]:
+    """The recipe of that folder with overrides."""
+    return lambda *overrides: recipe_file.load(str(shared / "tiny.yaml"), overrides)
 
 
 @pytest.fixture

@@ -15,25 +15,21 @@ from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
 from lmlong.io.manifest import make
 from lmlong.recipe import Recipe
-from lmlong.recipe import file as recipe_file
 from lmlong.training.run import train
 
 Recipes = Callable[..., Recipe]
 
 
 @pytest.fixture(scope="module")
-def trained(shared: Path) -> Path:
+def trained(shared: Path, shared_recipe_of: Recipes) -> Path:
     """A run of two steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMLONG_CACHE", str(shared / "cache"))
-        train(recipe_file.load(str(shared / "tiny.yaml"), ["training.steps=2"]), shared / "run")
+    train(shared_recipe_of("training.steps=2"), shared / "run")
     return shared / "run"
 
 
 @pytest.fixture
-def recipe_of(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Recipes:
-    monkeypatch.setenv("LMLONG_CACHE", str(shared / "cache"))
-    return lambda *overrides: recipe_file.load(str(shared / "tiny.yaml"), overrides)
+def recipe_of(shared_recipe_of: Recipes) -> Recipes:
+    return shared_recipe_of
 
 
 @pytest.fixture

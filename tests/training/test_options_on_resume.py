@@ -9,7 +9,6 @@ import pytest
 from lmlong.checkpoint import read
 from lmlong.errors import UsageError
 from lmlong.recipe import Recipe, Training
-from lmlong.recipe import file as recipe_file
 from lmlong.training.resume import same_run
 from lmlong.training.run import train
 
@@ -77,17 +76,14 @@ def test_no_option_is_forgotten() -> None:
 
 
 @pytest.fixture(scope="module")
-def four_steps(shared: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMLONG_CACHE", str(shared / "cache"))
-        train(recipe_file.load(str(shared / "tiny.yaml"), ["training.steps=4"]), shared / "run")
+def four_steps(shared: Path, shared_recipe_of: Recipes) -> Path:
+    train(shared_recipe_of("training.steps=4"), shared / "run")
     return shared / "run"
 
 
 @pytest.fixture
-def recipe_of(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Recipes:
-    monkeypatch.setenv("LMLONG_CACHE", str(shared / "cache"))
-    return lambda *overrides: recipe_file.load(str(shared / "tiny.yaml"), overrides)
+def recipe_of(shared_recipe_of: Recipes) -> Recipes:
+    return shared_recipe_of
 
 
 @pytest.fixture
