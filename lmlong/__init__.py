@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from lmlong.errors import LmlongError
 
 if TYPE_CHECKING:
-    from lmlong.inference.loading import Loaded, load
+    from lmlong.inference.loading import TrainedLanguageModel, load
 
 __version__ = "0.1.0"
-__all__ = ["LmlongError", "Loaded", "load"]
+__all__ = ["LmlongError", "TrainedLanguageModel", "load"]
 
-_HOMES = {"Loaded": "lmlong.inference.loading", "load": "lmlong.inference.loading"}
+_HOMES = {"TrainedLanguageModel": "lmlong.inference.loading", "load": "lmlong.inference.loading"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,9 @@
-"""What can go wrong for a user: a tree of errors, each with the exit code its command ends with.
+"""The errors shown to a user: a tree of exceptions, each with the exit code of its command.
 
-LmlongError                1  a failure that is none of the below
-├── UsageError             2  a recipe, an option or the data cannot be used as given
+LmlongError                1  any other failure
+├── UsageError             2  a recipe, an option or the data cannot be used
 │   └── RecipeError        2  the mistakes of one recipe, all at once
-├── DivergedError          3  training left the finite numbers
+├── DivergedError          3  a loss or gradient of training was not finite
 └── CheckpointError        4  a checkpoint is missing, damaged or of another model
 """
 
@@ -22,7 +22,7 @@ class UsageError(LmlongError):
 
 
 class RecipeError(UsageError):
-    """Every mistake found in a recipe, one message each."""
+    """All mistakes found in a recipe, one message each."""
 
     def __init__(self, mistakes: list[str]):
         super().__init__("\n".join(mistakes))
@@ -38,13 +38,13 @@ class CheckpointError(LmlongError):
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """' Did you mean 'x'?' for the known word closest to a misspelt one, or nothing."""
+    """Return " Did you mean 'x'?" for the known word closest to a misspelt one, or an empty string."""
     match = get_close_matches(str(word), list(known), n=1, cutoff=0.6)
     return f" Did you mean '{match[0]}'?" if match else ""
 
 
-def other_format(name: object, found: int, known: int) -> str:
-    """What to do about a file of a version of its format that this lmlong does not read."""
+def other_format(name: object, found: int, known: int, again: str = "Make it again") -> str:
+    """Return the remedy for a file whose format has a version that this lmlong does not read."""
     if found > known:
         return f"{name}: format {found} is of a newer lmlong, this one reads {known}. Update lmlong."
-    return f"{name}: format {found} is of an older lmlong, this one reads {known}. Make it again, or use the older one."
+    return f"{name}: format {found} was written by an older lmlong, this one reads {known}. {again}."

@@ -1,117 +1,234 @@
-"""Every command and every claim of the README that can be run is run here, training shortened by overrides."""
+"""Every command and claim of the README and the docs that can be run is run here, training shortened by overrides.
 
+Commands in ```sh blocks are run; of all others it is checked that they and their options exist.
+"""
+
+import functools
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
+from lmlong.attention import laws
+from lmlong.cli.main import lmlong
+from lmlong.data import tokenizer as tokenizers
+from lmlong.model.base import count_parameters
 from lmlong.model.build import build
-from lmlong.model.language_model import parameters
 from lmlong.recipe import file as recipe_file
-from lmlong.text import tokenizer as tokenizers
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 SHORT = ["training.steps=3", "text.sequence_length=64", "training.batch_size=1", "model.width=32", "model.layers=2"]
 SHORT += ["model.attention.linformer.projected=16"]  # as many slots as so short a sequence has room for
-
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
-SHELL = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+FIRST = "pip install -e . && lmlong train quickstart"
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = shlex.split(command)
-    assert words[0] == "lmlong"
-    return subprocess.run(
-        [sys.executable, "-m", "lmlong", *words[1:]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "LMLONG_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
-    )
+def blocks(page: str, kind: str) -> list[str]:
+    """Return the fenced blocks of a kind; commands over several lines are joined into one."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+    return [block.replace("\\\n", " ") for name, block in found if name == kind]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder in which the README's first command was run."""
-    folder = tmp_path_factory.mktemp("stranger")
-    assert SHELL[0] == "pip install -e . && lmlong train quickstart"
-    (folder / "my-book.txt").write_text("It was a dark and stormy night. " * 200)
-    result = run(shortened(SHELL[0].split(" && ")[1]), folder)
-    assert result.returncode == 0, result.stderr
-    assert "gzip -9" in result.stdout
-    return folder
+def commands(page: str) -> list[str]:
+    """Return the commands to run, but for those that install or test."""
+    return [line for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("lmlong ")]
 
 
 def shortened(command: str) -> str:
-    """A training command with all that makes it long overridden."""
+    """Return a training command with all that makes it long overridden."""
     if not command.startswith("lmlong train"):
         return command
     keys = [option.partition("=")[0] for option in SHORT]
     return " ".join([*(word for word in command.split() if word.partition("=")[0] not in keys), *SHORT])
 
 
-def commands() -> list[str]:
-    """The README's commands after the first, but for those that install or test."""
-    return [line for line in SHELL[1:] if line.startswith("lmlong ")]
+def run(words: list[str], folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "LMLONG_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
+    )
 
 
-def test_the_readme_names_commands() -> None:
-    assert len(commands()) >= 6
-    assert "pip install -e '.[test]' && pytest" in SHELL
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
 
 
-def test_every_command_works(folder: Path) -> None:
-    for command in commands():
-        result = run(shortened(command), folder)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A folder in which the README's first command was run."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    (folder / "my-book.txt").write_text("It was a dark and stormy night. " * 200)
+    first = shortened(FIRST.split(" && ")[1])
+    result = run(["-m", *shlex.split(first)], folder, cache)
+    assert result.returncode == 0, result.stderr
+    assert "gzip -9" in result.stdout
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_once(folder: Path, cache: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """A command that stands on several pages is run for the first of them."""
+    return functools.cache(lambda command: run(["-m", *shlex.split(shortened(command))], folder, cache))
+
+
+def test_the_readme_begins_and_ends_with_the_commands_of_everyone() -> None:
+    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
+    assert (lines[0], lines[-1]) == (FIRST, "pip install -e '.[test]' && pytest")
+    assert lines[1].startswith("lmlong generate runs/quickstart")
+
+
+@pytest.mark.parametrize("page", sorted(page for page in PAGES if commands(page)))
+def test_every_command_of_a_page_works(run_once: Callable[[str], subprocess.CompletedProcess[str]], page: str) -> None:
+    for command in commands(page):
+        result = run_once(command)
         assert result.returncode == 0, f"{command}: {result.stderr}"
         assert result.stdout.strip(), command
-        if command.startswith("lmlong generate"):
+        if command.startswith("lmlong generate") and "--stats" not in command:
             assert result.stderr == ""
 
 
-def test_the_python_example_works(folder: Path) -> None:
-    (example,) = (block for kind, block in BLOCKS if kind == "python")
-    result = subprocess.run(
-        [sys.executable, "-c", example], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+def test_the_python_example_works(folder: Path, cache: Path) -> None:
+    (example,) = blocks("README.md", "python")
+    result = run(["-c", example], folder, cache)
     assert result.returncode == 0, result.stderr
     assert result.stdout
 
 
-def test_the_table_of_recipes_is_that_of_the_shelf() -> None:
-    rows = dict(re.findall(r"^\| `([\w-]+)` \|.*?\| ([\d.]+) M \|", README, flags=re.MULTILINE))
-    assert rows.keys() == recipe_file.shelf().keys()
+def named(page: str) -> list[str]:
+    """Return the commands that a page names, in blocks and in its text."""
+    lines = [line for kind in ("", "sh") for block in blocks(page, kind) for line in block.splitlines()]
+    inline = re.findall(r"`(lmlong\s[^`]+)`", re.sub(r"^```.*?^```", "", PAGES[page], flags=re.DOTALL | re.MULTILINE))
+    return [" ".join(command.split()) for command in [*lines, *inline] if command.startswith("lmlong")]
+
+
+def find(words: list[str]) -> click.Command:
+    """Return the command that is called by words such as `lmlong state build`."""
+    command: click.Command = lmlong
+    for word in words[1:]:
+        if not isinstance(command, click.Group):
+            break
+        found = command.get_command(click.Context(command), word)
+        assert found, f"there is no {' '.join(words)}"
+        command = found
+    return command
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
+
+
+@pytest.mark.parametrize("page", sorted(page for page in PAGES if named(page)))
+def test_every_command_that_a_page_names_has_the_options_it_is_named_with(page: str) -> None:
+    for command in named(page):
+        words = shlex.split(command)
+        given = {word.partition("=")[0] for word in words if word.startswith("-")}
+        assert given <= options(find(words)), command
+
+
+def leaves(group: click.Group, path: str) -> Iterator[str]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}"
+
+
+def test_the_table_of_commands_holds_every_command_with_options_that_it_has() -> None:
+    table = re.findall(r"^\| (`lmlong .*?) \| (.*) \|$", PAGES["docs/commands.md"], flags=re.MULTILINE)
+    shown = [command for names, _ in table for command in re.findall(r"`(.+?)`", names)]
+    for leaf in leaves(lmlong, "lmlong"):
+        assert any(f"{command} ".startswith(f"{leaf} ") for command in shown), f"docs/commands.md lacks {leaf}"
+    for names, text in table:
+        every = set().union(*(options(find(name.split())) for name in re.findall(r"`(.+?)`", names)))
+        assert set(re.findall(r"--[\w-]+", text)) <= every, names
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_every_link_leads_somewhere(page: str) -> None:
+    here = (ROOT / page).parent
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", PAGES[page]):
+        file = here / target if target else ROOT / page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text()), f"{target}#{anchor}"
+
+
+def test_the_index_has_every_page() -> None:
+    for page in PAGES.keys() - {"README.md", "docs/index.md"}:
+        assert f"({Path(page).name}" in PAGES["docs/index.md"], page
+
+
+def test_the_file_map_names_what_exists_and_every_room() -> None:
+    paths = re.findall(r"^    (lmlong/\S+)", README, flags=re.MULTILINE)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    rooms = {path.parent.name for path in (ROOT / "lmlong").glob("*/*.py")}
+    assert rooms == {path.split("/")[1] for path in paths}
+
+
+def test_the_laws_are_one_list() -> None:
+    def numbered(text: str) -> list[str]:
+        return re.findall(r"^ *(\d+\. .*)$", text, flags=re.MULTILINE)
+
+    assert numbered(PAGES["docs/laws.md"]) == numbered(laws.__doc__ or "")
+    assert len(numbered(laws.__doc__ or "")) == 11
+    assert "[eleven laws](docs/laws.md)" in " ".join(README.split())
+    for page in PAGES.keys() - {"docs/laws.md"}:
+        assert not re.search(r"\b(six|seven|eight|nine|ten|twelve) laws", PAGES[page]), page
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_a_command_over_several_lines_can_be_pasted(page: str) -> None:
+    assert not re.search(r"\\\\$", PAGES[page], flags=re.MULTILINE)
+
+
+def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:
+    table = re.findall(r"^\| `([\w-]+)` \|.*?\| ([\d.]+) M \|", PAGES["docs/recipes.md"], flags=re.MULTILINE)
+    rows = dict(table)
+    assert rows.keys() == recipe_file.shipped_recipes().keys()
     for name, millions in rows.items():
         recipe = recipe_file.load(name)
         with torch.device("meta"):
             model = build(recipe, recipe.text.tokenizer.vocabulary)
-        assert round(parameters(model) / 1e6, 1) == pytest.approx(
+        assert round(count_parameters(model) / 1e6, 1) == pytest.approx(
             float(millions), abs=0.5 if "." not in millions else 0.01
         )
 
 
-@pytest.mark.parametrize("name", recipe_file.shelf())
+@pytest.mark.parametrize("name", recipe_file.shipped_recipes())
 def test_every_recipe_says_how_it_is_run_and_builds(name: str) -> None:
-    first = recipe_file.shelf()[name].read_text().splitlines()[0]
+    first = recipe_file.shipped_recipes()[name].read_text().splitlines()[0]
     assert first.startswith(f"# lmlong train {name}")
     overrides = [word for word in shlex.split(first)[4:] if "=" in word]
     recipe = recipe_file.load(name, overrides)
     small = recipe.model.model_copy(update={"width": 2 * recipe.model.heads, "positions": "none"})
     model = build(recipe.model_copy(update={"model": small}), 300)
-    nats, _ = model.lose(torch.arange(40)[None], torch.arange(1, 41)[None], None, None, None)
+    nats, _ = model.loss(torch.arange(40)[None], torch.arange(1, 41)[None])
     assert nats.item() / 40 == pytest.approx(5.7, abs=0.5)  # ln 300: it has learned nothing yet
 
 
 def test_the_tokenizer_of_the_quickstart_is_lossless(folder: Path) -> None:
     tokenizer = tokenizers.load(folder / "runs" / "quickstart" / "tokenizer.model")
-    text = (ROOT / "README.md").read_text() + "\x00\u2581 \t\r\n"
+    text = README + "\x00\u2581 \t\r\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text

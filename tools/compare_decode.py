@@ -2,7 +2,7 @@
 
     pip install transformers && python tools/compare_decode.py --plot docs/decode.png
 
-Each contestant is filled with a text of the length first, untimed, then writes; rounds of all contestants take turns,
+Each candidate is filled with a text of the length first, untimed, then writes; rounds of all candidates take turns,
 so that a machine that slows down does so for all, and a few tokens before each round are not timed either: they find
 the weights of another model in the processor's cache. Float32, batch 1, random weights of the same shape: layers,
 width, vocabulary, and an MLP of about as many parameters. transformers runs with its dynamic and its static cache; ours
@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from lmlong import recipe
-from lmlong.inference.memory import Memory, ask, followed, read
-from lmlong.model.compiled import compile_step
-from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.inference.session import Session, append_token, next_logits, prefill
+from lmlong.model.base import count_parameters
+from lmlong.model.decode.fast_step import make_fast_step
+from lmlong.model.language_model import LanguageModel
 
 VOCABULARY = 8192
 SHAPES = {"small": (4, 256, 4), "large": (12, 768, 12)}  # layers, width, heads
@@ -41,22 +42,22 @@ def ours(kind: str, layers: int, width: int, heads: int) -> tuple[LanguageModel,
     shape = recipe.Model(layers=layers, width=width, heads=heads, attention=recipe.Attention(kind=kind))  # type: ignore[arg-type]
     torch.manual_seed(0)
     model = LanguageModel(shape, VOCABULARY).eval()
-    return model, parameters(model)
+    return model, count_parameters(model)
 
 
-def filled(model: LanguageModel, length: int) -> Memory:
+def filled(model: LanguageModel, length: int) -> Session:
     """What a model remembers of a text of so many tokens."""
     tokens = torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(1)).tolist()
-    return read(model, [tokens])
+    return prefill(model, [tokens])
 
 
-def ours_at(model: LanguageModel, memory: Memory) -> Write:
+def ours_at(model: LanguageModel, session: Session) -> Write:
     """The model after a text."""
-    held = [memory]
+    held = [session]
 
     def write() -> None:
-        logits, state = ask(model, held[0])
-        held[0] = followed(held[0], state, logits.argmax(-1))
+        logits, state = next_logits(model, held[0])
+        held[0] = append_token(held[0], state, logits.argmax(-1))
 
     return write
 
@@ -65,8 +66,8 @@ def native(model: LanguageModel, kept: torch.dtype = torch.float32) -> LanguageM
     """The same model, its step as native code, with its matrices kept so."""
     other = copy.deepcopy(model)
     if kept != torch.float32:
-        other.round_matrices(kept)
-    compile_step(other)
+        other.quantize(kept)
+    make_fast_step(other)
     return other
 
 
@@ -125,7 +126,7 @@ def seconds(writers: dict[str, Write], tokens: int, rounds: int, threads: int) -
 
 
 def measure(shape: str, lengths: list[int], tokens: int, rounds: int, threads: int) -> list[dict[str, Any]]:
-    """Tokens per second of every contestant at every length."""
+    """Tokens per second of every candidate at every length."""
     layers, width, heads = SHAPES[shape]
     linear, count = ours("linear", layers, width, heads)
     native_steps = {"native": native(linear)}
@@ -144,9 +145,9 @@ def measure(shape: str, lengths: list[int], tokens: int, rounds: int, threads: i
     rows = []
     for length in lengths:
         steps = (WARM + tokens) * (rounds + 1)
-        memory = filled(linear, length)
-        writers = {"linear": ours_at(linear, memory), "softmax": ours_at(softmax, filled(softmax, length))}
-        writers |= {name: ours_at(model, memory) for name, model in native_steps.items()}
+        session = filled(linear, length)
+        writers = {"linear": ours_at(linear, session), "softmax": ours_at(softmax, filled(softmax, length))}
+        writers |= {name: ours_at(model, session) for name, model in native_steps.items()}
         if other is not None:
             writers["GPT-2 dynamic"] = gpt2_at(other, length, False, steps)
             writers["GPT-2 static"] = gpt2_at(other, length, True, steps)

@@ -18,17 +18,18 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import NamedTuple
 
-from lmlong.bench.kept import Kept
 from lmlong.checkpoint import manifest as checkpoints
 from lmlong.checkpoint import read
+from lmlong.data import token_dataset as tokens
+from lmlong.data import tokenizer_training as trained_tokenizer
 from lmlong.errors import CheckpointError
+from lmlong.experiments.kept_results import KeptResult
 from lmlong.inference.loading import load
 from lmlong.io import manifest
 from lmlong.io.manifest import Damaged, Format
-from lmlong.native.library import LIBRARY, find_compiler
+from lmlong.native.build import LIBRARY, find_compiler
 from lmlong.recipe import file as recipe_file
-from lmlong.text import tokens, trained_tokenizer
-from lmlong.training.journal import Journal
+from lmlong.training.metrics_log import MetricsLog
 from lmlong.training.run import train
 
 TEXT = "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals. "
@@ -73,7 +74,7 @@ def make_all(place: Path) -> dict[str, Kind]:
     train(recipe_file.load(str(place / "recipe.yaml")), run)
     checkpoint, loaded = read.find(run), load(run, "cpu")
     loaded.save_state(loaded.read(TEXT), place / "book.state")
-    kept = Kept(place / "bench", "result", {"steps": 3})
+    kept = KeptResult(place / "bench", "result", {"steps": 3})
     kept.get(lambda: {"bits_per_byte": 1.234})
 
     def read_all() -> None:
@@ -104,11 +105,11 @@ def make_all(place: Path) -> dict[str, Kind]:
 
 def resumes(run: Path) -> bool:
     """What a run does with its metrics before it goes on must never fail."""
-    journal = Journal(run / "metrics.jsonl")
-    whole = journal.path.read_bytes()
+    metrics_log = MetricsLog(run / "metrics.jsonl")
+    whole = metrics_log.path.read_bytes()
     with redirect_stderr(io.StringIO()):
-        journal.cut_back(3)
-    journal.path.write_bytes(whole)
+        metrics_log.cut_back(3)
+    metrics_log.path.write_bytes(whole)
     return True
 
 

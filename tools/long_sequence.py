@@ -17,11 +17,11 @@ import time
 import torch
 
 from lmlong import recipe
-from lmlong.attention.contract import tensors
-from lmlong.lengths import name_length, parse_lengths
+from lmlong.attention.base import state_tensors
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.segments import split
-from lmlong.model.states import detached
+from lmlong.model.segments import split_segments
+from lmlong.model.state import detach_state
+from lmlong.report.lengths import name_length, parse_lengths
 
 VOCABULARY = 1024
 
@@ -41,14 +41,14 @@ def step(model: LanguageModel, mode: str, tokens: torch.Tensor, segment: int) ->
     """Forward and backward over the whole sequence."""
     targets = tokens.roll(-1, 1)
     if mode != "truncated":
-        nats, scored = model.loss(tokens, targets, None, segment if mode == "segments" else None)
-        (nats / scored).backward()
+        nll, _ = model.loss(tokens, targets, segment=segment if mode == "segments" else None)
+        (nll / tokens.numel()).backward()
         return
     state = model.init_state(1)
-    for part in split(segment, tokens, targets, None):
-        nats, after = model._summed(*part, state)
-        (nats / tokens.numel()).backward()
-        state = detached(after)
+    for part in split_segments(segment, tokens, targets, None):
+        nll, after = model.loss(*part, state)
+        (nll / tokens.numel()).backward()
+        state = detach_state(after)
 
 
 def measure(mode: str, length: int, segment: int) -> None:
@@ -62,7 +62,7 @@ def measure(mode: str, length: int, segment: int) -> None:
         step(model, mode, tokens, segment)
     seconds = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    states = sum(x.numel() * x.element_size() for x in tensors(model.init_state(1))) * (length // segment - 1)
+    states = sum(x.numel() * x.element_size() for x in state_tensors(model.init_state(1))) * (length // segment - 1)
     print(peak - before, seconds, states)
 
 

@@ -36,8 +36,8 @@ def main() -> None:
         plan = make_plan(recipe_file.load(shipped, options))
         peak, speed = train(shipped, options)
         seconds = plan.tokens_per_step / speed
-        memory = [f"{plan.demand.bytes / 1e6:,.0f}", f"{peak / 1e6:,.0f}", f"{plan.demand.bytes / peak:.2f}"]
-        print(f"| {' | '.join([name, *memory, f'{plan.demand.seconds:.2f}', f'{seconds:.2f}'])} |", flush=True)
+        memory = [f"{plan.cost.bytes / 1e6:,.0f}", f"{peak / 1e6:,.0f}", f"{plan.cost.bytes / peak:.2f}"]
+        print(f"| {' | '.join([name, *memory, f'{plan.cost.seconds:.2f}', f'{seconds:.2f}'])} |", flush=True)
 
 
 def train(recipe: str, options: list[str]) -> tuple[int, float]:

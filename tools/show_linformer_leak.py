@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL, ENCODER
-from lmlong.attention.linformer import Linformer
+from lmlong.attention.encoder.linformer import Linformer
+from lmlong.attention.registry import CAUSAL, ENCODER
 
 TOKENS, SLOTS, HEADS, WIDTH = 64, 8, 2, 16
 
@@ -28,7 +28,7 @@ def masked_linformer(attention: Linformer, q: Tensor, k: Tensor, v: Tensor) -> T
 
 def causal_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     attention = CAUSAL["linear"](HEADS, WIDTH, recipe.Attention(decay="none"))
-    y, _ = attention.prefill(q, k, v, attention.init_state(len(q), q.device, q.dtype))
+    y, _ = attention(q, k, v, attention.init_state(len(q), q.device, q.dtype))
     return y
 
 

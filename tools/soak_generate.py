@@ -1,4 +1,4 @@
-"""A text without end in memory that does not grow: resident memory and speed, early and late.
+"""A text without end in session that does not grow: resident session and speed, early and late.
 
     python tools/soak_generate.py --tokens 1000000
 
@@ -15,12 +15,12 @@ import time
 import torch
 
 from lmlong import recipe
-from lmlong.inference.memory import Memory, read
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler, Sampling
-from lmlong.inference.streaming import Writing
-from lmlong.model.compiled import compile_step, obstacle
+from lmlong.inference.session import Session, prefill
+from lmlong.model.decode.fast_step import make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
-from lmlong.text.tokenizer import ByteTokenizer
 
 BLOCK, EARLY, ROUNDS = 1_000, 10_000, 15
 
@@ -34,21 +34,21 @@ class Endless(ByteTokenizer):
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """Bytes of this process that are in session now."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def write(model: LanguageModel, memory: Memory, tokens: int) -> Memory:
+def write(model: LanguageModel, session: Session, tokens: int) -> Session:
     """Go on for so many tokens."""
-    writing = Writing(model, Endless(), memory, Sampler(Sampling(repetition_penalty=1.1)), tokens)
+    writing = Generation(model, Endless(), session, Sampler(Sampling(repetition_penalty=1.1)), tokens)
     for _ in writing:
         pass
-    return writing.memory
+    return writing.session
 
 
 def main() -> None:
-    """Write, and print memory and speed."""
+    """Write, and print session and speed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=64)
@@ -58,9 +58,9 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = Endless()
     model = LanguageModel(recipe.Model(width=options.width, layers=options.layers, heads=2), tokenizer.vocabulary)
-    if obstacle(model.eval()) is None:
-        compile_step(model)
-    early = late = write(model, read(model, [[tokenizer.bos]]), EARLY)
+    if no_fast_step(model.eval()) is None:
+        make_fast_step(model)
+    early = late = write(model, prefill(model, [[tokenizer.bos]]), EARLY)
     before = resident()
     while int(late.total) < options.tokens:
         begun = time.perf_counter()
@@ -70,13 +70,13 @@ def main() -> None:
     after, total = resident(), int(late.total)
     taken: dict[str, list[float]] = {"early": [], "late": []}
     for _ in range(ROUNDS):
-        for name, memory in (("early", early), ("late", late)):
+        for name, session in (("early", early), ("late", late)):
             begun = time.perf_counter()
-            write(model, memory, BLOCK)
+            write(model, session, BLOCK)
             taken[name].append((time.perf_counter() - begun) / BLOCK)
     first, last = (statistics.median(times) for times in taken.values())
     print(
-        f"memory  {before / 1e6:.2f} MB after {EARLY:,} tokens, {after / 1e6:.2f} MB after {total:,}: "
+        f"session  {before / 1e6:.2f} MB after {EARLY:,} tokens, {after / 1e6:.2f} MB after {total:,}: "
         f"{after / before - 1:+.2%}"
     )
     print(

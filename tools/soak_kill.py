@@ -3,7 +3,7 @@
 
     tools/soak_kill.py [--only plain,ddp] [--kills 100] [--signal KILL] [--seed 0] [--jobs 2] [--json FILE]
 
-Each case trains twice: left alone, and killed time and again. Journal, checkpoints, links, weights and training states
+Each case trains twice: left alone, and killed time and again. Metrics, checkpoints, links, weights and training states
 must come out equal to the last bit, and nothing may be left over. Exits 1, and keeps the runs, if anything differs.
 """
 
@@ -70,7 +70,7 @@ CASES = {
     "masked": Case(("objective=masked",)),
     "carried": Case(("training.carry_state=true",)),
     "segments": Case(("training.segment=16", "text.rows=documents"), text="notes.jsonl"),
-    "favor": Case(("model.attention.feature_map=favor", "model.attention.favor.redraw_every=4")),
+    "favor": Case(("model.attention.feature_map=favor", "model.attention.favor.resample_every=4")),
     "dropout": Case(("model.dropout=0.1", "training.accumulate=2")),
     "ddp": Case(processes=2),
     "deepspeed-1": Case(("training.strategy=deepspeed", "training.deepspeed.stage=1"), processes=2),
@@ -105,7 +105,7 @@ class Run:
     """A run folder, and how it is trained into."""
 
     def __init__(self, recipe: Path, folder: Path, case: Case):
-        self.folder, self.checkpoints, self.journal = folder, folder / "checkpoints", folder / "metrics.jsonl"
+        self.folder, self.checkpoints, self.metrics_log = folder, folder / "checkpoints", folder / "metrics.jsonl"
         options = [*case.overrides, f"devices={case.processes}", "--out", str(folder), "--resume", "auto"]
         self.command = [sys.executable, "-m", "lmlong", "train", str(recipe), *options]
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "LMLONG_CACHE": str(recipe.with_name("cache"))}
@@ -122,12 +122,12 @@ class Run:
             child.wait()
 
     def lines(self) -> list[bytes]:
-        """The whole lines of the journal."""
-        there = self.journal.read_bytes() if self.journal.exists() else b""
+        """The whole lines of the metrics_log."""
+        there = self.metrics_log.read_bytes() if self.metrics_log.exists() else b""
         return there[: there.rfind(b"\n") + 1].splitlines()
 
     def last(self) -> dict[str, Any]:
-        """The last whole line of the journal."""
+        """The last whole line of the metrics_log."""
         return json.loads((self.lines() or [b'{"step": 0}'])[-1])
 
     def saved(self) -> list[int]:
@@ -135,8 +135,8 @@ class Run:
         return sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*"))
 
     def mark(self) -> tuple[int, int]:
-        """Which file the journal is, a new one whenever a run goes on, and the step a run would go on from."""
-        return self.journal.stat().st_ino if self.journal.exists() else 0, max(self.saved(), default=0)
+        """Which file the metrics log is, a new one whenever a run goes on, and the step a run would go on from."""
+        return self.metrics_log.stat().st_ino if self.metrics_log.exists() else 0, max(self.saved(), default=0)
 
 
 def end_group(child: subprocess.Popen) -> None:
@@ -191,17 +191,17 @@ def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: rand
     return moment(run, *before)
 
 
-def moment(run: Run, journal: int, start: int) -> str:
+def moment(run: Run, metrics_log: int, start: int) -> str:
     """What a run was doing when it was killed, by what it left behind; with its `mark` before it began."""
     (now, newest), last = run.mark(), run.last()
-    if now == journal or last["step"] <= start:
+    if now == metrics_log or last["step"] <= start:
         return "at start-up"
     hidden = [path.name for path in run.checkpoints.glob(".*")]
     for what, ending in (("pruning", ".removed"), ("linking", "t.partial"), ("saving", ".partial")):
         if any(name.endswith(ending) for name in hidden):
             return what
-    if not run.journal.read_bytes().endswith(b"\n"):
-        return "writing the journal"
+    if not run.metrics_log.read_bytes().endswith(b"\n"):
+        return "writing the metrics log"
     if newest != last["step"]:
         return "after a validation" if "validation" in last else "in a step"
     if (run.checkpoints / "latest").resolve().name != f"step-{newest:08d}":

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from lmlong.checkpoint import read
+from lmlong.data.batches import validation_batches
 from lmlong.evaluation.perplexity import validation_text
-from lmlong.inference.loading import Loaded, load
+from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.scoring import score
+from lmlong.model.metrics import loss_totals
 from lmlong.recipe import file as recipe_file
-from lmlong.text.batches import validation_batches
 from lmlong.training.run import train
 
 ATTENTIONS = {
@@ -31,26 +31,26 @@ ATTENTIONS = {
 }
 
 
-def bits_per_byte(loaded: Loaded) -> float:
+def bits_per_byte(loaded: TrainedLanguageModel) -> float:
     """On all of the held-out text, in windows as long as those of training."""
     length, tokenizer = loaded.recipe.text.sequence_length, loaded.tokenizer
     batches = validation_batches(validation_text(loaded).tokens, tokenizer.bos, tokenizer.eos, length, 16)
     tensors = (tuple(torch.from_numpy(part) for part in batch) for batch in batches)
-    return score(loaded.model, tensors, torch.from_numpy(tokenizer.token_bytes)).bits_per_byte  # type: ignore[arg-type]
+    return loss_totals(loaded.model, tensors, torch.from_numpy(tokenizer.token_bytes)).bits_per_byte  # type: ignore[arg-type]
 
 
 def overrides(name: str) -> list[str]:
     return ["model.positions=rotary", *(f"model.attention.{option}" for option in ATTENTIONS[name])]
 
 
-def swapped(run: str, name: str) -> Loaded:
+def swapped(run: str, name: str) -> TrainedLanguageModel:
     """The run's model with another attention, not trained further."""
     base = load(run, "cpu")
     recipe = recipe_file.load(str(base.checkpoint / "recipe.yaml"), overrides(name))
     torch.manual_seed(recipe.seed)
     model = LanguageModel(recipe.model, base.tokenizer.vocabulary)
     read.load_weights(model, base.checkpoint, new_attention=True)
-    return Loaded(model.eval(), base.tokenizer, recipe, base.checkpoint)
+    return TrainedLanguageModel(model.eval(), base.tokenizer, recipe, base.checkpoint)
 
 
 def after(run: str, name: str, steps: int, rate: float, out: Path) -> float:

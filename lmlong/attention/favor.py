@@ -1,8 +1,8 @@
-"""FAVOR+ (Choromanski et al. 2021): random features whose products are, in the mean, softmax's exponential.
+"""FAVOR+ (Choromanski et al. 2021): random features whose products are softmax's exponential in expectation.
 
     exp(q . k) = E_w [exp(w . q - |q|^2 / 2) exp(w . k - |k|^2 / 2)],  w a normal vector
 
-B batch, H heads, T time, D width, M random rows.
+B batch, H heads, T time, D head dim, M random rows.
 """
 
 import math
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from lmlong.attention.features import FeatureMap
+from lmlong.attention.feature_maps import FeatureMap
 
 Norms = Literal["chi", "fixed", "quantile"]
 Form = Literal["positive", "hyperbolic"]
 
 
-def draw_rows(rows: int, width: int, norms: Norms, draw: torch.Generator, orthogonal: bool = True) -> Tensor:
-    """Random rows (M, D) in float64: directions orthogonal within each block of D, lengths by `norms`."""
+def draw_projection(rows: int, width: int, norms: Norms, draw: torch.Generator, orthogonal: bool = True) -> Tensor:
+    """Draw random rows (M, D) in float64: directions orthogonal within each block of D, lengths by `norms`."""
     directions = []
     for begin in range(0, rows, width):
         block = torch.randn(width, width, generator=draw, dtype=torch.float64, device="cpu")
         if orthogonal:
             block, triangle = torch.linalg.qr(block)
-            block = block * triangle.diagonal().sign()  # or the algorithm's own choice of signs would show
+            block = block * triangle.diagonal().sign()  # else the signs would be those that the algorithm chooses
         else:
             block = block / block.norm(dim=1, keepdim=True)
         directions.append(block[: rows - begin])
@@ -33,7 +33,7 @@ def draw_rows(rows: int, width: int, norms: Norms, draw: torch.Generator, orthog
 
 
 def _lengths(rows: int, width: int, norms: Norms, draw: torch.Generator) -> Tensor:
-    """The lengths of the rows: those of normal vectors, all the same, or the quantiles of the former, shuffled."""
+    """Return the lengths of the rows: those of normal vectors, all the same, or shuffled quantiles of the former."""
     if norms == "chi":
         return torch.randn(rows, width, generator=draw, dtype=torch.float64, device="cpu").norm(dim=1)
     if norms == "fixed":
@@ -43,7 +43,7 @@ def _lengths(rows: int, width: int, norms: Norms, draw: torch.Generator) -> Tens
 
 
 def chi_quantiles(shares: Tensor, width: int) -> Tensor:
-    """The lengths R below which so great a share of normal vectors of a width lies: P(|w| <= R) = share."""
+    """Return the quantiles R of the lengths of normal vectors of `width`: P(|w| <= R) = share."""
     half = torch.full_like(shares, width / 2)
     low, high = torch.zeros_like(shares), torch.full_like(shares, math.sqrt(width) + 20)
     for _ in range(80):  # each bisection gains a bit; float64 has 53
@@ -56,34 +56,34 @@ def chi_quantiles(shares: Tensor, width: int) -> Tensor:
 class Favor(FeatureMap):
     """exp(w . x - |x|^2 / 2) for random rows w, on queries and keys of one length, D^(1/4) times a learned gain.
 
-    Of one length, because features of long keys are 0 in every format: what is lost there no later sum brings back.
+    Of one length, because features of long keys underflow to 0 in every format, and no later sum recovers them.
     Factors that are the same for all keys, or all features of a query, cancel in the ratio; they are chosen to keep the
     numbers in range without a look at any other token.
     """
 
-    turned_by_position = True
+    uses_rope = True
 
     LARGEST_GAIN = 2.0
-    """The gain starts at 1 and approaches 0 and this; sim is then exp(gain^2 sqrt(D) cos(q, k)) in the mean."""
+    """Upper bound of the gain, which starts at 1 and stays above 0; on average sim is exp(gain^2 sqrt(D) cos(q, k))."""
 
     LARGEST_EXPONENT = 60.0
-    """No key's feature exceeds exp of this, so that sums over a million tokens stay below float32's 3e38."""
+    """The largest exponent of a key's feature, so that sums over a million tokens stay below float32's 3e38."""
 
     def __init__(self, heads: int, width: int, features: int, form: Form, norms: Norms):
         super().__init__(features)
         self.form, self.norms = form, norms
         rows = features // 2 if form == "hyperbolic" else features
         self.raw_gain = nn.Parameter(torch.zeros(heads))
-        self.register_buffer("rows", torch.empty(heads, rows, width))
-        self.rows: Tensor
-        self.redraw(int(torch.randint(2**62, (), device="cpu")))
+        self.register_buffer("projection", torch.empty(heads, rows, width))
+        self.projection: Tensor
+        self.resample(int(torch.randint(2**62, (), device="cpu")))
 
     @torch.no_grad()
-    def redraw(self, seed: int) -> None:
-        """Draw all rows anew; states read before mean nothing afterwards."""
+    def resample(self, seed: int) -> None:
+        """Draw all rows anew; earlier states are meaningless to the new features."""
         draw = torch.Generator("cpu").manual_seed(seed)
-        heads, rows, width = self.rows.shape
-        self.rows.copy_(torch.stack([draw_rows(rows, width, self.norms, draw) for _ in range(heads)]))
+        heads, rows, width = self.projection.shape
+        self.projection.copy_(torch.stack([draw_projection(rows, width, self.norms, draw) for _ in range(heads)]))
 
     def query(self, q: Tensor) -> Tensor:
         exponent = self._projected(self._of_one_length(q))
@@ -92,31 +92,33 @@ class Favor(FeatureMap):
     def key(self, k: Tensor) -> Tensor:
         k_long = self._of_one_length(k)
         length, too_large = self.bounds(k_long)
-        # the difference is 0 but for keys so small that the guard of their norm shows
+        # the difference is 0 but for keys so small that the epsilon of their norm matters
         shorter = (length.square() - k_long.square().sum(-1, keepdim=True)) / 2
         return self._exp(self._projected(k_long) + shorter - too_large, k)
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The length of keys, and what is taken off their exponents, (H, 1, 1), in the type of a tensor like them."""
-        length = (self.gain(like) * self.rows.shape[-1] ** 0.25).detach()
-        return length, (self.rows.to(like).norm(dim=-1).amax(-1)[:, None, None] * length - self.LARGEST_EXPONENT).relu()
+        """Return the length of keys, and the offset of their exponents, (H, 1, 1), in the dtype of `like`."""
+        length = (self.gain(like) * self.projection.shape[-1] ** 0.25).detach()
+        return length, (
+            self.projection.to(like).norm(dim=-1).amax(-1)[:, None, None] * length - self.LARGEST_EXPONENT
+        ).relu()
 
     def _of_one_length(self, x: Tensor) -> Tensor:
-        """(B, H, T, D) of mean square 1, times the gain and D^(-1/4), in float32 at least."""
+        """Return x (B, H, T, D) at mean square 1, times the gain and D^(-1/4), in float32 at least."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         return rms_norm(x, x.shape[-1:], eps=1e-6) * (self.gain(x) * x.shape[-1] ** -0.25)
 
     def gain(self, like: Tensor) -> Tensor:
-        """What vectors of one length are scaled by, beside their width: (H, 1, 1)."""
+        """Return the learned scale (H, 1, 1) of vectors of one length, beside that by their width."""
         return (self.LARGEST_GAIN * self.raw_gain.to(like.dtype).sigmoid())[:, None, None]
 
     def _projected(self, x: Tensor) -> Tensor:
-        """w . x of all features, in the type of x: an exponent rounded to bfloat16 would be off by a tenth."""
+        """Return w . x of all features, in the dtype of x: an exponent rounded to bfloat16 would be off by a tenth."""
         with torch.autocast(x.device.type, enabled=False):
-            u = x @ self.rows.to(x.dtype).mT
+            u = x @ self.projection.to(x.dtype).mT
         return torch.cat([u, -u], dim=-1) if self.form == "hyperbolic" else u
 
     @staticmethod
     def _exp(exponent: Tensor, like: Tensor) -> Tensor:
-        """Features in the type of the inputs, but for float16, which cannot hold them."""
+        """Return features in the dtype of the inputs, but for float16, which cannot hold them."""
         return exponent.exp().to(exponent.dtype if like.dtype == torch.float16 else like.dtype)

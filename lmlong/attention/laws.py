@@ -1,6 +1,18 @@
 """The laws of causal attention, as functions that return errors: 0 where a law is exact, else relative to the norm.
 
-They hold for anything with the verbs of the contract: an attention, or the language model around it.
+They hold for an attention and for the language model around it:
+
+ 1. forward equals the definition, a quadratic form or a token loop, in values and gradients
+ 2. token by token equals all at once
+ 3. any cut into parts equals all at once
+ 4. the future never changes the past
+ 5. a state that was passed in is not modified
+ 6. rows of a batch are independent
+ 7. documents packed in a row are independent
+ 8. the state holds as many numbers as declared
+ 9. outputs are finite and alive at any scale of the inputs
+10. denominators stay away from 0
+11. the fast decode step equals torch's
 """
 
 from collections.abc import Callable, Sequence
@@ -10,113 +22,113 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.attention.contract import CausalAttention, tensors
+from lmlong.attention.base import CausalAttention, state_tensors
 
 Inputs = tuple[Tensor | None, ...]
-"""Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, width)."""
+"""Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, dim)."""
 
 
 class Subject(NamedTuple):
-    """What the laws are asked of."""
+    """An attention or a model as the laws see it."""
 
     init_state: Callable[[int], Any]  # batch -> state
-    prefill: Callable[[Inputs, Any], tuple[Tensor, Any]]
-    step: Callable[[Inputs, Any], tuple[Tensor, Any]]
+    forward: Callable[[Inputs, Any], tuple[Tensor, Any]]  # of any number of tokens
+    step: Callable[[Inputs, Any], tuple[Tensor, Any]]  # of one token
 
 
 def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
-    """An attention whose inputs are (q, k, v, starts, log_decay), in the type and on the device of `like`."""
+    """Return an attention as a subject on (q, k, v, document_starts, log_decay), in the dtype and device of `like`."""
 
-    def prefill(inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, starts, log_decay = inputs
+    def forward(inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
+        q, k, v, document_starts, log_decay = inputs
         assert q is not None and k is not None and v is not None
-        return attention.prefill(q, k, v, state, starts, log_decay)
+        return attention(q, k, v, state, document_starts, log_decay)
 
     def step(inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, starts, log_decay = inputs
-        assert q is not None and k is not None and v is not None
-        return attention.step(q, k, v, state, starts, log_decay)
+        q, k, v, document_starts, log_decay = inputs
+        # as a model decodes: without document starts, except where one begins
+        starts = document_starts if document_starts is not None and document_starts.any() else None
+        return forward((q, k, v, starts, log_decay), state)
 
-    return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), prefill, step)
+    return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), forward, step)
 
 
-def step_is_prefill(subject: Subject, inputs: Inputs) -> float:
-    """Law 1: token by token, the outputs and the last state are those of reading all at once."""
-    whole, end = subject.prefill(inputs, subject.init_state(_batch(inputs)))
+def steps_equal_forward(subject: Subject, inputs: Inputs) -> float:
+    """Return the error of law 2: outputs and final state token by token, against those of the whole text at once."""
+    whole, end = subject.forward(inputs, subject.init_state(_batch(inputs)))
     outputs, state = [], subject.init_state(_batch(inputs))
     for token in range(_time(inputs)):
         y, state = subject.step(cut(inputs, token, token + 1), state)
         outputs.append(y)
-    return max(error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_differ(state, end))
+    return max(error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(state, end))
 
 
 def cuts_change_nothing(subject: Subject, inputs: Inputs, cuts: Sequence[int]) -> float:
-    """Law 2: reading in parts, the state carried from one to the next, is reading the whole."""
-    whole, end = subject.prefill(inputs, subject.init_state(_batch(inputs)))
+    """Return the error of law 3: outputs and final state in parts that pass on the state, against the whole text."""
+    whole, end = subject.forward(inputs, subject.init_state(_batch(inputs)))
     outputs, state = [], subject.init_state(_batch(inputs))
-    borders = [0, *sorted(cuts), _time(inputs)]
-    for begin, stop in pairwise(borders):
+    for begin, stop in pairwise([0, *sorted(cuts), _time(inputs)]):
         if begin < stop:
-            y, state = subject.prefill(cut(inputs, begin, stop), state)
+            y, state = subject.forward(cut(inputs, begin, stop), state)
             outputs.append(y)
-    return max(error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_differ(state, end))
+    return max(error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(state, end))
 
 
-def future_leaves_past(subject: Subject, inputs: Inputs, other: Inputs, place: int) -> float:
-    """Law 3: the largest change of an output before `place` when everything from there on is another text."""
+def future_leaves_past(subject: Subject, inputs: Inputs, other: Inputs, position: int) -> float:
+    """Return the error of law 4: the largest change of an output before `position` when all later inputs differ."""
     mixed = tuple(
         None
         if x is None or y is None
-        else torch.cat([_narrow(x, 0, place), _narrow(y, place, _time(inputs))], _axis(x))
+        else torch.cat([_narrow(x, 0, position), _narrow(y, position, _time(inputs))], _axis(x))
         for x, y in zip(inputs, other, strict=True)
     )
-    here, _ = subject.prefill(inputs, subject.init_state(_batch(inputs)))
-    there, _ = subject.prefill(mixed, subject.init_state(_batch(inputs)))
-    past = here.narrow(here.ndim - 2, 0, place), there.narrow(there.ndim - 2, 0, place)
-    return float((past[0] - past[1]).abs().max()) if place else 0.0
+    y, _ = subject.forward(inputs, subject.init_state(_batch(inputs)))
+    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(inputs)))
+    past, past_mixed = y.narrow(y.ndim - 2, 0, position), y_mixed.narrow(y.ndim - 2, 0, position)
+    return float((past - past_mixed).abs().max()) if position else 0.0
 
 
-def state_is_not_touched(subject: Subject, inputs: Inputs) -> float:
-    """Law 4: the largest change that reading on makes to the state it was given."""
+def state_is_not_modified(subject: Subject, inputs: Inputs) -> float:
+    """Return the error of law 5: the largest change to a state that was passed in."""
     half = _time(inputs) // 2
-    _, state = subject.prefill(cut(inputs, 0, half), subject.init_state(_batch(inputs)))
-    kept = [tensor.clone() for tensor in tensors(state)]
-    subject.prefill(cut(inputs, half, _time(inputs)), state)
+    _, state = subject.forward(cut(inputs, 0, half), subject.init_state(_batch(inputs)))
+    before = [tensor.clone() for tensor in state_tensors(state)]
+    subject.forward(cut(inputs, half, _time(inputs)), state)
     subject.step(cut(inputs, half, half + 1), state)
-    changes = [(a.double() - b.double()).abs().max() for a, b in zip(tensors(state), kept, strict=True) if a.numel()]
+    pairs = zip(state_tensors(state), before, strict=True)
+    changes = [(a.double() - b.double()).abs().max() for a, b in pairs if a.numel()]
     return float(max(changes, default=torch.zeros(())))
 
 
-def rows_are_alone(subject: Subject, inputs: Inputs, other: Inputs) -> float:
-    """Law 6: the largest change of the first row's outputs when all other rows are another text."""
+def rows_are_independent(subject: Subject, inputs: Inputs, other: Inputs) -> float:
+    """Return the error of law 6: the largest change of the first row's outputs when all other rows differ."""
     mixed = tuple(
         None if x is None or y is None else torch.cat([x[:1], y[1:]]) for x, y in zip(inputs, other, strict=True)
     )
-    here, _ = subject.prefill(inputs, subject.init_state(_batch(inputs)))
-    there, _ = subject.prefill(mixed, subject.init_state(_batch(inputs)))
-    return float((here[0] - there[0]).abs().max())
+    y, _ = subject.forward(inputs, subject.init_state(_batch(inputs)))
+    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(inputs)))
+    return float((y[0] - y_mixed[0]).abs().max())
 
 
-def packed_is_alone(subject: Subject, inputs: Inputs, documents: Inputs, starts: Sequence[int]) -> float:
-    """Law 6: documents packed in one row (`inputs`, with starts) give what they give alone (`documents`, without)."""
-    packed, _ = subject.prefill(inputs, subject.init_state(_batch(inputs)))
-    alone = []
-    borders = [*starts, _time(inputs)]
-    for begin, stop in pairwise(borders):
-        y, _ = subject.prefill(cut(documents, begin, stop), subject.init_state(_batch(inputs)))
-        alone.append(y)
-    return error(packed, torch.cat(alone, dim=packed.ndim - 2))
+def documents_are_independent(subject: Subject, packed: Inputs, unpacked: Inputs, begins: Sequence[int]) -> float:
+    """Return the error of law 7: documents packed in one row, with document starts, against each alone."""
+    y, _ = subject.forward(packed, subject.init_state(_batch(packed)))
+    alone = [
+        subject.forward(cut(unpacked, begin, stop), subject.init_state(_batch(packed)))[0]
+        for begin, stop in pairwise([*begins, _time(packed)])
+    ]
+    return error(y, torch.cat(alone, dim=y.ndim - 2))
 
 
 def numbers_in_state(subject: Subject, inputs: Inputs) -> int:
-    """Law 7: how many numbers a row's state holds after reading the inputs."""
+    """Return, for law 8, how many numbers the state of a row holds after the inputs."""
     batch = _batch(inputs)
-    _, state = subject.prefill(inputs, subject.init_state(batch))
-    return sum(tensor.numel() for tensor in tensors(state)) // batch
+    _, state = subject.forward(inputs, subject.init_state(batch))
+    return sum(tensor.numel() for tensor in state_tensors(state)) // batch
 
 
 def error(measured: Tensor, truth: Tensor) -> float:
-    """The norm of the difference over the norm of the truth, in float64; infinite where anything is not finite."""
+    """Return the norm of the difference over the norm of the truth, in float64; infinite if anything is not finite."""
     measured, truth = measured.detach().double(), truth.detach().double()
     difference, size = (measured - truth).norm(), truth.norm()
     if not torch.isfinite(difference):
@@ -125,12 +137,12 @@ def error(measured: Tensor, truth: Tensor) -> float:
 
 
 def cut(inputs: Inputs, begin: int, stop: int) -> Inputs:
-    """The inputs of the tokens from `begin` up to `stop`."""
+    """Return the inputs of the tokens from `begin` up to `stop`."""
     return tuple(None if x is None else _narrow(x, begin, stop) for x in inputs)
 
 
-def _states_differ(state: Any, truth: Any) -> float:
-    pairs = zip(tensors(state), tensors(truth), strict=True)
+def _states_error(state: Any, truth: Any) -> float:
+    pairs = zip(state_tensors(state), state_tensors(truth), strict=True)
     return max((error(mine, other) for mine, other in pairs), default=0.0)
 
 

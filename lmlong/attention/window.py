@@ -9,43 +9,43 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from lmlong.attention.contract import CausalAttention
-from lmlong.attention.softmax import mask_of_the_past, masked_softmax
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.softmax import causal_mask, softmax_reference
 
 
 class WindowState(NamedTuple):
     k: Tensor  # (B, H, W - 1, width) the last keys
     v: Tensor  # (B, H, W - 1, width) and values
-    current: Tensor  # (B, W - 1) bool: of the document the row is in
+    current: Tensor  # (B, W - 1) bool, true for tokens of the row's current document
 
 
 class WindowAttention(CausalAttention[WindowState]):
     """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document, the token itself among them."""
 
-    largest_scale = 10.0  # torch's backward pass overflows where one key outweighs all others by far
-    turned_by_position = True
+    largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
+    uses_rope = True
 
-    def __init__(self, heads: int, width: int, window: int):
+    def __init__(self, heads: int, head_dim: int, window: int):
         super().__init__()
-        self.heads, self.width, self.window = heads, width, window
+        self.heads, self.head_dim, self.window = heads, head_dim, window
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
-        empty = torch.zeros(batch, self.heads, self.window - 1, self.width, device=device, dtype=dtype)
+        empty = torch.zeros(batch, self.heads, self.window - 1, self.head_dim, device=device, dtype=dtype)
         return WindowState(empty, empty, torch.zeros(batch, self.window - 1, device=device, dtype=torch.bool))
 
-    def prefill(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         state: WindowState,
-        starts: Tensor | None = None,
+        document_starts: Tensor | None = None,
         log_decay: Tensor | None = None,
     ) -> tuple[Tensor, WindowState]:
-        """Block by block: each block of up to W queries sees its own keys and the W - 1 before them."""
+        """Return outputs and the state after, in blocks: up to W queries see their own keys and the W - 1 before."""
         time, past = k.shape[2], self.window - 1
         keys, values = torch.cat([state.k.to(k.dtype), k], dim=2), torch.cat([state.v.to(v.dtype), v], dim=2)
-        document = _documents(state.current, starts, time)  # (B, W - 1 + T)
+        document = _documents(state.current, document_starts, time)  # (B, W - 1 + T)
         block = min(self.window, time)
         missing = -time % block
         q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, width)
@@ -55,31 +55,31 @@ class WindowAttention(CausalAttention[WindowState]):
         y = scaled_dot_product_attention(next(rows), next(rows), next(rows), mask[:, None])
         y = y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
         kept = document[:, time:] == document[:, -1:]
-        # cloned, for a view would keep all keys and values alive
+        # cloned: a view would keep all keys and values alive
         return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), kept)
 
     def reference(
-        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, log_decay: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, log_decay: Tensor | None = None
     ) -> Tensor:
-        return masked_softmax(q, k, v, mask_of_the_past(q.shape[2], q.device).triu(1 - self.window), starts)
+        return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device).triu(1 - self.window), document_starts)
 
     def state_numbers(self, tokens: int) -> int:
-        return (self.window - 1) * (2 * self.heads * self.width + 1)
+        return (self.window - 1) * (2 * self.heads * self.head_dim + 1)
 
     def _mask(self, document: Tensor, block: int) -> Tensor:
-        """(B N, C, W - 1 + C), true where a query of a block may look: near enough, and in the same document."""
+        """Return (B N, C, W - 1 + C), true where a query sees a key: within the window, in the same document."""
         past = self.window - 1
-        place = torch.arange(past + block, device=document.device)
-        distance = place[past:, None] - place
+        position = torch.arange(past + block, device=document.device)
+        distance = position[past:, None] - position
         near = (distance >= 0) & (distance <= past)
         keys = document.unfold(1, past + block, block)  # (B, N, W - 1 + C)
         same = keys[..., past:, None] == keys[..., None, :]
         return (near & same).flatten(0, 1)
 
 
-def _documents(current: Tensor, starts: Tensor | None, time: int) -> Tensor:
-    """The document of each token kept and each new one: 0 is the one that came in, -1 an older one or none."""
+def _documents(current: Tensor, document_starts: Tensor | None, time: int) -> Tensor:
+    """Return the document of each past and new token: 0 is that of the state, -1 an older one or none."""
     kept = current.long() - 1
-    if starts is None:
+    if document_starts is None:
         return torch.cat([kept, kept.new_zeros(len(kept), time)], dim=1)
-    return torch.cat([kept, starts.cumsum(1)], dim=1)
+    return torch.cat([kept, document_starts.cumsum(1)], dim=1)

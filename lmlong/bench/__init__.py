@@ -1,1 +1,1 @@
-"""What attentions are worth, measured: against each other, and against what they approximate."""
+"""Time and memory: attentions, models and Linformer, measured in turns on one machine."""

@@ -1,4 +1,4 @@
-"""How fast an attention reads, alone: forward and backward pass over queries, keys and values.
+"""The speed of an attention alone: forward and backward pass over queries, keys and values.
 
 B batch, H heads, T time.
 """
@@ -10,31 +10,33 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL
-from lmlong.attention.contract import CausalAttention
-from lmlong.bench.contest import Contender
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.registry import CAUSAL
+from lmlong.bench.speed import Candidate
 from lmlong.bench.speed_grid import ATTENTIONS
 
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     rows: int
     heads: int
     width: int  # of a head
     forward_only: bool
 
 
-def contender(name: str, precision: str, length: int, shape: Shape, device: torch.device) -> Contender:
-    """An attention on drawn inputs of one length; `softmax` is torch's own."""
+def attention_candidate(
+    name: str, precision: str, length: int, shape: AttentionShape, device: torch.device
+) -> Candidate:
+    """Return an attention on random inputs of one length; `softmax` is torch's own."""
     torch.manual_seed(0)
     size = (shape.rows, shape.heads, length, shape.width)
-    q, k, v, slope = (torch.randn(size, dtype=FORMATS[precision], device=device) for _ in range(4))
-    attention = build(name, shape).to(device)
+    q, k, v, grad = (torch.randn(size, dtype=FORMATS[precision], device=device) for _ in range(4))
+    attention = build_attention(name, shape).to(device)
     log_decay = logsigmoid(torch.randn(size[:3], device=device) + 5) if attention.gated else None
-    learned = [x for x in (q, k, v, log_decay) if x is not None]
+    inputs = [x for x in (q, k, v, log_decay) if x is not None]
     if not shape.forward_only:
-        learned = [x.requires_grad_() for x in learned]
+        inputs = [x.requires_grad_() for x in inputs]
 
     growth = 2 if name == "softmax" else 1
 
@@ -47,15 +49,15 @@ def contender(name: str, precision: str, length: int, shape: Shape, device: torc
         if shape.forward_only:
             with torch.no_grad():
                 return attend()
-        return torch.autograd.grad(attend(), learned, slope)
+        return torch.autograd.grad(attend(), inputs, grad)
 
-    inputs, outputs = sum(x.nbytes for x in learned), v.nbytes
+    input_bytes, output_bytes = sum(x.nbytes for x in inputs), v.nbytes
     if shape.forward_only:
-        return Contender(work, shape.rows * length, inputs, inputs + outputs, growth)
-    return Contender(work, shape.rows * length, inputs + slope.nbytes, 2 * (inputs + outputs), growth)
+        return Candidate(work, shape.rows * length, input_bytes, input_bytes + output_bytes, growth)
+    return Candidate(work, shape.rows * length, input_bytes + grad.nbytes, 2 * (input_bytes + output_bytes), growth)
 
 
-def build(name: str, shape: Shape) -> CausalAttention:
+def build_attention(name: str, shape: AttentionShape) -> CausalAttention:
     options = recipe.Attention(**ATTENTIONS[name])  # type: ignore[arg-type]
     kind = options.kind
     assert isinstance(kind, str)

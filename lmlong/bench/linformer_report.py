@@ -1,145 +1,128 @@
-"""The costs of Linformer and of full attention as tables, as plain values and as a chart."""
+"""Time and memory of Linformer and of full attention as tables, as JSON and as a plot."""
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
-
-from lmlong.bench.linformer import FULL, Cost, Measured
-from lmlong.bench.linformer_grid import Grid
-from lmlong.charts import COLOURS, LINES, MARKERS, clear, name_places
+from lmlong.bench.linformer_grid import LinformerGrid
+from lmlong.bench.linformer_speed import FULL, LinformerCost, LinformerResult
+from lmlong.report.figure import Figure, Line, Panel, style
+from lmlong.report.json_values import json_values
+from lmlong.report.table import Cell, Column, format_table, plural, three_digits
 
 TITLES = {"attention": "attention alone", "layer": "whole layer"}
 
 
-def table(grid: Grid, machine: str, found: Sequence[Measured]) -> str:
-    """For an 80-column terminal: ratios to full attention, and below them what they are made of."""
+def table(grid: LinformerGrid, machine: str, results: Sequence[LinformerResult]) -> str:
+    """Return for an 80-column terminal the ratios to full attention, and below them the times."""
     lines = [
-        f"Linformer of k slots against full attention, {grid.rows} row{'' if grid.rows == 1 else 's'} of n tokens,",
+        f"Linformer of k slots against full attention, {plural(grid.rows, 'row')} of n tokens,",
         f"width {grid.width}, {grid.heads} heads, float32, without gradients, on",
         machine,
     ]
-    for part, measured in groupby(found, key=lambda each: each.part):
+    for part, measured in groupby(results, key=lambda result: result.part):
         lines += ["", TITLES[part], *_part(grid, list(measured))]
-    lines += ["", *_notes(grid, found)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_notes(grid, results)])
 
 
-def _part(grid: Grid, measured: Sequence[Measured]) -> list[str]:
+def _part(grid: LinformerGrid, results: Sequence[LinformerResult]) -> list[str]:
     slots = [str(count) for count in grid.slots]
     names = [FULL, *slots]
-    lines = [
-        f"{'':7}{'times as fast as full':^{7 * len(slots)}}   {'rows in the same memory*':^{7 * len(names)}}".rstrip(),
-        f"n   k ={_cells(slots, 7)}   {_cells(names, 7)}",
+    first = Column("n   k =", 7, ",")
+    ratios = [first, *(Column(name, 7) for name in slots), Column("   ", 3), *(Column(name, 7) for name in names)]
+    times = [first, *(Column(name, 14) for name in names)]
+    heads = f"{'times as fast as full':^{7 * len(slots)}}   {'rows in the same memory*':^{7 * len(names)}}"
+    return [
+        f"{'':7}{heads}".rstrip(),
+        *format_table(ratios, [_ratios(result, slots, names) for result in results]),
+        "",
+        f"{'':7}microseconds a token, and half of what lies between the quartiles",
+        *format_table(times, [[result.length, *_times(result, names)] for result in results]),
     ]
-    for each in measured:
-        speeds = [_number(each.times_as_fast(name)) if name in each.costs else "" for name in slots]
-        rows = [_number(each.rows(name)) if name in each.costs else _missing(name) for name in names]
-        lines.append(f"{each.length:>7,}{_cells(speeds, 7)}   {_cells(rows, 7)}")
-    lines += ["", f"{'':7}microseconds a token, and half of what lies between the quartiles"]
-    lines.append(f"n   k ={_cells(names, 14)}")
-    for each in measured:
-        cells = [_a_token(each.costs[name], each.length) if name in each.costs else _missing(name) for name in names]
-        lines.append(f"{each.length:>7,}{_cells(cells, 14)}")
-    return lines
 
 
-def _notes(grid: Grid, found: Sequence[Measured]) -> list[str]:
-    rounds = sorted({len(cost.seconds) for each in found for cost in each.costs.values()})
+def _ratios(result: LinformerResult, slots: Sequence[str], names: Sequence[str]) -> list[Cell]:
+    speeds = [three_digits(result.times_as_fast(name)) if name in result.costs else "" for name in slots]
+    rows = [three_digits(result.rows(name)) if name in result.costs else _missing(name) for name in names]
+    return [result.length, *speeds, None, *rows]
+
+
+def _times(result: LinformerResult, names: Sequence[str]) -> list[str]:
+    costs = result.costs
+    return [_per_token(costs[name], result.length) if name in costs else _missing(name) for name in names]
+
+
+def _missing(name: str) -> str:
+    """Return a dash for full attention, which was left out; more slots than tokens are no shortening."""
+    return "-" if name == FULL else ""
+
+
+def _per_token(cost: LinformerCost, length: int) -> str:
+    lower, median, upper = cost.quartiles
+    return f"{median / length * 1e6:,.1f} ±{(upper - lower) / 2 / median:>3.0%}"
+
+
+def _notes(grid: LinformerGrid, results: Sequence[LinformerResult]) -> list[str]:
+    rounds = sorted({len(cost.seconds) for result in results for cost in result.costs.values()})
     spread = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     lines = [
         f"times are medians of {spread} rounds, in each of which all have their turn",
         "* as one row of full attention that holds all its n x n weights, which `full`",
         "  as torch computes it never does; of a row's inputs and all made from them",
     ]
-    if any(FULL not in each.costs for each in found):
+    if any(FULL not in result.costs for result in results):
         lines.append(f"- left out: a pass would take longer than {grid.limit:g} seconds (--limit)")
     return lines
 
 
-def _cells(cells: Sequence[str], width: int) -> str:
-    return "".join(f"{cell:>{width}}" for cell in cells)
+def to_json(grid: LinformerGrid, machine: str, results: Sequence[LinformerResult]) -> dict[str, Any]:
+    """Return all seconds and bytes, and the ratios made of them."""
+    measured = [_result_values(result) for result in results]
+    return json_values({**grid._asdict(), "machine": machine, "measured": measured})
 
 
-def _missing(name: str) -> str:
-    """Full attention was left out; more slots than tokens are no shortening."""
-    return "-" if name == FULL else ""
-
-
-def _number(ratio: float) -> str:
-    decimals = 2 if ratio < 10 else 1 if ratio < 100 else 0
-    return "-" if math.isnan(ratio) else f"{ratio:,.{decimals}f}"
-
-
-def _a_token(cost: Cost, length: int) -> str:
-    lower, median, upper = cost.quartiles
-    return f"{median / length * 1e6:,.1f} ±{(upper - lower) / 2 / median:>3.0%}"
-
-
-def plain(grid: Grid, machine: str, found: Sequence[Measured]) -> dict[str, Any]:
-    """All seconds and bytes, and the ratios made of them; null where there is no number."""
-    return {**grid._asdict(), "machine": machine, "measured": [_plain(each) for each in found]}
-
-
-def _plain(each: Measured) -> dict[str, Any]:
+def _result_values(result: LinformerResult) -> dict[str, Any]:
     return {
-        "part": each.part,
-        "length": each.length,
-        "matrix_row_bytes": each.matrix_row_bytes,
+        "part": result.part,
+        "length": result.length,
+        "matrix_row_bytes": result.matrix_row_bytes,
         "costs": [
             {
                 "attention": name if name == FULL else "linformer",
                 "slots": None if name == FULL else int(name),
                 **cost._asdict(),
-                "times_as_fast": None if FULL not in each.costs else each.times_as_fast(name),
-                "rows": each.rows(name),
+                "times_as_fast": result.times_as_fast(name),
+                "rows": result.rows(name),
             }
-            for name, cost in each.costs.items()
+            for name, cost in result.costs.items()
         ],
     }
 
 
-def draw(grid: Grid, found: Sequence[Measured], path: Path) -> None:
-    """Time a token against length into an image file, a panel for the attention alone and one for its layer."""
-    figure(grid, found).savefig(path, dpi=160)
+def figure(grid: LinformerGrid, results: Sequence[LinformerResult]) -> Figure:
+    """Describe time a token against length, a panel for the attention alone and one for its layer.
+
+    A level line costs as much for each token of a long text as of a short one.
+    """
+    panels = [_panel(grid, part, list(found)) for part, found in groupby(results, key=lambda result: result.part)]
+    panels[0] = panels[0]._replace(y_label="microseconds a token, with quartiles")
+    return Figure([panels], size=(9.2, 4.4), share_y=True, legend_columns=6)
 
 
-def figure(grid: Grid, found: Sequence[Measured]) -> Figure:
-    """A line that stays level costs as much for each token of a long text as of a short one."""
-    drawn = Figure(figsize=(9.2, 4.4), layout="constrained")
-    panels = drawn.subplots(1, 2, sharey=True)
-    for axes, (part, grouped) in zip(panels, groupby(found, key=lambda each: each.part), strict=True):
-        measured = list(grouped)
-        for number, name in enumerate([FULL, *map(str, grid.slots)]):
-            there = [each for each in measured if name in each.costs]
-            lengths = [each.length for each in there]
-            low, middle, high = (
-                [each.costs[name].quartiles[q] / each.length * 1e6 for each in there] for q in range(3)
-            )
-            look = number % len(COLOURS)
-            axes.plot(
-                lengths,
-                middle,
-                color=COLOURS[look],
-                marker=MARKERS[look],
-                markeredgecolor="white",
-                markersize=7,
-                linestyle=LINES[look],
-                label=name if name == FULL else f"k = {name}",
-            )
-            axes.fill_between(lengths, low, high, color=COLOURS[look], alpha=0.15, linewidth=0)
-        name_places(axes, [each.length for each in measured], lambda length: f"{length:,}")
-        axes.set_title(TITLES[part])
-        axes.set_xlabel("tokens")
-        clear(axes)
-    panels[0].set_yscale("log")
-    panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panels[0].yaxis.set_major_formatter("{x:,.0f}")
-    panels[0].yaxis.set_minor_locator(NullLocator())
-    panels[0].set_ylabel("microseconds a token, with quartiles")
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=6, frameon=False)
-    return drawn
+def _panel(grid: LinformerGrid, part: str, results: Sequence[LinformerResult]) -> Panel:
+    lines = []
+    for number, name in enumerate([FULL, *map(str, grid.slots)]):
+        found = [result for result in results if name in result.costs]
+        low, middle, high = (
+            [result.costs[name].quartiles[q] / result.length * 1e6 for result in found] for q in range(3)
+        )
+        label = name if name == FULL else f"k = {name}"
+        lines.append(Line(label, [result.length for result in found], middle, style(number), low, high))
+    return Panel(
+        lines,
+        title=TITLES[part],
+        x_label="tokens",
+        ticks=[result.length for result in results],
+        tick_name=lambda length: f"{length:,}",
+        y_scale="log 1-2-5",
+    )

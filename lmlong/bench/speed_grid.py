@@ -1,9 +1,6 @@
-"""What contests of speed are held over, as a user may set it; imports no torch, so that help is quick."""
+"""The settings of the speed benchmarks; imports no torch, so that help is quick."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
-
-from lmlong.errors import UsageError, nearest
 
 ATTENTIONS: dict[str, dict[str, object]] = {
     "softmax": {"kind": "softmax"},
@@ -18,25 +15,16 @@ ATTENTIONS: dict[str, dict[str, object]] = {
     "elu-learned": {"feature_map": "elu", "decay": "learned"},
     "favor-learned": {"feature_map": "favor", "decay": "learned"},
 }
-"""What is compared, by name: its options below model.attention."""
+"""What is compared, by name: options below model.attention."""
 
-SHOWN = ("softmax", "elu", "elu-learned", "favor", "window")
+DEFAULT = ("softmax", "elu", "elu-learned", "favor", "window")
+"""The attentions compared by default."""
 
 
-class Grid(NamedTuple):
-    """Who runs, in which number formats, over which lengths."""
+class SpeedGrid(NamedTuple):
+    """Candidates, number formats and lengths."""
 
     names: tuple[str, ...]
     precisions: tuple[str, ...]
     lengths: tuple[int, ...]
     limit: float  # seconds of one pass; what would take longer is left out
-
-
-def choose(option: str, text: str | None, usual: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The words that a user listed for an option, each once, or the usual ones."""
-    words = dict.fromkeys(word.strip() for word in text.split(",")) if text is not None else usual
-    for word in words:
-        if word not in known:
-            hint = nearest(word, known) or f" Known: {', '.join(known)}."
-            raise UsageError(f"{option}: there is no '{word}'.{hint}")
-    return tuple(words)

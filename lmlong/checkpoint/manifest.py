@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its step, what it was found to be worth, and each file's size and sha256."""
+"""The manifest of a checkpoint: its step, its validation loss, and each file's size and sha256."""
 
 from collections.abc import Iterable
 from math import isfinite
@@ -10,21 +10,21 @@ from lmlong.io import manifest
 from lmlong.io.manifest import Damaged, Format
 
 NAME = manifest.NAME
-FORMAT = Format("checkpoint", 2)
+FORMAT = Format("checkpoint", 3, "Train again")
 WEIGHTS, TRAINING, RECIPE, TOKENIZER = "model.safetensors", "training.pt", "recipe.yaml", "tokenizer.model"
 FILES = (WEIGHTS, TRAINING, RECIPE, TOKENIZER)
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says of itself."""
+    """The manifest of a checkpoint."""
 
     files: dict[str, dict[str, Any]]
-    step: int  # the optimizer steps behind it
-    validation: float | None  # what it was found to be worth, less being better
+    step: int  # optimizer steps taken
+    validation: float | None  # validation metric, less is better
 
 
 def verify(folder: Path, names: Iterable[str] = FILES) -> None:
-    """Refuse a checkpoint unless these of its files are what was saved."""
+    """Refuse a checkpoint unless these of its files are as they were saved."""
     try:
         manifest.verify(folder, FORMAT, names)
     except Damaged as error:
@@ -32,7 +32,7 @@ def verify(folder: Path, names: Iterable[str] = FILES) -> None:
 
 
 def read(folder: Path) -> "Manifest":
-    """What a checkpoint says of itself."""
+    """Return the manifest of a checkpoint."""
     try:
         files, about = manifest.read(folder, FORMAT)
     except Damaged as error:

@@ -13,23 +13,23 @@ from torch.overrides import TorchFunctionMode
 
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError, nearest
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
-from lmlong.text import tokenizer as tokenizers
-from lmlong.text.tokenizer import Tokenizer
 
 LATEST, BEST = "latest", "best"
 
 REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 NUMBERS = {"F64", "F32", "F16", "BF16"}
-"""What weights may be, in the words of torch and in those of safetensors."""
+"""The dtypes that weights may have, by torch's names and by those of safetensors."""
 
 T = TypeVar("T")
 
 
 def reading(run: str | Path, use: Callable[[Path], T]) -> T:
-    """What `use` makes of the checkpoint of a run.
+    """Return `use(checkpoint)` for the checkpoint of a run.
 
     A run in training replaces its checkpoints while they are read: then its link is followed again.
     """
@@ -47,7 +47,7 @@ def reading(run: str | Path, use: Callable[[Path], T]) -> T:
 
 
 def find(run: str | Path) -> Path:
-    """The checkpoint meant by a run folder, the name of a run under runs/, or the checkpoint's own folder."""
+    """Return the checkpoint of a run folder, of the name of a run under runs/, or of the checkpoint's own folder."""
     path = Path(run)
     try:
         if not path.exists() and (Path("runs") / run).exists():
@@ -64,7 +64,7 @@ def find(run: str | Path) -> Path:
 
 
 def read_recipe(checkpoint: Path) -> Recipe:
-    """The recipe the weights were trained by."""
+    """Return the recipe that the weights were trained by."""
     manifest.verify(checkpoint, [RECIPE])
     try:
         return recipe_file.load(str(checkpoint / RECIPE))
@@ -73,7 +73,7 @@ def read_recipe(checkpoint: Path) -> Recipe:
 
 
 def read_tokenizer(checkpoint: Path) -> Tokenizer:
-    """The tokenizer the weights were trained with, verified."""
+    """Return the tokenizer that the weights were trained with, verified."""
     manifest.verify(checkpoint, [TOKENIZER])
     try:
         return tokenizers.load(checkpoint / TOKENIZER)
@@ -82,7 +82,7 @@ def read_tokenizer(checkpoint: Path) -> Tokenizer:
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The weights, verified, on the CPU."""
+    """Return the weights, verified, on the CPU."""
     manifest.verify(checkpoint, [WEIGHTS])
     try:
         weights = load_file(checkpoint / WEIGHTS)
@@ -97,25 +97,25 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def read_training(checkpoint: Path) -> dict[str, Any]:
-    """The state of training, verified; only tensors and plain values are ever built from it."""
+    """Return the training state, verified; only tensors and plain values are ever built from it."""
     manifest.verify(checkpoint, [TRAINING])
     path = checkpoint / TRAINING
     try:
-        with ZipFile(path) as archive:  # which torch writes uncompressed; a small file must not become a large one
+        with ZipFile(path) as archive:  # torch writes it uncompressed; a small file must not unpack to a large one
             if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
                 raise CheckpointError(f"{path}: compressed, which no checkpoint of lmlong is. Use another checkpoint.")
         return torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
-    except Exception as error:  # torch raises many kinds here, and each means the same
+    except Exception as error:  # torch raises many types here, and each means the same
         raise CheckpointError(f"{path}: cannot be read safely. Use another checkpoint.") from error
 
 
 def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False) -> None:
-    """Put the weights of a checkpoint into a model of the same shape.
+    """Load the weights of a checkpoint into a model of the same shape.
 
-    With `new_attention`, what belongs to one kind of attention alone may be missing, and stays as the model has it, or
-    be too much, and is left out: queries, keys and values mean the same to all of them.
+    With `new_attention`, weights that only one kind of attention has may be missing, and stay as the model has them, or
+    be unexpected, and are left out: queries, keys and values mean the same to every kind.
     """
     weights, wanted = read_weights(checkpoint), model.state_dict()
     if new_attention:
@@ -126,7 +126,7 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
 
 
 def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:
-    """Refuse a checkpoint whose recipe is of another model than its weights, before that model takes any memory."""
+    """Refuse a checkpoint whose recipe and weights are of different models, before the model takes any memory."""
     manifest.verify(checkpoint, [WEIGHTS])
     try:
         with safe_open(checkpoint / WEIGHTS, "pt") as file:
@@ -144,7 +144,7 @@ def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Mo
 
 
 class _Undrawn(TorchFunctionMode):
-    """Weights are not drawn: without memory there is nothing to draw, but torch would load its compiler for it."""
+    """A mode in which no weights are drawn: on the meta device torch would load its compiler to draw nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -157,7 +157,7 @@ def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _compare(checkpoint: Path, there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> None:
-    """Refuse weights by the name of the first that is not what the model has."""
+    """Refuse weights whose shapes differ from the model's, naming the first."""
     for name in [*here, *(there.keys() - here.keys())]:
         if here.get(name) != there.get(name):
             raise CheckpointError(
@@ -167,5 +167,5 @@ def _compare(checkpoint: Path, there: dict[str, tuple[int, ...]], here: dict[str
 
 
 def _of_attention(name: str) -> bool:
-    """Whether a weight is the attention's own: its features, its forget gate."""
-    return ".mixer.attention." in name or ".mixer.forget." in name
+    """Return whether a weight belongs to the attention itself: to its features or its forget gate."""
+    return ".mixer.attention." in name or ".mixer.forget_gate." in name

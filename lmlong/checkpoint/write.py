@@ -1,4 +1,4 @@
-"""Writing a checkpoint: beside its place, flushed to disk, manifest last, then renamed into place."""
+"""Writing a checkpoint: to a temporary folder, flushed to disk, manifest last, then renamed."""
 
 import errno
 import os
@@ -24,18 +24,18 @@ LEFT_LINK = re.compile(r"\.(latest|best)\.partial")
 
 
 class Contents(NamedTuple):
-    """All that a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     weights: dict[str, Tensor]
     training: dict[str, Any]  # tensors and plain values only: it is read back with weights_only
     recipe: str
     tokenizer: bytes
-    step: int = 0  # the optimizer steps behind them
-    validation: float | None = None  # what the weights were found to be worth, less being better
+    step: int = 0  # optimizer steps taken
+    validation: float | None = None  # validation loss of the weights, less is better
 
 
 def write(folder: Path, contents: Contents) -> None:
-    """Write a checkpoint so that, whenever the machine stops, `folder` is absent or complete."""
+    """Write a checkpoint so that `folder` is absent or complete whenever the machine stops."""
     staged = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
@@ -55,13 +55,13 @@ def write(folder: Path, contents: Contents) -> None:
 
 
 def _make_way(folder: Path, step: int) -> None:
-    """Move aside what bears the name of a checkpoint and is none of this step: it is somebody's own."""
+    """Move aside whatever has the checkpoint's name but is no checkpoint of this step: it belongs to the user."""
     if not os.path.lexists(folder):
         return
     try:
         is_ours = not folder.is_symlink() and read(folder).step == step
     except CheckpointError:
-        is_ours = folder.is_dir() and (folder / NAME).exists()  # one that is damaged
+        is_ours = folder.is_dir() and (folder / NAME).exists()  # a damaged one
     if not is_ours:
         free = next(
             place for n in count(1) if not os.path.lexists(place := folder.with_name(f"{folder.name}-moved-{n}"))
@@ -80,7 +80,7 @@ def _fill(staged: Path, contents: Contents) -> None:
 
 
 def _check_space(staged: Path, contents: Contents, cause: Exception | None = None) -> None:
-    """Refuse to write, or say why writing failed, where the disk holds less than the checkpoint takes."""
+    """Refuse to write, or explain a failed write, where the disk has less free space than the checkpoint takes."""
     need = size(contents)
     there = shutil.disk_usage(staged).free + sum(path.stat().st_size for path in staged.iterdir())
     if need <= there and not (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)):
@@ -92,14 +92,14 @@ def _check_space(staged: Path, contents: Contents, cause: Exception | None = Non
 
 
 def size(contents: Contents) -> int:
-    """The bytes a checkpoint takes, but for what names and lists add; a little is allowed for them."""
+    """Return the bytes that a checkpoint takes, with a small allowance for names and lists."""
     tensors = [*contents.weights.values(), *_tensors(contents.training)]
     data = sum(tensor.numel() * tensor.element_size() + 512 for tensor in tensors)
     return data + len(contents.recipe) + len(contents.tokenizer) + (1 << 16)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor within plain values, however they are nested."""
+    """Iterate over the tensors within plain values, however they are nested."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -109,7 +109,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def copy(checkpoint: Path, folder: Path) -> None:
-    """Copy a checkpoint so that, whenever the machine stops, `folder` is absent or complete."""
+    """Copy a checkpoint so that `folder` is absent or complete whenever the machine stops."""
     staged = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(checkpoint, staged, copy_function=shutil.copyfile)
@@ -121,7 +121,7 @@ def copy(checkpoint: Path, folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint so that, whenever the machine stops, it is complete or not there under its name."""
+    """Remove a checkpoint so that it is complete or absent under its name whenever the machine stops."""
     if folder.exists():
         doomed = folder.with_name(f".{folder.name}.removed")
         shutil.rmtree(doomed, ignore_errors=True)
@@ -130,7 +130,7 @@ def remove(folder: Path) -> None:
 
 
 def clean(checkpoints: Path) -> None:
-    """Remove what a process left that was stopped while it wrote or removed a checkpoint or a link to one."""
+    """Remove the leftovers of a process that was stopped while it wrote or removed a checkpoint or a link to one."""
     for path in checkpoints.glob(".*"):
         if LEFT_LINK.fullmatch(path.name) and path.is_symlink():
             path.unlink()
@@ -139,7 +139,7 @@ def clean(checkpoints: Path) -> None:
 
 
 def point(link: Path, folder: Path) -> None:
-    """Let a link beside the checkpoints name one of them; it never names none in between."""
+    """Point a link beside the checkpoints to one of them, atomically."""
     new = link.with_name(f".{link.name}.partial")
     new.unlink(missing_ok=True)
     new.symlink_to(folder.name)

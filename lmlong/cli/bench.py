@@ -5,12 +5,13 @@ from pathlib import Path
 
 import click
 
+from lmlong.cli import options
 from lmlong.cli.bench_linformer import linformer
 from lmlong.cli.bench_recall import recall
 from lmlong.cli.bench_slots import slots
 from lmlong.cli.bench_speed import attention, generate, train
-from lmlong.cli.numbers import read
-from lmlong.errors import UsageError, nearest
+from lmlong.cli.lists import parse_names, parse_numbers
+from lmlong.cli.output import check_files, show
 
 
 @click.group()
@@ -18,12 +19,12 @@ def bench() -> None:
     """Compare attentions by experiment, on this machine.
 
     \b
-    Example: how many random features come how near to softmax.
+    Example: the error of random features, by their number.
       lmlong bench approximation
     """
 
 
-@bench.command("compare")
+@bench.command()
 @click.option("--recipe", default="compare", show_default=True, help="Recipe all have in common: a name or a file.")
 @click.option(
     "--corpus",
@@ -38,9 +39,9 @@ def bench() -> None:
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs.  [default: runs/compare]"
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all runs as JSON.")
+@options.json_file
 @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
-def compare_attentions(
+def compare(
     recipe: str,
     corpus: str,
     only: str | None,
@@ -58,13 +59,12 @@ def compare_attentions(
     Example: two attentions on text that only memory can predict.
       lmlong bench compare --corpus copies --only softmax,elu-learned
     """
-    from lmlong.bench.compare import CONTESTANTS, compare, table
-    from lmlong.bench.copies import write_copies
+    from lmlong.experiments.compare import CANDIDATES, compare_attentions
+    from lmlong.experiments.compare_report import table, to_json
+    from lmlong.experiments.copies import write_copies
 
-    names = only.split(",") if only else list(CONTESTANTS)
-    for name in names:
-        if name not in CONTESTANTS:
-            raise UsageError(f"--only: there is no '{name}'.{nearest(name, CONTESTANTS)}")
+    names = parse_names("--only", only, CANDIDATES) if only else tuple(CANDIDATES)
+    check_files(json_file, None)
     out = out or Path("runs/compare") / corpus
     changes = list(overrides)
     if corpus == "copies":
@@ -72,38 +72,31 @@ def compare_attentions(
         write_copies(out / "copies.jsonl")
         source = json.dumps([{"kind": "files", "paths": [str(out / "copies.jsonl")]}])
         changes += [f"text.sources={source}", "text.tokenizer.kind=bytes"]
-    standings, runs = compare(recipe, changes, names, read("--rates", rates, float, "2e-3,4e-3"), seeds, out)
-    if json_file:
-        json_file.write_text(json.dumps([run._asdict() for run in runs], indent=2) + "\n", encoding="utf-8")
-    click.echo(table(standings))
+    learning_rates = parse_numbers("--rates", rates, float, "2e-3,4e-3")
+    results, runs = compare_attentions(recipe, changes, names, learning_rates, seeds, out)
+    show(table(results), to_json(runs), json_file, None)
 
 
 @bench.command()
 @click.option("--seeds", default=40, show_default=True, type=click.IntRange(1), help="Draws of inputs and features.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all errors as JSON.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw error against features.")
+@options.json_file
+@options.plot("error against features")
 def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None:
-    """Measure how near the random features of FAVOR+ come to exact softmax attention.
+    """Measure the error of the random features of FAVOR+ against exact softmax attention.
 
     For positive, hyperbolic and trigonometric features of equal width, with orthogonal and independent rows of three
     kinds of norm, on normal inputs of several sizes.
 
     \b
-    Example: the chart of the README.
+    Example: the plot of the README.
       lmlong bench approximation --plot approximation.png
     """
-    from lmlong.bench.approximation import study
-    from lmlong.bench.approximation_report import draw, plain, table
-    from lmlong.charts import check_format
+    from lmlong.experiments.approximation import study_approximation
+    from lmlong.experiments.approximation_report import figure, table, to_json
 
-    if plot:
-        check_format(plot)
-    results = study(seeds)
-    if json_file:
-        json_file.write_text(json.dumps(plain(results), indent=2) + "\n", encoding="utf-8")
-    if plot:
-        draw(results, plot)
-    click.echo(table(results))
+    check_files(json_file, plot)
+    results = study_approximation(seeds)
+    show(table(results), to_json(results), json_file, plot, figure(results) if plot else None)
 
 
 for command in (recall, linformer, slots, attention, train, generate):

@@ -1,33 +1,37 @@
-"""lmlong bench linformer: what Linformer saves."""
+"""lmlong bench linformer: time and memory of Linformer."""
 
-import json
 from pathlib import Path
 
 import click
 
-from lmlong.bench.linformer_grid import USUAL, Grid, check
+from lmlong.bench.linformer_grid import DEFAULT, LinformerGrid
 from lmlong.cli import options
-from lmlong.cli.numbers import read, write
+from lmlong.cli.lists import format_numbers, parse_numbers
+from lmlong.cli.output import check_files, show
 
 
 @click.command()
 @click.option("--lengths", metavar="N,...", help="Tokens of the inputs; k is 1,024.  [default: 512,1k,2k ... 64k]")
 @click.option(
-    "--slots", metavar="K,...", default=write(USUAL.slots), show_default=True, help="What they are shortened to."
+    "--slots",
+    metavar="K,...",
+    default=format_numbers(DEFAULT.slots),
+    show_default=True,
+    help="What they are shortened to.",
 )
-@click.option("--width", default=USUAL.width, show_default=True, type=click.IntRange(1), help="Of the layer.")
-@click.option("--heads", default=USUAL.heads, show_default=True, type=click.IntRange(1))
-@click.option("--rows", default=USUAL.rows, show_default=True, type=click.IntRange(1), help="Inputs side by side.")
+@click.option("--width", default=DEFAULT.width, show_default=True, type=click.IntRange(1), help="Of the layer.")
+@click.option("--heads", default=DEFAULT.heads, show_default=True, type=click.IntRange(1))
+@click.option("--rows", default=DEFAULT.rows, show_default=True, type=click.IntRange(1), help="Inputs side by side.")
 @click.option(
     "--limit",
     metavar="SECONDS",
-    default=USUAL.limit,
+    default=DEFAULT.limit,
     show_default=True,
     type=click.FloatRange(min=0),
     help="Leave out full attention where one pass of it would take longer.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures as JSON.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw time a token: .png, .pdf or .svg.")
+@options.json_file
+@options.plot("time a token")
 @options.device
 def linformer(
     lengths: str | None,
@@ -49,24 +53,24 @@ def linformer(
     Example: two lengths, in a minute.
       lmlong bench linformer --lengths 512,4k --slots 128
     """
-    from lmlong.charts import check_format
-    from lmlong.lengths import parse_lengths
+    from lmlong.report.lengths import parse_lengths
 
-    tokens = tuple(parse_lengths(lengths)) if lengths is not None else USUAL.lengths
-    grid = Grid(tokens, tuple(sorted(set(read("--slots", slots, int, "128,256")))), width, heads, rows, limit)
-    check(grid)
-    if plot:
-        check_format(plot)
+    grid = LinformerGrid(
+        tuple(parse_lengths(lengths)) if lengths is not None else DEFAULT.lengths,
+        tuple(sorted(set(parse_numbers("--slots", slots, int, "128,256")))),
+        width,
+        heads,
+        rows,
+        limit,
+    )
+    grid.check()
+    check_files(json_file, plot)
 
-    from lmlong.bench.cost import machine
-    from lmlong.bench.linformer import measure
-    from lmlong.bench.linformer_report import draw, plain, table
-    from lmlong.model.device import pick_device
+    from lmlong.bench.linformer_report import figure, table, to_json
+    from lmlong.bench.linformer_speed import run_linformer_benchmark
+    from lmlong.model.device import describe_machine, pick_device
 
-    place = pick_device(device)
-    found = measure(grid, place)
-    if json_file:
-        json_file.write_text(json.dumps(plain(grid, machine(place), found), indent=2) + "\n", encoding="utf-8")
-    if plot:
-        draw(grid, found, plot)
-    click.echo(table(grid, machine(place), found))
+    chosen = pick_device(device)
+    results, machine = run_linformer_benchmark(grid, chosen), describe_machine(chosen)
+    drawn = figure(grid, results) if plot else None
+    show(table(grid, machine, results), to_json(grid, machine, results), json_file, plot, drawn)

@@ -1,12 +1,13 @@
 """lmlong bench recall: how many pairs fit into a state."""
 
-import json
 from pathlib import Path
 
 import click
 
-from lmlong.bench.recall_grid import LARGE, SHOWN, SMALL, TOKENS_PER_PAIR, Grid, check, choose
-from lmlong.cli.numbers import read, write
+from lmlong.cli import options
+from lmlong.cli.lists import format_numbers, parse_names, parse_numbers
+from lmlong.cli.output import check_files, show
+from lmlong.experiments.recall_grid import DEFAULT_CANDIDATES, LARGE, SMALL, TOKENS_PER_PAIR, RecallGrid
 
 
 def _both(small: str, large: str) -> str:
@@ -14,12 +15,16 @@ def _both(small: str, large: str) -> str:
 
 
 @click.command()
-@click.option("--only", metavar="NAME,...", help=f"Train these alone.  [default: {','.join(SHOWN)}]")
+@click.option("--only", metavar="NAME,...", help=f"Train these alone.  [default: {','.join(DEFAULT_CANDIDATES)}]")
 @click.option(
-    "--pairs", metavar="N,...", help=f"Numbers of pairs to recall.  {_both(write(SMALL.pairs), write(LARGE.pairs))}"
+    "--pairs",
+    metavar="N,...",
+    help=f"Numbers of pairs to recall.  {_both(format_numbers(SMALL.pairs), format_numbers(LARGE.pairs))}",
 )
 @click.option(
-    "--widths", metavar="N,...", help=f"Widths of the state.  {_both(write(SMALL.widths), write(LARGE.widths))}"
+    "--widths",
+    metavar="N,...",
+    help=f"Widths of the state.  {_both(format_numbers(SMALL.widths), format_numbers(LARGE.widths))}",
 )
 @click.option(
     "--vocabulary",
@@ -36,7 +41,7 @@ def _both(small: str, large: str) -> str:
 @click.option(
     "--rates",
     metavar="X,...",
-    help=f"Learning rates to choose from.  {_both(write(SMALL.rates), write(LARGE.rates))}",
+    help=f"Learning rates to choose from.  {_both(format_numbers(SMALL.rates), format_numbers(LARGE.rates))}",
 )
 @click.option(
     "--steps",
@@ -45,10 +50,8 @@ def _both(small: str, large: str) -> str:
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Start of weights and rows.")
 @click.option("--large", is_flag=True, help="Train as large as the paper did, which takes a GPU.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the results.  [default: runs/recall]"
-)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all models as JSON.")
+@options.out("runs/recall")
+@options.json_file
 def recall(
     only: str | None,
     pairs: str | None,
@@ -73,21 +76,22 @@ def recall(
       lmlong bench recall --only elu,elu-learned --pairs 8,16,32 --vocabulary 128
     """
     usual = LARGE if large else SMALL
-    grid = Grid(
+    grid = RecallGrid(
         vocabulary or usual.vocabulary,
-        read("--pairs", pairs, int, "4,8,16") if pairs else usual.pairs,
+        parse_numbers("--pairs", pairs, int, "4,8,16") if pairs else usual.pairs,
         tokens_per_pair,
-        read("--widths", widths, int, "32,64") if widths else usual.widths,
-        read("--rates", rates, float, "8e-3,4e-3") if rates else usual.rates,
+        parse_numbers("--widths", widths, int, "32,64") if widths else usual.widths,
+        parse_numbers("--rates", rates, float, "8e-3,4e-3") if rates else usual.rates,
         steps or usual.steps,
         usual.queries,
     )
-    check(grid)
+    grid.check()
+    check_files(json_file, None)
 
-    from lmlong.bench.compare import CONTESTANTS
-    from lmlong.bench.recall import compare, plain, table
+    from lmlong.experiments.compare import CANDIDATES
+    from lmlong.experiments.recall import study_recall, to_json
+    from lmlong.experiments.recall_report import table
 
-    best, runs = compare(grid, choose(only, CONTESTANTS), seed, out or Path("runs/recall"))
-    if json_file:
-        json_file.write_text(json.dumps([plain(run) for run in runs], indent=2) + "\n", encoding="utf-8")
-    click.echo(table(best))
+    names = parse_names("--only", only, CANDIDATES) if only else DEFAULT_CANDIDATES
+    best, results = study_recall(grid, names, seed, out or Path("runs/recall"))
+    show(table(best), [to_json(result) for result in results], json_file, None)

@@ -1,15 +1,9 @@
 """lmlong check: the laws of causal attention, held against a trained model."""
 
-import json
-from typing import TYPE_CHECKING
-
 import click
 
 from lmlong.cli import options
-
-if TYPE_CHECKING:
-    from lmlong.evaluation.check import Report
-    from lmlong.evaluation.health import Denominators
+from lmlong.cli.output import STDOUT, show
 
 
 @click.command()
@@ -28,48 +22,13 @@ def check(run: str, tokens: int, as_json: bool, device: str) -> None:
     Example: after training, before trusting the numbers.
       lmlong check runs/quickstart
     """
-    from lmlong.evaluation.check import check as hold
+    from lmlong.evaluation.law_check import check as check_laws
+    from lmlong.evaluation.law_check_report import table, to_json
     from lmlong.inference.loading import load
     from lmlong.inference.sampled_text import sampled_text
 
     loaded = load(run, device)
-    report = hold(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
-    click.echo(_plain(report) if as_json else _table(report))
+    report = check_laws(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
+    show(table(report), to_json(report), STDOUT if as_json else None, None)
     if not report.kept:
         raise SystemExit(1)
-
-
-def _table(report: "Report") -> str:
-    """For an 80-column terminal: the laws, then the denominators by position."""
-    lines = [f"{'law':<52}{'error':>9}{'allowed':>10}"]
-    for verdict in report.verdicts:
-        mark = "  kept" if verdict.kept else "  BROKEN"
-        lines.append(f"{verdict.law:<52}{verdict.measured:>9.1e}{verdict.allowed:>10.1e}{mark}")
-    if report.denominators:
-        lines += ["", f"{'denominators at position':<28}{'smallest':>14}{'median':>14}{'largest':>14}"]
-        lines += [
-            f"{_between(bucket):<28}{bucket.smallest:>14.3g}{bucket.median:>14.3g}{bucket.largest:>14.3g}"
-            for bucket in report.denominators
-        ]
-    broken = sum(not verdict.kept for verdict in report.verdicts)
-    text = f"{report.rows} rows of {report.tokens:,} tokens, computed in {report.precision}"
-    lines += ["", f"{broken} of {len(report.verdicts)} laws broken" if broken else "all laws kept", text]
-    return "\n".join(lines)
-
-
-def _between(bucket: "Denominators") -> str:
-    return f"{bucket.first:,}" if bucket.first == bucket.last else f"{bucket.first:,} to {bucket.last:,}"
-
-
-def _plain(report: "Report") -> str:
-    return json.dumps(
-        {
-            "kept": report.kept,
-            "precision": report.precision,
-            "rows": report.rows,
-            "tokens": report.tokens,
-            "laws": [{**verdict._asdict(), "kept": verdict.kept} for verdict in report.verdicts],
-            "denominators": [bucket._asdict() for bucket in report.denominators],
-        },
-        indent=2,
-    )

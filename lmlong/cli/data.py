@@ -1,4 +1,4 @@
-"""`lmlong data`: turn a recipe's text into token files, and see what was read."""
+"""`lmlong data`: make the token files of a recipe's text, and count what was read."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ SPLITS = ("train", "validation")
 
 @click.group()
 def data() -> None:
-    """Turn text into token files ahead of training, and count what is in them.
+    """Make token files ahead of training, and count what is in them.
 
     \b
     Example: what will the quickstart train on?
@@ -28,8 +28,8 @@ def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
     Example: tokenize your own books before the first training.
       lmlong data prepare books.yaml
     """
+    from lmlong.data import token_dataset as tokens
     from lmlong.recipe.file import load
-    from lmlong.text import tokens
 
     click.echo(tokens.prepare(load(recipe, overrides).text).folder)
 
@@ -45,8 +45,8 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Example: how many bytes make a token with 8,192 pieces?
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
+    from lmlong.data import token_dataset as tokens
     from lmlong.recipe.file import load
-    from lmlong.text import tokens
 
     found = tokens.prepare(load(recipe, overrides).text)
     if as_json:
@@ -56,7 +56,7 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 def _table(source: dict[str, Any]) -> str:
-    """One source: what became of its documents, and a line for each split."""
+    """Return the counts of one source: documents read and skipped, and a line for each split."""
     read = source["read"]
     columns = ("documents", "bytes", "tokens", "bytes/token")
     lines = [

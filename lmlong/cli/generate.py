@@ -1,4 +1,4 @@
-"""lmlong generate: a trained model continues a text."""
+"""`lmlong generate`: continue a text with a trained model."""
 
 from pathlib import Path
 from typing import Literal
@@ -39,13 +39,12 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--save-state", type=File, help="Remember prompt and new text in this file.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
 @click.option(
-    "--compile/--no-compile",
-    "compiled",
+    "--fast-decode/--no-fast-decode",
     default=None,
-    help="Write by native code on a CPU, by a CUDA graph on a GPU.  [default: on a CPU]",
+    help="Decode by native code on a CPU, by a CUDA graph on a GPU.  [default: on a CPU]",
 )
 @options.weights
-@options.sums
+@options.state_dtype
 @click.option("--stats", is_flag=True, help="Tell speeds and the size of the state, on standard error.")
 @options.device
 def generate(
@@ -67,9 +66,9 @@ def generate(
     load_state: Path | None,
     save_state: Path | None,
     as_json: bool,
-    compiled: bool | None,
+    fast_decode: bool | None,
     weights: Literal["32", "bf16", "int8"],
-    sums: Literal["32", "64"],
+    state_dtype: Literal["32", "64"],
     stats: bool,
     device: str,
 ) -> None:
@@ -97,9 +96,9 @@ def generate(
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
     show = writing.Show(as_json, stats, keep=as_json, one=one_text)
-    loaded = load(run, device, weights, sums)
-    if loaded.compiles_at_once if compiled is None else compiled:
-        loaded.compile()
+    loaded = load(run, device, weights, state_dtype)
+    if loaded.fast_step_at_once if fast_decode is None else fast_decode:
+        loaded.use_fast_step()
     start = loaded.load_state(load_state) if load_state else None
     end = (None if max_tokens == -1 else max_tokens, stop)
     if prompts:

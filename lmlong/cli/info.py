@@ -1,4 +1,4 @@
-"""lmlong info: what is installed here, or what a run holds."""
+"""`lmlong info`: describe this installation, or a run."""
 
 import json
 import platform
@@ -32,10 +32,10 @@ def info(run: str | None, as_json: bool) -> None:
 def _installation() -> dict[str, Any]:
     import torch
 
-    from lmlong.attention.native.library import library
+    from lmlong.attention.linear.native.library import library
     from lmlong.model.device import pick_device
-    from lmlong.native.library import find_compiler
-    from lmlong.training.precision import computes_in_bf16
+    from lmlong.native.build import find_compiler
+    from lmlong.training.setup import computes_in_bf16
 
     device = pick_device("auto")
     return {
@@ -52,13 +52,14 @@ def _installation() -> dict[str, Any]:
 def _run(run: str) -> dict[str, Any]:
     from lmlong.inference.loading import open_run
     from lmlong.inference.state_size import state_size
-    from lmlong.model.language_model import LanguageModel, parameters
+    from lmlong.model.base import count_parameters
+    from lmlong.model.language_model import LanguageModel
 
     loaded = open_run(run, "cpu")
     step = loaded.step
     state = state_size(loaded.model) if isinstance(loaded.model, LanguageModel) else None  # encoders have none
-    training, length = loaded.recipe.training, loaded.recipe.text.sequence_length
-    tokens_per_step = training.batch_size * training.accumulate * length
+    length = loaded.recipe.text.sequence_length
+    tokens_per_step = loaded.recipe.sequences_per_step * length
     return {
         "name": loaded.recipe.name,
         "objective": loaded.recipe.objective,
@@ -66,7 +67,7 @@ def _run(run: str) -> dict[str, Any]:
         "step": step,
         "trained tokens": None if step is None else step * tokens_per_step,
         "trained length": length,
-        "parameters": parameters(loaded.model),
+        "parameters": count_parameters(loaded.model),
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": loaded.recipe.model.kinds,
@@ -77,14 +78,14 @@ def _run(run: str) -> dict[str, Any]:
 
 
 def _tokens_as_one(recipe: "Recipe") -> list[int]:
-    """1 where a layer reads each token, the factor where it reads blocks."""
+    """Return, for each layer, how many tokens it reads as one: 1, or the factor where it reads blocks."""
     model = recipe.model
-    return [model.factor if layer in model.shortened else 1 for layer in range(model.layers)]
+    return [model.factor if layer in model.downsampled_layers else 1 for layer in range(model.layers)]
 
 
 def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | None:
-    """The newest validation at or before a checkpoint, from the metrics of its run."""
-    from lmlong.training.journal import read_entries
+    """Return the newest validation at or before a checkpoint, from the metrics of its run."""
+    from lmlong.training.metrics_log import read_entries
 
     entries = read_entries(checkpoint.parents[1] / "metrics.jsonl")
     known = [entry for entry in entries if isinstance(entry.get("validation"), dict) and entry["step"] <= (step or 0)]
@@ -99,13 +100,13 @@ def _version(package: str) -> str | None:
 
 
 def _lines(facts: dict[str, Any]) -> str:
-    """One fact a line, names before values."""
+    """Format facts, one a line, names before values."""
     width = max(map(len, facts)) + 2
     return "\n".join(f"{name:<{width}}{_words(value)}" for name, value in facts.items())
 
 
 def _words(value: Any) -> str:
-    """A value as a person reads it."""
+    """Format a value for people."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The command `lmlong`: its subcommands, loaded only when called, and what happens when one fails."""
+"""The command `lmlong`: its subcommands, imported only when called, and their exit codes."""
 
 import io
 import os
@@ -22,6 +22,8 @@ COMMANDS = {
     "state": ("lmlong.cli.state:state", "Keep what a model has read as a file, and go on from it."),
     "check": ("lmlong.cli.check:check", "Hold the laws of causal attention against a trained model."),
     "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity against length."),
+    "probe": ("lmlong.cli.probe:probe", "Measure how far back a model finds what was said."),
+    "spectrum": ("lmlong.cli.spectrum:spectrum", "Measure the singular values of a model's attention."),
     "bench": ("lmlong.cli.bench:bench", "Compare attentions by experiment."),
 }
 
@@ -30,7 +32,7 @@ READER_LEFT = 141
 
 
 class Pipeline(click.Group):
-    """Commands in the order of the work; a command's file is imported when the command is called."""
+    """The group of commands, in the order of work; a command's module is imported when the command is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -69,7 +71,7 @@ def lmlong(context: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and leave with the exit code of what happened; a traceback means a bug of ours."""
+    """Run the command line and exit with its exit code; a traceback means a bug of ours."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
@@ -88,10 +90,10 @@ def main() -> NoReturn:
 
 
 def _run(words: list[str]) -> int:
-    """The exit code of a command, after its error message if it failed for a reason the user can mend."""
+    """Run a command and return its exit code; print the message of an error that the user can mend."""
     color = False if os.environ.get("NO_COLOR") else None
     try:
-        # click's own `main` would turn an interrupt or an end of file anywhere in our code into "Aborted!".
+        # click's own `main` would report an interrupt or an end of file anywhere in our code as "Aborted!".
         with lmlong.make_context("lmlong", words, color=color) as context:
             lmlong.invoke(context)
         return 0
@@ -108,14 +110,14 @@ def _run(words: list[str]) -> int:
 
 
 def _message(error: LmlongError) -> str:
-    """The message of an error; of several mistakes each stands on a line of its own, led by its file and line."""
+    """Format the message of an error; each of several mistakes has a line of its own, after its file and line."""
     if isinstance(error, RecipeError) and len(error.mistakes) > 1:
         return "\n".join([f"{len(error.mistakes)} mistakes", *error.mistakes])
     return str(error)
 
 
 def _reader_left() -> bool:
-    """Whether it is the pipe behind stdout that broke, and not one of our own."""
+    """Return whether the broken pipe is that of stdout, and not one of our own."""
     watch = select.poll()
-    watch.register(sys.stdout.fileno(), 0)  # a broken pipe is reported unasked
+    watch.register(sys.stdout.fileno(), 0)  # a broken pipe is always reported
     return bool(watch.poll(0))

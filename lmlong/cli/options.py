@@ -1,6 +1,26 @@
-"""Options that several commands have: how a trained model is loaded."""
+"""Options that several commands have."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Option = Callable[[Command], Command]
+
+OutFile = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
+
+runs = click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+
+data = click.option("--data", multiple=True, metavar="FILE", help="Measure on this file, folder or glob; repeatable.")
+
+tokens = click.option("--tokens", type=click.IntRange(min=2), help="Read only so many tokens of the text.")
+
+json_file = click.option(
+    "--json", "json_file", type=OutFile, help="Write the results as JSON; - for standard output, alone."
+)
+
 
 device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 
@@ -12,10 +32,32 @@ weights = click.option(
     help="How matrices are kept: bf16 takes half the memory, int8 a quarter, and both less time for a token.",
 )
 
-sums = click.option(
-    "--sums",
+state_dtype = click.option(
+    "--state-dtype",
     type=click.Choice(["32", "64"]),
     default="32",
     show_default=True,
     help="How S and z are kept: 64 for texts of more than some ten million tokens.",
 )
+
+
+def plot(what: str) -> Option:
+    """Return the option --plot of a command that draws `what`."""
+    return click.option("--plot", type=OutFile, help=f"Draw {what}: .png, .pdf or .svg.")
+
+
+def out(default: str) -> Option:
+    """Return the option --out of an experiment that keeps its results."""
+    folder = click.Path(file_okay=False, path_type=Path)
+    return click.option("--out", type=folder, help=f"Folder of the results.  [default: {default}]")
+
+
+def together(*options: Option) -> Option:
+    """Return several options as one decorator, in the order of `--help`."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add

@@ -1,4 +1,4 @@
-"""`lmlong recipe`: look at recipes, check them, copy them, and read what every option means."""
+"""`lmlong recipe`: list, show, check and copy recipes, and explain their options."""
 
 import json
 import textwrap
@@ -29,15 +29,15 @@ def recipe() -> None:
 
 @recipe.command("list")
 def list_recipes() -> None:
-    """Name the recipes that come with lmlong, each with the command that runs it.
+    """List the recipes that come with lmlong, each with the command that runs it.
 
     \b
     Example:
       lmlong recipe list
     """
-    from lmlong.recipe.file import shelf
+    from lmlong.recipe.file import shipped_recipes
 
-    for name, file in shelf().items():
+    for name, file in shipped_recipes().items():
         command, *description = _leading_comments(file.read_text(encoding="utf-8"))
         click.echo(f"{name}\n{_paragraph(' '.join(description))}\n    $ {command}")
 
@@ -115,18 +115,20 @@ def options(as_json: bool) -> None:
 
 
 def _leading_comments(text: str) -> list[str]:
-    """The comment at the head of a recipe, line by line: the command that runs it, then what it is."""
+    """Return the lines of the comment at the head of a recipe: the command that runs it, then a description."""
     lines = text.splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return [line.removeprefix("#").strip() for line in lines[:end]]
 
 
 def _summary(recipe: "Recipe") -> str:
-    """What a recipe trains, on one line."""
+    """Return the model that a recipe trains, on one line."""
     model, text, training = recipe.model, recipe.text, recipe.training
     kinds = model.attention.kind
     attention = kinds if isinstance(kinds, str) else ", ".join(kinds)
-    shorter = f" ({len(model.shortened)} of them on blocks of {model.factor} tokens)" if model.downsample else ""
+    shorter = (
+        f" ({len(model.downsampled_layers)} of them on blocks of {model.factor} tokens)" if model.downsample else ""
+    )
     limits = [f"{training.steps} steps"] if training.steps else []
     limits += [f"{training.tokens} tokens"] if training.tokens else []
     return (
@@ -136,7 +138,7 @@ def _summary(recipe: "Recipe") -> str:
 
 
 def _explanation(option: "Option") -> str:
-    """One option as a paragraph under its key."""
+    """Format one option as a paragraph under its key."""
     of_kind = f"  (kind: {option.kind})" if option.kind else ""
     value = option.type
     if option.required:

@@ -1,10 +1,10 @@
-"""What is said at the end of a training run."""
+"""The message at the end of a training run."""
 
 from lmlong.training.run import Outcome
 
 
 def after_training(outcome: Outcome) -> str:
-    """The result and what to try next, or where a stopped run stands."""
+    """Return the result and what to try next, or the step of a stopped run."""
     found = outcome.validation
     if found is None and outcome.signal is None:
         return f"{outcome.folder} is at step {outcome.step} and has no more to do. Raise training.steps to go on."

@@ -1,4 +1,4 @@
-"""lmlong state: what a model remembers of a text, as a file."""
+"""`lmlong state`: the state of a model after a text, as a file."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ File = click.Path(dir_okay=False, path_type=Path)
 
 @click.group()
 def state() -> None:
-    """Keep what a model has read as a file of a few megabytes, to go on from at once."""
+    """Save the state after a text as a file of a few megabytes, and continue from it at once."""
 
 
 @state.command()
@@ -20,10 +20,12 @@ def state() -> None:
 @click.argument("text", type=File, metavar="TEXT")
 @click.option("-o", "--out", type=File, required=True, help="The state file to write.")
 @click.option("--load-state", type=File, help="Go on from this state instead of beginning a document.")
-@options.sums
+@options.state_dtype
 @options.device
-def build(run: str, text: Path, out: Path, load_state: Path | None, sums: Literal["32", "64"], device: str) -> None:
-    """Read TEXT with the model of RUN and write down what it remembers.
+def build(
+    run: str, text: Path, out: Path, load_state: Path | None, state_dtype: Literal["32", "64"], device: str
+) -> None:
+    """Read TEXT with the model of RUN and save the state after it.
 
     \b
     lmlong state build runs/book book.txt -o book.state
@@ -32,7 +34,7 @@ def build(run: str, text: Path, out: Path, load_state: Path | None, sums: Litera
     from lmlong.cli.writing import pieces
     from lmlong.inference.loading import load
 
-    loaded = load(run, device, sums=sums)
+    loaded = load(run, device, state_dtype=state_dtype)
     memory = loaded.read(pieces(text), loaded.load_state(load_state) if load_state else None)
     loaded.save_state(memory, out)
     click.echo(f"{out}: {int(memory.total):,} tokens remembered in {out.stat().st_size:,} bytes")
@@ -42,7 +44,7 @@ def build(run: str, text: Path, out: Path, load_state: Path | None, sums: Litera
 @click.argument("file", type=File, metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def info(file: Path, as_json: bool) -> None:
-    """Tell what a state FILE remembers, and which model it belongs to.
+    """Describe a state FILE: its text and the model that it belongs to.
 
     \b
     lmlong state info book.state

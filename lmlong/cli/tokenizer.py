@@ -1,4 +1,4 @@
-"""`lmlong tokenizer`: train a tokenizer by itself, and look into one."""
+"""`lmlong tokenizer`: train a tokenizer by itself, and describe one."""
 
 import json
 from pathlib import Path
@@ -28,9 +28,9 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     Example: the pieces of your own books.
       lmlong tokenizer train books.yaml --out books.model
     """
+    from lmlong.data.sources import open_inputs
+    from lmlong.data.tokenizer_training import tokenizer_of
     from lmlong.recipe.file import load
-    from lmlong.text.inputs import open_inputs
-    from lmlong.text.trained_tokenizer import tokenizer_of
 
     text = load(recipe, overrides).text
     made = tokenizer_of(open_inputs(text), text.tokenizer)
@@ -49,7 +49,7 @@ def info(path: Path, text: str | None, as_json: bool) -> None:
     Example: how does it cut this line?
       lmlong tokenizer info runs/quickstart --text "for line in lines:"
     """
-    from lmlong.text.tokenizer import load
+    from lmlong.data.tokenizer import load
 
     found = load(path / "tokenizer.model" if path.is_dir() else path)
     facts = {"vocabulary": found.vocabulary, "bos": found.bos, "eos": found.eos, "hash": found.hash}

@@ -1,4 +1,4 @@
-"""lmlong train: a recipe becomes a run."""
+"""`lmlong train`: train a model by a recipe."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def train(
     from lmlong.training.run import train as run
 
     outcome = run(chosen, out or Path("runs") / chosen.name, resume, overwrite)
-    if outcome.speaks:
+    if outcome.is_main_process:
         click.echo(after_training(outcome))
     if outcome.signal is not None:
         raise SystemExit(128 + outcome.signal)

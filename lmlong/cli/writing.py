@@ -1,4 +1,4 @@
-"""What `lmlong generate` reads and shows: prompts on their way in, texts and numbers on their way out."""
+"""Input and output of `lmlong generate`: prompts, texts and statistics."""
 
 import json
 import sys
@@ -11,24 +11,24 @@ from typing import Any
 from tqdm import tqdm
 
 from lmlong.errors import UsageError
-from lmlong.inference.loading import Loaded
-from lmlong.inference.memory import Memory, bytes_of, repeated
+from lmlong.inference.generation import Generation
+from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.prompts import Prompt, many, pieces_of
 from lmlong.inference.sampling import Sampling
-from lmlong.inference.streaming import Writing
-from lmlong.model.states import joined
+from lmlong.inference.session import Session, repeat_rows
+from lmlong.model.state import concat_states, state_bytes
 
 Row = tuple[int, Prompt]
-"""The number of a prompt among all, and the prompt."""
+"""The index of a prompt among all, and the prompt."""
 
 ONLY: Row = (0, Prompt("", {}))
 
 LARGE = 1 << 20
-"""Bytes of a prompt from which on its reading is shown."""
+"""Size of a prompt in bytes from which its reading has a progress bar."""
 
 
 class Show:
-    """Texts to standard output, everything else to standard error."""
+    """The output of a command: texts to standard output, everything else to standard error."""
 
     def __init__(self, as_json: bool, stats: bool, keep: bool, one: bool):
         self.as_json, self.stats, self.keep, self.one = as_json, stats, keep, one
@@ -37,30 +37,30 @@ class Show:
 
     def write(
         self,
-        loaded: Loaded,
-        memory: Memory,
+        loaded: TrainedLanguageModel,
+        session: Session,
         sampling: Sampling,
         rows: Sequence[Row],
         samples: int,
         max_tokens: int | None,
         stop: Sequence[str],
-    ) -> Memory:
-        """Continue each row so many times and show what is written; returns the memory of it."""
+    ) -> Session:
+        """Generate `samples` continuations of each row and show them; return the session after them."""
         numbers = [(number, sample) for number, _ in rows for sample in range(samples)]
         begun = time.perf_counter()
-        writing = loaded.write(repeated(memory, samples), sampling, numbers, max_tokens, stop, self.keep)
+        writing = loaded.generate(repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.keep)
         texts = self._pieces(writing)
         self.written_seconds += time.perf_counter() - begun
         self.written_tokens += sum(row.written for row in writing.rows)
-        self.state_bytes = bytes_of(writing.memory.state) // len(numbers)
+        self.state_bytes = state_bytes(writing.session.state) // len(numbers)
         for place, text in enumerate(texts):
             if not self.one or self.as_json:
                 prompt = rows[place // samples][1]
                 self._show(text, writing, place, prompt, *numbers[place])
-        return writing.memory
+        return writing.session
 
-    def _pieces(self, writing: Writing) -> list[str]:
-        """The whole texts; a single one is shown as it is written, and not held."""
+    def _pieces(self, writing: Generation) -> list[str]:
+        """Return the whole texts; a single one is streamed, and not kept."""
         texts = [""] * len(writing.rows)
         for row, piece in writing:
             if self.one and not self.as_json:
@@ -71,7 +71,7 @@ class Show:
             _say("\n")
         return texts
 
-    def _show(self, text: str, writing: Writing, place: int, prompt: Prompt, number: int, sample: int) -> None:
+    def _show(self, text: str, writing: Generation, place: int, prompt: Prompt, number: int, sample: int) -> None:
         row = writing.rows[place]
         if self.as_json:
             about = {**prompt.line, "sample": sample, "text": text, "end": row.end}
@@ -82,7 +82,7 @@ class Show:
             _say(text + "\n")
 
     def finish(self) -> None:
-        """The numbers, where they were asked for."""
+        """Show the statistics, where they were asked for."""
         if self.stats:
             parts = [
                 _speed("prompt", self.read_tokens, self.read_seconds),
@@ -92,23 +92,25 @@ class Show:
             print("; ".join(parts), file=sys.stderr)
 
 
-def read_one(loaded: Loaded, prompt: str | None, file: Path | None, start: Memory | None, show: Show) -> Memory:
-    """Read the one prompt of a command, from where its user put it."""
+def read_one(
+    loaded: TrainedLanguageModel, prompt: str | None, file: Path | None, start: Session | None, show: Show
+) -> Session:
+    """Prefill the one prompt of a command, from its option, a file or standard input."""
     begun = time.perf_counter()
     before = int(start.total) if start else 0
     if prompt is not None or (file is None and (sys.stdin is None or sys.stdin.isatty())):
-        memory = loaded.read(prompt or "", start)
+        session = loaded.read(prompt or "", start)
     else:
-        memory = loaded.read(pieces(file), start)
+        session = loaded.read(pieces(file), start)
     show.read_seconds += time.perf_counter() - begun
-    show.read_tokens += int(memory.total) - before
-    return memory
+    show.read_tokens += int(session.total) - before
+    return session
 
 
 def read_many(
-    loaded: Loaded, path: Path, batch: int, start: Memory | None, show: Show
-) -> Iterator[tuple[list[Row], Memory]]:
-    """The prompts of a file in batches, read each by itself and then put side by side."""
+    loaded: TrainedLanguageModel, path: Path, batch: int, start: Session | None, show: Show
+) -> Iterator[tuple[list[Row], Session]]:
+    """Iterate over the prompts of a file in batches, each prefilled by itself and then concatenated."""
     prompts = list(enumerate(many(path)))
     if not prompts:
         raise UsageError(f"{path}: holds no prompt.")
@@ -117,12 +119,12 @@ def read_many(
         rows = prompts[begin : begin + batch]
         memories = [loaded.read(prompt.text, start) for _, prompt in rows]
         show.read_seconds += time.perf_counter() - begun
-        show.read_tokens += sum(int(memory.total) - (int(start.total) if start else 0) for memory in memories)
-        yield rows, joined(memories)
+        show.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in memories)
+        yield rows, concat_states(memories)
 
 
 def pieces(file: Path | None) -> Iterator[str]:
-    """A text from a file or from standard input, with a bar on standard error where it is large."""
+    """Iterate over a text from a file or standard input, with a progress bar on standard error where it is large."""
     name = str(file or "standard input")
     try:
         with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:

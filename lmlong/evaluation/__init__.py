@@ -1,1 +1,1 @@
-"""How well trained models predict text, against how far back they may look; as numbers, tables and plots."""
+"""Measurements of trained models: perplexity against length, probes, spectra and the laws of attention."""

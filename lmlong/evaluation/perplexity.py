@@ -1,6 +1,6 @@
-"""Perplexity against length: what text further back is worth, on the same targets at every length.
+"""Perplexity against length: the gain from text further back, on the same targets at every length.
 
-Three ways to ask. By context: the same targets, far into their documents, each time with so many tokens before them.
+Three views. By context: the same targets, far into their documents, each time with so many tokens before them.
 By position: each document is read once, from its beginning, and targets are told apart by how many tokens are before
 them. By protocol: all targets, the state emptied at each window, or the windows overlapping, against carrying it.
 """
@@ -11,31 +11,31 @@ from typing import Literal, NamedTuple, get_args
 
 from tqdm import tqdm
 
+from lmlong.data.token_dataset import prepare
+from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
-from lmlong.evaluation.health import health
-from lmlong.evaluation.report import AtLength, AtPosition, InWindows, Report
-from lmlong.evaluation.scored import Scorer, tokens_read
+from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.results import AtLength, AtPosition, InWindows, PerplexityReport
+from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents, Spans
-from lmlong.evaluation.sums import Sums
-from lmlong.inference.loading import Loaded, Trained
+from lmlong.evaluation.state_health import health
+from lmlong.inference.loading import TrainedLanguageModel, TrainedModel
 from lmlong.inference.state_size import state_size
-from lmlong.lengths import name_length
+from lmlong.model.base import count_parameters
 from lmlong.model.device import peak_memory
-from lmlong.model.language_model import parameters
 from lmlong.recipe import Files, Text, Validation
-from lmlong.text.token_file import TokenFile
-from lmlong.text.tokens import prepare
+from lmlong.report.lengths import name_length
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
-"""What is measured, beside the trained length, when nothing is asked for."""
+"""The default lengths, besides the trained one."""
 
 View = Literal["context", "position", "protocol", "state"]
 VIEWS: tuple[View, ...] = get_args(View)
 
 
-class Question(NamedTuple):
-    """What is to be measured."""
+class PerplexityOptions(NamedTuple):
+    """Which views to measure, over which lengths and targets."""
 
     views: tuple[View, ...] = ("context", "position", "state")
     lengths: tuple[int, ...] | None = None
@@ -46,22 +46,24 @@ class Question(NamedTuple):
     """Lengths that fewer documents reach are left out."""
 
 
-USUAL = Question()
+DEFAULTS = PerplexityOptions()
 
 
-def measure(name: str, loaded: Loaded, text: TokenFile, question: Question = USUAL) -> Report:
-    """All that was asked of a model on a text."""
+def measure_perplexity(
+    name: str, loaded: TrainedLanguageModel, text: TokenFile, options: PerplexityOptions = DEFAULTS
+) -> PerplexityReport:
+    """Return the views of a model on a text that the options ask for."""
     documents = cut.documents_of(text)
     trained = loaded.recipe.text.sequence_length
-    wanted = question.lengths or tuple(sorted({*LENGTHS, trained}))
+    wanted = options.lengths or tuple(sorted({*LENGTHS, trained}))
     size = cut.block_size(min(wanted))
-    lengths = [length for length in wanted if cut.reached(documents, length, size) >= question.min_documents]
+    lengths = [length for length in wanted if cut.reached(documents, length, size) >= options.min_documents]
     if not lengths:
-        raise UsageError(_too_short(documents, min(wanted) + size, question.min_documents))
-    report = Report(
+        raise UsageError(_too_short(documents, min(wanted) + size, options.min_documents))
+    report = PerplexityReport(
         name=name,
         checkpoint=str(loaded.checkpoint),
-        parameters=parameters(loaded.model),
+        parameters=count_parameters(loaded.model),
         state=state_size(loaded.model),
         trained_length=trained,
         trained_tokens=loaded.step and loaded.step * loaded.recipe.sequences_per_step * trained,
@@ -69,8 +71,8 @@ def measure(name: str, loaded: Loaded, text: TokenFile, question: Question = USU
         left_out=[length for length in wanted if length not in lengths],
     )
     scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer.token_bytes, loaded.device)
-    fill(report, scorer, lengths, size, question)
-    if "state" in question.views:
+    fill(report, scorer, lengths, size, options)
+    if "state" in options.views:
         longest = int(documents.sizes.argmax())
         begin, end = documents.begins[longest], documents.ends[longest]
         report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
@@ -78,9 +80,9 @@ def measure(name: str, loaded: Loaded, text: TokenFile, question: Question = USU
     return report
 
 
-def fill(report: Report, scorer: Scorer, lengths: list[int], size: int, question: Question) -> None:
-    """Read all that the views take, one kind of span after the other, and put down what was found."""
-    jobs = _jobs(scorer.documents, lengths, size, question)
+def fill(report: PerplexityReport, scorer: Scorer, lengths: list[int], size: int, options: PerplexityOptions) -> None:
+    """Read the spans of all views, one kind after the other, and fill in the report."""
+    jobs = _jobs(scorer.documents, lengths, size, options)
     report.tokens = sum(tokens_read(spans) for spans in jobs.values())
     positions: dict[int, Sums] = {}
     with tqdm(total=report.tokens, unit="token", unit_scale=True, leave=False, disable=None) as bar:
@@ -91,28 +93,30 @@ def fill(report: Report, scorer: Scorer, lengths: list[int], size: int, question
             sums = scorer.sums(spans, bar, positions if kind == "carried" else None)
             done[kind, length] = AtLength(length, sums, time.perf_counter() - begun)
     report.seconds = sum(point.seconds for point in done.values())
-    if "context" in question.views:
+    if "context" in options.views:
         report.context = [done["context", length] for length in lengths]
     if ("carried", 0) in done:
         report.carried = done["carried", 0].sums
-    if "position" in question.views:
-        reached = [bucket for bucket in sorted(positions) if positions[bucket].documents >= question.min_documents]
+    if "position" in options.views:
+        reached = [bucket for bucket in sorted(positions) if positions[bucket].documents >= options.min_documents]
         report.position = [AtPosition(1 << bucket, (2 << bucket) - 1, positions[bucket]) for bucket in reached]
-    if "protocol" in question.views:
+    if "protocol" in options.views:
         report.windows = [
             InWindows(length, done["reset", length].sums, done["sliding", length].sums) for length in lengths
         ]
 
 
-def _jobs(documents: Documents, lengths: list[int], size: int, question: Question) -> dict[tuple[str, int], Spans]:
-    """What is read, by kind and length."""
+def _jobs(
+    documents: Documents, lengths: list[int], size: int, options: PerplexityOptions
+) -> dict[tuple[str, int], Spans]:
+    """Return the spans to read, by kind and length."""
     jobs: dict[tuple[str, int], Spans] = {}
-    if "context" in question.views:
-        blocks = cut.choose_blocks(documents, lengths[-1], size, question.targets, question.min_documents)
+    if "context" in options.views:
+        blocks = cut.choose_blocks(documents, lengths[-1], size, options.targets, options.min_documents)
         jobs |= {("context", length): blocks.after(length) for length in lengths}
-    if "position" in question.views or "protocol" in question.views:
+    if "position" in options.views or "protocol" in options.views:
         jobs["carried", 0] = cut.whole(documents)
-    if "protocol" in question.views:
+    if "protocol" in options.views:
         jobs |= {("reset", length): cut.windows(documents, length) for length in lengths}
         jobs |= {("sliding", length): cut.sliding(documents, length) for length in lengths}
     return jobs
@@ -127,8 +131,8 @@ def _too_short(documents: Documents, need: int, wanted: int) -> str:
     )
 
 
-def validation_text(loaded: Trained, files: Sequence[str] = (), limit: int | None = None) -> TokenFile:
-    """The tokens to measure on: the text held out of the model's training, or all of some files; the first `limit`."""
+def validation_text(loaded: TrainedModel, files: Sequence[str] = (), limit: int | None = None) -> TokenFile:
+    """Return the tokens to measure on: the text held out of training, or all of some files; the first `limit`."""
     text = loaded.recipe.text
     if files:
         source = Files(kind="files", paths=list(files))

@@ -1,10 +1,10 @@
-"""Which tokens are scored, and how many are read before them: spans of documents, each read from an empty state."""
+"""Spans of documents, each read from an empty state: the tokens to score, and those read before them."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.text.token_file import TokenFile
+from lmlong.data.token_file import TokenFile
 
 BLOCK = 256
 """Most targets of one span where contexts are compared: the first has just the context asked for, the last so many
@@ -12,7 +12,7 @@ tokens more."""
 
 
 class Documents(NamedTuple):
-    """Where the documents of a text lie."""
+    """The positions of the documents in a text."""
 
     begins: np.ndarray  # (documents,) place of each document's bos
     ends: np.ndarray  # (documents,) place after its last token
@@ -42,12 +42,12 @@ class Blocks(NamedTuple):
     size: int
 
     def after(self, context: int) -> Spans:
-        """The same targets, given so many tokens before."""
+        """Return the same targets with so many tokens before them."""
         return Spans(self.document, self.first - context, self.first, self.first + self.size)
 
 
 def documents_of(text: TokenFile) -> Documents:
-    """Documents of two tokens or more: one of them can be a target."""
+    """Return the documents of two tokens or more: a shorter one has no target."""
     begins = np.asarray(text.starts, dtype=np.int64)
     ends = np.append(begins[1:], len(text.tokens))
     kept = ends - begins >= 2
@@ -55,18 +55,18 @@ def documents_of(text: TokenFile) -> Documents:
 
 
 def block_size(shortest: int) -> int:
-    """How many targets share a context that may be a little longer than said: at most half as long again."""
+    """Return the targets in one block: the last of them has at most half as much context again as the first."""
     return max(1, min(BLOCK, shortest // 2))
 
 
 def reached(documents: Documents, length: int, size: int) -> int:
-    """How many documents have a block of targets with so much context."""
+    """Return how many documents have a block of targets with so much context."""
     return int((documents.sizes >= length + size).sum())
 
 
 def choose_blocks(documents: Documents, longest: int, size: int, targets: int, least: int) -> Blocks:
-    """About so many targets with at least `longest` tokens before them, evenly over documents and places; a block in
-    each of `least` documents, if that makes more."""
+    """Return about so many targets with at least `longest` tokens before them, evenly over documents and places;
+    a block in each of `least` documents, if that makes more."""
     room = np.maximum(documents.sizes - longest, 0) // size  # blocks that fit side by side
     eligible = np.flatnonzero(room)
     wanted = max(1, least, targets // size)
@@ -82,22 +82,22 @@ def choose_blocks(documents: Documents, longest: int, size: int, targets: int, l
 
 
 def whole(documents: Documents) -> Spans:
-    """Each document from its beginning to its end."""
+    """Return each document as one span."""
     return Spans(np.arange(len(documents.begins)), documents.begins, documents.begins + 1, documents.ends)
 
 
 def windows(documents: Documents, length: int) -> Spans:
-    """Windows that are read one after the other, each without what came before it."""
+    """Return adjacent windows, each read from an empty state."""
     return _tiled(documents, step=length, length=length)
 
 
 def sliding(documents: Documents, length: int) -> Spans:
-    """Windows that overlap by half, so that a target has from half a window to a whole one before it."""
+    """Return windows that overlap by half, so that a target has from half a window to a whole one before it."""
     return _tiled(documents, step=max(1, length // 2), length=length)
 
 
 def _tiled(documents: Documents, step: int, length: int) -> Spans:
-    """All tokens but the first of each document in turn, `step` targets at a time, at the end of a window."""
+    """Return all tokens but the first of each document, `step` targets at a time, at the end of a window."""
     counts = -(-(documents.sizes - 1) // step)
     document = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)

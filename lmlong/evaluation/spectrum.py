@@ -1,4 +1,4 @@
-"""How few directions attention needs: the singular values of its matrices, layer by layer and head by head.
+"""The singular values of attention matrices, layer by layer and head by head.
 
 Whether keys and values can be shortened to k slots without loss, as Linformer does, is whether few singular values hold
 most of their sum (figure 1 of its paper). H heads, L layers, T tokens, or blocks of them where a layer reads blocks.
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lmlong.attention.contract import CausalAttention
-from lmlong.attention.encoders import EncoderAttention
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.encoder.base import EncoderAttention
+from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
-from lmlong.inference.loading import Trained
-from lmlong.lengths import name_length
-from lmlong.model.text_model import TextModel
+from lmlong.inference.loading import TrainedModel
+from lmlong.model.base import TextModel
 from lmlong.recipe import Recipe
-from lmlong.text.token_file import TokenFile
+from lmlong.report.lengths import name_length
 
 LENGTHS = (512,)
-"""What is measured when nothing else is asked for: the length of the paper's figure."""
+"""The default lengths: that of the paper's figure."""
 
 TEXTS = 8
 
@@ -44,7 +44,7 @@ class Spectrum(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """How many singular values the matrices of each layer have."""
+        """The number of singular values of each layer's matrices."""
         return [curves.shape[-1] for curves in self.cumulative]
 
     @property
@@ -55,11 +55,11 @@ class Spectrum(NamedTuple):
         )
 
 
-def spectra(
-    name: str, loaded: Trained, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
+def measure_spectra(
+    name: str, loaded: TrainedModel, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
 ) -> list[Spectrum]:
-    """The spectrum at each length, on about so many stretches of the text, evenly over its documents."""
-    _check(loaded.recipe, min(lengths), max(lengths))
+    """Return the spectrum at each length, on about so many stretches of the text, evenly over its documents."""
+    _check(name, loaded.recipe, min(lengths), max(lengths))
     documents = cut.documents_of(text)
     for length in lengths:
         if not cut.reached(documents, 0, length):
@@ -85,7 +85,7 @@ def spectra(
     return found
 
 
-def _check(recipe: Recipe, shortest: int, longest: int) -> None:
+def _check(name: str, recipe: Recipe, shortest: int, longest: int) -> None:
     """Refuse texts that fill no block, a Linformer that no matrix stands for, and texts that its own cannot take."""
     if recipe.objective == "causal" and shortest < recipe.model.factor:
         raise UsageError(
@@ -96,8 +96,8 @@ def _check(recipe: Recipe, shortest: int, longest: int) -> None:
         return
     if (projection := recipe.model.attention.linformer.projection) not in ("linear", "mean"):
         raise UsageError(
-            f"--spectrum: the run's Linformer projects by {projection}, which no matrix from values to outputs stands "
-            "for. Name a run with linear or mean."
+            f"{name}: its Linformer projects by {projection}, which no matrix from values to outputs stands for. "
+            "Name a run with linear or mean."
         )
     if longest > recipe.text.sequence_length:
         raise UsageError(
@@ -108,7 +108,7 @@ def _check(recipe: Recipe, shortest: int, longest: int) -> None:
 
 @torch.no_grad()
 def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
-    """The matrix of each layer (H, T, T) while the model reads a text from an empty state, of blocks a smaller one."""
+    """Return the matrix of each layer (H, T, T) while the model reads a text from an empty state."""
     matrices = []
 
     def look(attention: CausalAttention | EncoderAttention, inputs: tuple[Any, ...]) -> None:
@@ -121,18 +121,18 @@ def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
         for module in model.modules():
             if isinstance(module, CausalAttention | EncoderAttention):
                 hooks.callback(module.register_forward_pre_hook(look).remove)
-        model.read(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
+        model.hidden_states(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
     return matrices
 
 
 def matrix(attention: CausalAttention | EncoderAttention, q: Tensor, k: Tensor, *others: Any) -> Tensor:
-    """(B, H, T, T), what an attention multiplies its values with: A of y = A v is what it makes of v = 1."""
+    """Return the matrix A of y = A v, (B, H, T, T): the output for v = the identity."""
     identity = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
     return attention.reference(q, k, identity, *others)
 
 
 def cumulative(matrices: Sequence[Tensor]) -> list[np.ndarray]:
-    """By layer (H, T): the share of the sum of the singular values of each matrix that the largest hold."""
+    """Return by layer (H, T) the share that the largest singular values hold of their sum."""
     curves = []
     for layer in matrices:
         values = torch.linalg.svdvals(layer.double().cpu()).numpy()
@@ -141,10 +141,10 @@ def cumulative(matrices: Sequence[Tensor]) -> list[np.ndarray]:
 
 
 def quarter_of(size: int) -> int:
-    """A quarter of so many, at least one."""
+    """Return a quarter of a number, at least 1."""
     return max(size // 4, 1)
 
 
 def count_needed(curves: np.ndarray) -> np.ndarray:
-    """How many singular values hold MOST of the sum, (..., T) -> (...)."""
+    """Return how many singular values hold MOST of the sum, (..., T) -> (...)."""
     return (curves < MOST - 1e-12).sum(axis=-1) + 1

@@ -1,148 +1,133 @@
-"""Spectra of attention as a table, as plain values and as a chart."""
+"""Spectra of attention as a table, as JSON and as a plot."""
 
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from lmlong.charts import clear
 from lmlong.evaluation.spectrum import MOST, Spectrum, quarter_of
-from lmlong.lengths import name_length
+from lmlong.report.figure import Figure, HeatMap, Line, Mark, Panel, Style
+from lmlong.report.json_values import json_values
+from lmlong.report.lengths import name_length
+from lmlong.report.table import Column, format_table, plural
 
-NUMBERED = 64
-"""Matrices whose numbers are written into a heat map; among more they could not be read."""
+COLUMNS = [
+    Column("layer", 7),
+    Column("  attention", 12, align="<"),
+    Column(f"hold {MOST:.0%}", 10, ".1f"),
+    Column("of n", 7, ".0%"),
+    Column("heads", 16),
+    Column("n/4 hold", 11, ".3f"),
+    Column("heads", 16),
+]
 
 
-def table(found: Sequence[Spectrum]) -> str:
-    """For each run and length a line a layer, at most 80 columns wide but for the names."""
+def table(spectra: Sequence[Spectrum]) -> str:
+    """Return a line for each layer, by run and length, at most 80 columns wide but for the names."""
     notes = [
         "",
         "means over the heads and texts, with the range of the heads; where all singular",
         f"values are alike, {MOST:.0%} of n of them hold {MOST:.0%} and n / 4 hold 0.250",
     ]
-    return "\n".join(["\n\n".join(map(_section, found)), *notes])
+    return "\n".join(["\n\n".join(map(_section, spectra)), *notes])
 
 
-def _section(each: Spectrum) -> str:
-    texts = f"{each.texts} text{'' if each.texts == 1 else 's'}"
-    lines = [
-        f"{each.name}: singular values of attention in {texts} of n = {each.length:,} tokens",
-        *_those_of_blocks(each),
-        f"{'layer':>7}  {'attention':<10}{f'hold {MOST:.0%}':>10}{'of n':>7}{'heads':>16}{'n/4 hold':>11}{'heads':>16}",
+def _section(spectrum: Spectrum) -> str:
+    texts = f"{plural(spectrum.texts, 'text')} of n = {spectrum.length:,} tokens"
+    layers = zip(spectrum.kinds, spectrum.sizes, spectrum.needed, spectrum.quarter, strict=True)
+    rows = [
+        [
+            str(number),
+            f"  {kind}",
+            needed.mean(),
+            needed.mean() / size,
+            f"{needed.min():.0f} to {needed.max():.0f}",
+            quarter.mean(),
+            f"{quarter.min():.3f} to {quarter.max():.3f}",
+        ]
+        for number, (kind, size, needed, quarter) in enumerate(layers, 1)
     ]
-    rows = zip(each.kinds, each.sizes, each.needed, each.quarter, strict=True)
-    for number, (kind, size, needed, quarter) in enumerate(rows, 1):
-        lines.append(
-            f"{number:>7}  {kind:<10}{needed.mean():>10.1f}{needed.mean() / size:>7.0%}"
-            f"{f'{needed.min():.0f} to {needed.max():.0f}':>16}"
-            f"{quarter.mean():>11.3f}{f'{quarter.min():.3f} to {quarter.max():.3f}':>16}"
-        )
-    return "\n".join(lines)
+    title = f"{spectrum.name}: singular values of attention in {texts}"
+    return "\n".join([title, *_block_layers(spectrum), *format_table(COLUMNS, rows)])
 
 
-def _those_of_blocks(each: Spectrum) -> list[str]:
-    """A line on the layers, side by side, that read fewer vectors than there are tokens."""
-    shorter = [number for number, size in enumerate(each.sizes, 1) if size < each.length]
+def _block_layers(spectrum: Spectrum) -> list[str]:
+    """Return a line on the neighbouring layers that read blocks of tokens, if there are such layers."""
+    shorter = [number for number, size in enumerate(spectrum.sizes, 1) if size < spectrum.length]
     if not shorter:
         return []
     layers = f"layers {shorter[0]} to {shorter[-1]} read" if len(shorter) > 1 else f"layer {shorter[0]} reads"
-    return [f"{layers} blocks of them: n = {min(each.sizes):,} there"]
+    return [f"{layers} blocks of them: n = {min(spectrum.sizes):,} there"]
 
 
-def plain(found: Sequence[Spectrum]) -> dict[str, Any]:
-    """By run, length and layer: for each head how many hold most of the sum, and how much the largest hold."""
+def to_json(spectra: Sequence[Spectrum]) -> dict[str, Any]:
+    """Return the singular values of each head by run, length and layer, and how many hold most of their sum."""
+    by_run = groupby(spectra, key=lambda spectrum: spectrum.name)
+    runs = [{"run": name, "spectra": [_spectrum_values(each) for each in same]} for name, same in by_run]
+    return json_values({"share": MOST, "runs": runs})
+
+
+def _spectrum_values(spectrum: Spectrum) -> dict[str, Any]:
+    layers = zip(spectrum.kinds, spectrum.needed, spectrum.quarter, spectrum.cumulative, strict=True)
     return {
-        "share": MOST,
-        "runs": [
-            {"run": name, "spectra": [_plain(each) for each in same]}
-            for name, same in groupby(found, key=lambda each: each.name)
-        ],
-    }
-
-
-def _plain(each: Spectrum) -> dict[str, Any]:
-    return {
-        "length": each.length,
-        "texts": each.texts,
+        "length": spectrum.length,
+        "texts": spectrum.texts,
         "layers": [
             {
                 "attention": kind,
                 "values": curves.shape[-1],
-                "needed": needed.tolist(),
-                "quarter": quarter.tolist(),
-                "cumulative": curves.tolist(),
+                "needed": needed,
+                "quarter": quarter,
+                "cumulative": curves,
             }
-            for kind, needed, quarter, curves in zip(
-                each.kinds, each.needed, each.quarter, each.cumulative, strict=True
-            )
+            for kind, needed, quarter, curves in layers
         ],
     }
 
 
-def draw(found: Sequence[Spectrum], path: Path) -> None:
-    """A row for each run and length into an image file: curves by layer, and layers by heads."""
-    figure(found).savefig(path, dpi=160)
+def figure(spectra: Sequence[Spectrum]) -> Figure:
+    """Describe a row for each run and length: curves by layer, and the share of the largest by layer and head."""
+    depths = [len(spectrum.cumulative) for spectrum in spectra]
+    return Figure(
+        [[_curves(spectrum), _heat_map(spectrum)] for spectrum in spectra],
+        size=(10.0, 3.6 * len(spectra) + 0.6),
+        column_widths=(3, 2),
+        legend_columns=7,
+        legend_row=depths.index(max(depths)),  # the other runs' layers are among those of the deepest
+    )
 
 
-def figure(found: Sequence[Spectrum]) -> Figure:
-    drawn = Figure(figsize=(10.0, 3.6 * len(found) + 0.6), layout="constrained")
-    grid = drawn.subplots(len(found), 2, squeeze=False, width_ratios=(3, 2))
-    for (curves, heat), each in zip(grid, found, strict=True):
-        _curves(curves, each)
-        _heat(heat, each)
-    told = [axes.get_legend_handles_labels() for axes in grid[:, 0]]
-    most = max(told, key=lambda lines: len(lines[0]))  # of the deepest run: the others' lines are among its
-    drawn.legend(*most, loc="outside upper left", ncols=7, frameon=False)
-    return drawn
-
-
-def _curves(axes: Axes, each: Spectrum) -> None:
-    """A line a layer from dark to light, the mean over its heads, with their range as a band."""
-    for layer, curves in enumerate(each.cumulative):
+def _curves(spectrum: Spectrum) -> Panel:
+    """Describe a line for each layer from dark to light: the mean over its heads, with their range as a band."""
+    lines = []
+    for layer, curves in enumerate(spectrum.cumulative):
+        looks = Style(0.9 * layer / max(len(spectrum.cumulative) - 1, 1))
         numbers = np.arange(1, curves.shape[-1] + 1)
-        colour = colormaps["viridis"](0.9 * layer / max(len(each.cumulative) - 1, 1))
-        axes.plot(numbers, curves.mean(axis=0), color=colour, label=f"layer {layer + 1}")
-        axes.fill_between(numbers, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-    for size in sorted({*each.sizes}, reverse=True):
-        numbers, quarter = np.arange(1, size + 1), quarter_of(size)
-        alike = "all alike" if size == max(each.sizes) else None
-        axes.plot(numbers, numbers / size, color="0.6", linestyle=":", label=alike)
-        axes.axvline(quarter, color="0.6", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-        axes.annotate(
-            f"{quarter:,}", (quarter, 0), xytext=(3, 3), textcoords="offset points", fontsize="small", color="0.35"
-        )
-    axes.set_title(f"{each.name}, {name_length(each.length)} tokens")
-    axes.set_xlabel("largest singular values")
-    axes.set_ylabel("share of their sum")
-    axes.set_xlim(0, each.length)
-    axes.set_ylim(0, 1.02)
-    clear(axes)
+        mean, low, high = curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0)
+        lines.append(Line(f"layer {layer + 1}", numbers, mean, looks, low, high))
+    sizes = sorted({*spectrum.sizes}, reverse=True)
+    for size in sizes:
+        numbers = np.arange(1, size + 1)
+        lines.append(Line("all alike" if size == sizes[0] else None, numbers, numbers / size, Style("0.6", ":")))
+    return Panel(
+        lines,
+        title=f"{spectrum.name}, {name_length(spectrum.length)} tokens",
+        x_label="largest singular values",
+        y_label="share of their sum",
+        marks=[Mark(quarter_of(size), f"{quarter_of(size):,}", "foot") for size in sizes],
+        x_range=(0, spectrum.length),
+        y_range=(0, 1.02),
+    )
 
 
-def _heat(axes: Axes, each: Spectrum) -> None:
-    """The share held by the largest quarter, layers downwards and heads to the right."""
-    quarter = each.quarter
-    image = axes.imshow(quarter, vmin=0.25, vmax=1, cmap="cividis", aspect="auto")
-    axes.set_xticks(*_names(quarter.shape[1]))
-    axes.set_yticks(*_names(quarter.shape[0]))
-    axes.set_xlabel("head")
-    axes.set_ylabel("layer")
-    largest = " or ".join(f"{quarter_of(size):,}" for size in dict.fromkeys(each.sizes))
-    axes.set_title(f"share of the largest {largest}")
-    if quarter.size <= NUMBERED:
-        for (layer, head), share in np.ndenumerate(quarter):
-            colour = "black" if share > 0.7 else "white"
-            axes.text(head, layer, f"{share:.2f}", ha="center", va="center", fontsize="small", color=colour)
-    assert axes.figure is not None
-    axes.figure.colorbar(image, ax=axes)
-
-
-def _names(count: int) -> tuple[list[int], list[str]]:
-    """Places from 0 and their names from 1, fewer where there are many."""
-    places = list(range(0, count, -(-count // 12)))
-    return places, [str(place + 1) for place in places]
+def _heat_map(spectrum: Spectrum) -> HeatMap:
+    """Describe the share held by the largest quarter, layers downwards and heads to the right."""
+    largest = " or ".join(f"{quarter_of(size):,}" for size in dict.fromkeys(spectrum.sizes))
+    return HeatMap(
+        spectrum.quarter,
+        title=f"share of the largest {largest}",
+        x_label="head",
+        y_label="layer",
+        color_range=(0.25, 1),
+    )

@@ -1,1 +1,1 @@
-"""A trained model at work: loaded from its run, it continues a text token by token from a state it carries along."""
+"""Inference with a trained model: loading, prefill and token-by-token generation from a state."""

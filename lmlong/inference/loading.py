@@ -1,4 +1,4 @@
-"""A trained model, taken from its run and ready to read and write."""
+"""Trained models, loaded from their runs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,33 +12,33 @@ import torch
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.manifest import WEIGHTS
 from lmlong.checkpoint.read import check_size, load_weights, read_recipe, read_tokenizer, reading
+from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.inference import memory as memories
+from lmlong.inference import session as sessions
 from lmlong.inference import state_file
-from lmlong.inference.memory import Memory
+from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler, Sampling
-from lmlong.inference.streaming import Writing
+from lmlong.inference.session import Session
+from lmlong.model.base import TextModel
 from lmlong.model.build import build
-from lmlong.model.compiled import compile_step, obstacle
+from lmlong.model.decode.fast_step import make_fast_step, no_fast_step
 from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
-from lmlong.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained model of any objective with all that belongs to it."""
+class TrainedModel:
+    """A trained model of any objective, with its recipe and tokenizer."""
 
     model: TextModel
     tokenizer: Tokenizer
     recipe: Recipe
     checkpoint: Path
     step: int | None = None
-    """The optimizer steps behind the weights."""
+    """Optimizer steps taken."""
     weights_hash: str = ""
-    """The sha256 of the file of weights."""
+    """The sha256 of the weights file."""
 
     @property
     def device(self) -> torch.device:
@@ -46,8 +46,8 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Loaded(Trained):
-    """A trained language model, ready to read and write."""
+class TrainedLanguageModel(TrainedModel):
+    """A trained language model."""
 
     model: LanguageModel
 
@@ -55,7 +55,7 @@ class Loaded(Trained):
         self,
         prompt: str | Iterable[str] = "",
         *,
-        state: Memory | None = None,
+        state: Session | None = None,
         max_tokens: int | None = 200,
         temperature: float = 0.8,
         top_k: int | None = None,
@@ -72,7 +72,7 @@ class Loaded(Trained):
         >>> for piece in model.stream("def ", max_tokens=100):
         ...     print(piece, end="", flush=True)
 
-        With a `state`, the prompt goes on from what was read before. The text ends where the model ends the document,
+        With a `state`, the prompt continues what was read before. The text ends where the model ends the document,
         after `max_tokens` tokens (None: never), or before a `stop` string. The other options are those of `Sampling`;
         the same seed gives the same text.
         """
@@ -80,51 +80,53 @@ class Loaded(Trained):
         self._check(max_tokens, stop)
         return self._stream(prompt, state, options, max_tokens, stop)
 
-    def _stream(self, prompt: str | Iterable[str], state: Memory | None, options: Sampling, *end: Any) -> Iterator[str]:
-        for _, piece in self.write(self.read(prompt, state), options, [(0,)], *end):
+    def _stream(
+        self, prompt: str | Iterable[str], state: Session | None, options: Sampling, *end: Any
+    ) -> Iterator[str]:
+        for _, piece in self.generate(self.read(prompt, state), options, [(0,)], *end):
             yield piece
 
-    def write(
+    def generate(
         self,
-        memory: Memory,
+        session: Session,
         options: Sampling,
         rows: Sequence[tuple[int, ...]],
         max_tokens: int | None = 200,
         stop: Sequence[str] = (),
         keep: bool = False,
-    ) -> Writing:
-        """Continue all rows of a memory at once: iterate over it for (row, piece of text). `rows` are the numbers that
-        each row's draws follow from beside the seed; with `keep`, tokens and their log-probabilities are kept."""
+    ) -> Generation:
+        """Continue all rows of a session at once: iterate over it for (row, piece of text). `rows` are the numbers that
+        each row's draws depend on beside the seed; with `keep`, tokens and their log-probabilities are kept."""
         self._check(max_tokens, stop)
-        return Writing(self.model, self.tokenizer, memory, Sampler(options, rows), max_tokens, stop, keep)
+        return Generation(self.model, self.tokenizer, session, Sampler(options, rows), max_tokens, stop, keep)
 
-    def read(self, text: str | Iterable[str], state: Memory | None = None) -> Memory:
-        """Read a text of any length, whole or in pieces: the state after it, begun anew or going on from another.
+    def read(self, text: str | Iterable[str], state: Session | None = None) -> Session:
+        """Read a text of any length, whole or in pieces, and return the state after it, from `state` or from none.
 
         >>> book = model.read(open("book.txt").read())
         >>> "".join(model.stream("She said: ", state=book))
         """
         tokens = (part.tolist() for part in self.tokenizer.encode_pieces([text] if isinstance(text, str) else text))
-        return memories.read(self.model, chain([] if state else [[self.tokenizer.bos]], tokens), state)
+        return sessions.prefill(self.model, chain([] if state else [[self.tokenizer.bos]], tokens), state)
 
-    def compile(self) -> None:
-        """Write single texts several times as fast: on a CPU by native code, which a machine compiles once, on a GPU by
-        a CUDA graph, which takes torch.compile some seconds to make."""
-        if why := obstacle(self.model):
-            raise UsageError(f"compile: {why}")
-        compile_step(self.model)
+    def use_fast_step(self) -> None:
+        """Decode several times as fast: on a CPU by native code, which is compiled once on a machine, on a GPU by a
+        CUDA graph, which takes torch.compile some seconds to make."""
+        if why := no_fast_step(self.model):
+            raise UsageError(f"--fast-decode: {why}")
+        self.model.fast_step = make_fast_step(self.model)
 
     @property
-    def compiles_at_once(self) -> bool:
-        """Whether there is nothing to wait for in a compiled step, but for the first one on a machine."""
-        return self.device.type == "cpu" and obstacle(self.model) is None
+    def fast_step_at_once(self) -> bool:
+        """Return whether a fast decode step is made without a wait, except for the first on a machine."""
+        return self.device.type == "cpu" and no_fast_step(self.model) is None
 
-    def save_state(self, state: Memory, path: str | Path) -> None:
-        """Write a state to a file, for this model to go on with."""
+    def save_state(self, state: Session, path: str | Path) -> None:
+        """Write a state to a file, from which this model can continue."""
         state_file.save(Path(path), state, self._owners, self.tokenizer, str(self.checkpoint))
 
-    def load_state(self, path: str | Path) -> Memory:
-        """A state from a file that this model wrote."""
+    def load_state(self, path: str | Path) -> Session:
+        """Return the state in a file that this model wrote."""
         return state_file.load(Path(path), self.model, self._owners, str(self.checkpoint))
 
     @staticmethod
@@ -140,31 +142,34 @@ class Loaded(Trained):
 
 
 Weights = Literal["32", "bf16", "int8"]
-"""How the matrices of a model are kept."""
+"""The format of the weight matrices of a model."""
 
 
-def open_run(run: str | Path, device: str = "auto") -> Trained:
-    """The model of a run, whatever it was trained for."""
+def open_run(run: str | Path, device: str = "auto") -> TrainedModel:
+    """Return the model of a run, of any objective."""
     place = pick_device(device)
     trained = reading(run, _read)
     trained.model.to(place).eval()
     return trained
 
 
-def _read(checkpoint: Path) -> Trained:
+def _read(checkpoint: Path) -> TrainedModel:
     recipe, tokenizer = read_recipe(checkpoint), read_tokenizer(checkpoint)
     check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     model = build(recipe, tokenizer.vocabulary)
     load_weights(model, checkpoint)
     says = manifest.read(checkpoint)
-    return Trained(model, tokenizer, recipe, checkpoint, says.step, says.files[WEIGHTS]["sha256"])
+    return TrainedModel(model, tokenizer, recipe, checkpoint, says.step, says.files[WEIGHTS]["sha256"])
 
 
-def load(run: str | Path, device: str = "auto", weights: Weights = "32", sums: Literal["32", "64"] = "32") -> Loaded:
-    """The language model of a run: its folder, its name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
+def load(
+    run: str | Path, device: str = "auto", weights: Weights = "32", state_dtype: Literal["32", "64"] = "32"
+) -> TrainedLanguageModel:
+    """Load the language model of a run: its folder, name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
 
-    `weights` says how its matrices are kept: "bf16" takes half the memory, and changes what it predicts a little,
-    "int8" a quarter, and changes it more; `sums` how S and z are: "64" for texts of more than some ten million tokens.
+    `weights` is the format of its matrices: "bf16" takes half the memory, and changes the predictions a little, "int8"
+    a quarter, and changes them more; `state_dtype` is that of S and z: "64" for texts of more than some ten million
+    tokens.
     """
     trained = open_run(run, device)
     model = trained.model
@@ -173,8 +178,8 @@ def load(run: str | Path, device: str = "auto", weights: Weights = "32", sums: L
             f"{run}: an encoder (objective: masked) has read the future of each token, so it has nothing to continue "
             "and no state. Measure it by lmlong eval; for this, train a model with objective: causal."
         )
-    if sums == "64":
-        model.sum_in(torch.float64)
+    if state_dtype == "64":
+        model.set_state_dtype(torch.float64)
     if weights != "32":
-        model.round_matrices({"bf16": torch.bfloat16, "int8": torch.int8}[weights])
-    return Loaded(**{**vars(trained), "model": model})
+        model.quantize({"bf16": torch.bfloat16, "int8": torch.int8}[weights])
+    return TrainedLanguageModel(**{**vars(trained), "model": model})

@@ -1,4 +1,4 @@
-"""Where prompts come from: a stream of bytes of any size, or a file of many."""
+"""Prompts: one from a stream of bytes of any size, or many from a file."""
 
 import codecs
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ CHUNK = 1 << 20
 
 
 class Prompt(NamedTuple):
-    """One of many prompts, with all that its line said."""
+    """One of many prompts, with the content of its line."""
 
     text: str
     line: dict[str, Any]
 
 
 def pieces_of(file: BinaryIO, name: str) -> Iterator[str]:
-    """A text in pieces of whole characters, read as it is asked for."""
+    """Iterate over a text in pieces of whole characters, read on demand."""
     decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
     while True:
         data = file.read(CHUNK)
@@ -37,7 +37,7 @@ def pieces_of(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def many(path: Path) -> list[Prompt]:
-    """The prompts of a .jsonl file: on each line a string, or an object with a `prompt`."""
+    """Return the prompts of a .jsonl file: on each line a string, or an object with a `prompt`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""From logits to the next token: a distribution that is pure arithmetic, and one seeded number to draw from it.
+"""From logits to the next token: a distribution, which is a pure function, and one seeded number to sample from it.
 
 B batch, V vocabulary.
 """
@@ -12,28 +12,28 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lmlong.errors import LmlongError, UsageError
-from lmlong.inference.memory import NONE, RECENT
+from lmlong.inference.session import NO_TOKEN, RECENT
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn. The penalty acts first, then the temperature, top-k, top-p and min-p, each on what the last
-    one left."""
+    """The options of sampling. The penalty acts first, then the temperature, top-k, top-p and min-p, each on what the
+    one before it left."""
 
     temperature: float = 0.8
-    """Divides the logits; below 1 likely tokens become likelier, and 0 always takes the likeliest."""
+    """Divisor of the logits; below 1 likely tokens become likelier, and 0 always takes the likeliest."""
     top_k: int | None = None
-    """Draw only from so many likeliest tokens."""
+    """Draw only from this many likeliest tokens."""
     top_p: float = 1.0
     """Draw only from the fewest likeliest tokens that together have this probability."""
     min_p: float = 0.0
     """Draw only from tokens at least this share as probable as the likeliest."""
     repetition_penalty: float = 1.0
-    """Makes tokens of the recent text less likely: their logits are divided by it, or multiplied where negative."""
+    """Factor that makes tokens of the recent text less likely: it divides their logits, or multiplies negative ones."""
     repetition_window: int = 256
-    """How many of the last tokens are the recent text."""
+    """Length of the recent text in tokens."""
     seed: int = 0
-    """Start of the random draws: the same seed draws the same text."""
+    """Seed of the random draws: the same seed draws the same text."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -51,15 +51,15 @@ class Sampling:
 
 
 class Sampler:
-    """Draws a token for each row of a batch; a row draws the same numbers whatever other rows are beside it."""
+    """A sampler of one token for each row of a batch; a row draws the same numbers whatever the other rows."""
 
     def __init__(self, options: Sampling, rows: Sequence[tuple[int, ...]] = ((0,),)):
-        """`rows` names each row by numbers that its draws, beside the seed, follow from."""
+        """Name each row by numbers, `rows`, that its draws depend on beside the seed."""
         self.options = options
         self._random = [np.random.default_rng([options.seed, *row]) for row in rows]
 
     def __call__(self, logits: Tensor, recent: Tensor | None = None) -> Tensor:
-        """Logits (B, V), and the last tokens of the text (B, any number) with NONE for those there are not -> (B,)."""
+        """Return tokens (B,) from logits (B, V) and the last tokens (B, any), NO_TOKEN before the beginning."""
         if not logits.amax(-1).isfinite().all():
             raise LmlongError("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
         if recent is not None and self.options.repetition_penalty != 1:
@@ -72,7 +72,7 @@ class Sampler:
 
 
 def probabilities(logits: Tensor, options: Sampling) -> Tensor:
-    """What tokens are drawn with: (B, V) in float64, in any scale, 0 for tokens that are left out."""
+    """Return unnormalized probabilities (B, V) of tokens in float64, 0 for those left out."""
     likelihood = tempered(logits, options.temperature)
     if options.top_k is not None:
         likelihood = keep_top_k(likelihood, options.top_k)
@@ -84,42 +84,42 @@ def probabilities(logits: Tensor, options: Sampling) -> Tensor:
 
 
 def penalised(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
-    """Logits with those of recent tokens made smaller (Keskar et al. 2019), each once however often it was there."""
-    spare = pad(logits, (0, 1))  # a place for what stands for no token
-    places = recent.where(recent != NONE, logits.shape[-1])
+    """Return logits with those of recent tokens lowered (Keskar et al. 2019), each once however often it occurs."""
+    spare = pad(logits, (0, 1))  # a spare column for NO_TOKEN
+    places = recent.where(recent != NO_TOKEN, logits.shape[-1])
     found = spare.gather(-1, places)
     return spare.scatter(-1, places, torch.where(found > 0, found / penalty, found * penalty))[..., :-1]
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """softmax(logits / temperature), for any temperature above 0."""
-    # float64 costs nothing beside the model; the maximum goes first so that a tiny temperature overflows to -inf only
+    """Return softmax(logits / temperature), for any temperature above 0."""
+    # float64 costs nothing beside the model; the maximum is subtracted so that a tiny temperature gives -inf at worst
     logits = logits.double()
     return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
 
 
 def keep_top_k(likelihood: Tensor, k: int) -> Tensor:
-    """The k likeliest; of equals the first in the vocabulary."""
+    """Keep the k likeliest; of equals the first in the vocabulary."""
     order = likelihood.argsort(dim=-1, descending=True, stable=True)
     return likelihood.scatter(-1, order[..., k:], 0.0)
 
 
 def keep_top_p(likelihood: Tensor, share: float) -> Tensor:
-    """The fewest likeliest that hold this share of the whole; of equals the first in the vocabulary."""
+    """Keep the fewest likeliest that sum to this share of the whole; of equals the first in the vocabulary."""
     ordered, order = likelihood.sort(dim=-1, descending=True, stable=True)
     mass = ordered.cumsum(-1)
     wanted = share * mass[..., -1:]
-    reached = torch.cat([torch.zeros_like(wanted), mass[..., :-1]], dim=-1) >= wanted  # already before this token
+    reached = torch.cat([torch.zeros_like(wanted), mass[..., :-1]], dim=-1) >= wanted  # before this token
     return likelihood.scatter(-1, order, ordered.masked_fill(reached, 0.0))
 
 
 def keep_min_p(likelihood: Tensor, share: float) -> Tensor:
-    """Those at least this share as likely as the likeliest."""
+    """Keep those at least this share as likely as the likeliest."""
     return likelihood.masked_fill(likelihood < share * likelihood.amax(-1, keepdim=True), 0.0)
 
 
 def draw(likelihood: Tensor, uniform: Tensor) -> Tensor:
-    """The token of each row (B, V) on whose stretch of the line the number in [0, 1) of that row (B,) falls."""
+    """Return the token of each row (B, V) by inverse transform sampling, from a number in [0, 1) for each row (B,)."""
     line = likelihood.cumsum(-1)
     place = uniform.to(line.device)[:, None] * line[:, -1:]
     return torch.searchsorted(line, place, right=True)[:, 0]

@@ -1,7 +1,7 @@
-"""A memory as a file: a text that was read once is gone on with at once, by the model that read it and no other.
+"""A session as a file: the model that read a text, and no other, continues from it at once.
 
-The file is safetensors: the tensors of the memory under the names of their places, and beside them, as JSON, whose they
-are.
+The file is safetensors: the tensors of the session, named by their paths in it, and as JSON the model that they belong
+to.
 """
 
 import hashlib
@@ -17,47 +17,47 @@ from safetensors.torch import save as serialized
 from torch import Tensor
 
 from lmlong.attention.favor import Favor
+from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
-from lmlong.inference.memory import NONE, RECENT, Memory
+from lmlong.inference.session import NO_TOKEN, RECENT, Session
 from lmlong.io.files import flush, parse_json
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.states import rebuilt
-from lmlong.text.tokenizer import Tokenizer
+from lmlong.model.state import rebuild_state
 
-FORMAT = 2
+FORMAT = 3
 PRIVATE = 0o600
-"""Who may read a state file, which holds text: its owner alone."""
+"""Permissions of a state file, which holds text: only its owner may read it."""
 
 TAIL = 200
-"""Characters of the text's end that are written beside the state, for people."""
+"""Characters of the end of the text that are saved with the state, for people."""
 
 PRECISE = {torch.float32, torch.float64}
-"""What a tensor may be more or less precise in."""
+"""Dtypes of tensors whose precision may differ."""
 
 ABOUT = {"run": str, "tokens": int, "tail": str, "tokenizer": str, "features": str, "model": str, "sha256": str}
-"""What a file says of itself, beside its format."""
+"""The types of a file's metadata, beside its format."""
 
 OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "model": "weights"}
-"""What a state belongs to, the most telling difference first."""
+"""What a state belongs to, the most informative difference first."""
 
 
 def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str, str]:
-    """Hashes of all that a state means nothing without; `weights` is that of the file they came from."""
-    drawn = [module.rows.detach().cpu().float() for module in model.modules() if isinstance(module, Favor)]
+    """Return hashes of all that a state is meaningless without; `weights` is that of the weights file."""
+    drawn = [module.projection.detach().cpu().float() for module in model.modules() if isinstance(module, Favor)]
     features = hashlib.sha256(b"".join(rows.numpy().tobytes() for rows in drawn)).hexdigest() if drawn else "none"
     return {"tokenizer": tokenizer.hash, "features": features, "model": weights}
 
 
-def save(path: Path, memory: Memory, belongs: dict[str, str], tokenizer: Tokenizer, run: str) -> None:
-    """Write the memory of one text, beside its place first, so that the file is there whole or not at all."""
-    if len(memory.last) != 1:
+def save(path: Path, session: Session, belongs: dict[str, str], tokenizer: Tokenizer, run: str) -> None:
+    """Write the session of one text, to a temporary file first, so that the file is whole or absent."""
+    if len(session.last) != 1:
         raise UsageError(
-            f"{path}: a state file holds one text, this memory has {len(memory.last)}. Write one at a time."
+            f"{path}: a state file holds one text, this session has {len(session.last)}. Write one at a time."
         )
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: no file, and cannot be replaced by one. Choose another name.")
-    about = {"format": FORMAT, "run": run, "tokens": int(memory.total), "tail": tail_of(memory, tokenizer), **belongs}
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(memory)}
+    about = {"format": FORMAT, "run": run, "tokens": int(session.total), "tail": tail_of(session, tokenizer), **belongs}
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
     staged = path.with_name(f".{path.name}.partial")
     try:
         staged.touch(PRIVATE)
@@ -73,8 +73,8 @@ def save(path: Path, memory: Memory, belongs: dict[str, str], tokenizer: Tokeniz
         staged.unlink(missing_ok=True)
 
 
-def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) -> Memory:
-    """The memory in a file, refused by name where it is not this model's."""
+def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) -> Session:
+    """Return the session in a file, or refuse it, naming the difference, where it is not this model's."""
     about = describe(path)
     for key, meaning in OWNERS.items():
         if about.get(key) != belongs[key]:
@@ -88,21 +88,23 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
         if not _alike(wanted.get(name), found.get(name)):
             raise CheckpointError(f"{path}: {name} is not what this model remembers. Read the text again.")
     device = model.embedding.weight.device
-    # sums stay as precise as they are, and become so where the model wants it
+    # sums keep their precision, and are widened where the model needs it
     precise = (torch.promote_types(found[name].dtype, tensor.dtype) for name, tensor in wanted.items())
-    memory = rebuilt(like, iter([found[name].to(device, dtype) for name, dtype in zip(wanted, precise, strict=True)]))
-    if not 0 <= int(memory.last) < model.embedding.num_embeddings:
+    session = rebuild_state(
+        like, iter([found[name].to(device, dtype) for name, dtype in zip(wanted, precise, strict=True)])
+    )
+    if not 0 <= int(session.last) < model.embedding.num_embeddings:
         raise CheckpointError(f"{path}: its last token is none that this model knows. Read the text again.")
-    return memory
+    return session
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Whose memory a file holds, and of what."""
+    """Return the model and the text of the session in a file."""
     try:
         with safe_open(path, "pt") as file:
             about = dict(parse_json((file.metadata() or {})["lmlong"]))
         if type(about["format"]) is int and about["format"] != FORMAT:
-            raise CheckpointError(other_format(path, about["format"], FORMAT))
+            raise CheckpointError(other_format(path, about["format"], FORMAT, "Read the text again"))
         if type(about["format"]) is not int or not all(type(about[name]) is kind for name, kind in ABOUT.items()):
             raise ValueError
         return about
@@ -115,7 +117,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _verified(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file, every bit of which must be what was saved."""
+    """Return the tensors of a file, every bit of which must be as it was saved."""
     found = load_file(path)
     if about["sha256"] != _digest({name: value for name, value in about.items() if name != "sha256"}, found):
         raise CheckpointError(f"{path}: not what was saved (its sha256 differs). Read the text again.")
@@ -123,25 +125,25 @@ def _verified(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _digest(about: dict[str, Any], kept: dict[str, Tensor]) -> str:
-    """The sha256 of all that a file says and holds."""
+    """Return the sha256 of a file's metadata and tensors."""
     return hashlib.sha256(json.dumps(about).encode() + serialized(kept)).hexdigest()
 
 
-def tail_of(memory: Memory, tokenizer: Tokenizer) -> str:
-    """The end of the text that was read."""
-    tokens = [token for token in memory.recent[0].tolist() if token != NONE]
+def tail_of(session: Session, tokenizer: Tokenizer) -> str:
+    """Return the end of the text that was read."""
+    tokens = [token for token in session.recent[0].tolist() if token != NO_TOKEN]
     return tokenizer.decode(token for token in tokens if token not in (tokenizer.bos, tokenizer.eos))[-TAIL:]
 
 
-def _empty(model: LanguageModel) -> Memory:
-    """A memory of nothing, whose tensors have the shapes of any other but where a state grows."""
+def _empty(model: LanguageModel) -> Session:
+    """Return an empty session, whose tensors have the shapes of any other except where a state grows."""
     device = model.embedding.weight.device
     token = torch.zeros(1, dtype=torch.long, device=device)
-    return Memory(model.init_state(1), token, token.new_zeros(1, RECENT), token)
+    return Session(model.init_state(1), token, token.new_zeros(1, RECENT), token)
 
 
 def _alike(wanted: Tensor | None, found: Tensor | None) -> bool:
-    """Whether a tensor may stand where another would: of its kind, and of its shape where that does not grow."""
+    """Return whether a tensor fits another: its dtype matches, and its shape where that does not grow."""
     if wanted is None or found is None or wanted.dim() != found.dim():
         return False
     if wanted.dtype != found.dtype and not {wanted.dtype, found.dtype} <= PRECISE:
@@ -150,7 +152,7 @@ def _alike(wanted: Tensor | None, found: Tensor | None) -> bool:
 
 
 def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in nested tuples by the path that leads to it, such as state.blocks.0.attention.S."""
+    """Iterate over the tensors in nested tuples with their paths, such as state.blocks.0.attention.S."""
     if isinstance(value, Tensor):
         yield name, value
     elif value is not None:

@@ -1,4 +1,4 @@
-"""Folders that can be made again: made once, by one process at a time, and made anew where they are damaged."""
+"""A cache of folders: made once, by one process at a time, and made again where they are damaged."""
 
 import errno
 import os
@@ -20,20 +20,20 @@ from lmlong.io.manifest import Damaged, Format
 from lmlong.io.trust import is_private
 
 UNFINISHED = "unfinished-"
-"""What the name of a folder begins with that is being made."""
+"""Prefix of the name of a folder that is being made."""
 
 DENIED = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
     *(errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT),
 }
-"""Why nothing can be kept in a folder."""
+"""Errors that mean that a folder cannot be written to."""
 
 REMEMBERED = 1 << 24
-"""Bytes from which on a file is not hashed again on a machine that has done so, while its times stay as they are."""
+"""Size from which a file is hashed only once on a machine, as long as its times do not change."""
 
 
 def cache_folder() -> Path:
-    """Where results that can be made again are kept: $LMLONG_CACHE, or ~/.cache/lmlong."""
+    """Return the folder of the cache: $LMLONG_CACHE, or ~/.cache/lmlong."""
     chosen = os.environ.get("LMLONG_CACHE")
     if not chosen:
         return home_cache()
@@ -43,21 +43,21 @@ def cache_folder() -> Path:
 
 
 def home_cache() -> Path:
-    """The cache of this user alone; for one without a home a place where nothing can be kept."""
+    """Return the cache of this user alone; for a user without a home, a path that cannot be written to."""
     home = os.path.expanduser("~")
     return Path(os.devnull if home.startswith("~") else home) / ".cache" / "lmlong"
 
 
 def key_of(*content: Any) -> str:
-    """A short hash of whatever a cached result depends on, in plain values."""
+    """Return a short hash of all that a cached result depends on, in plain values."""
     return sha256(dumps(content).encode()).hexdigest()[:32]
 
 
 def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: bool = False) -> Path:
-    """A folder of the cache, filled by `make` unless it is there already and whole.
+    """Return a folder of the cache, made by `make` unless it is there and whole.
 
-    Several processes that want the same one wait for the first. With `private` nobody else may be able to write to it,
-    whatever the umask says.
+    Processes that want the same one wait for the first. With `private` no other user can write to it, whatever the
+    umask.
     """
     try:
         if not _whole(folder, form, private):
@@ -76,7 +76,7 @@ def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: boo
 
 
 def _whole(folder: Path, form: Format, private: bool, silent: bool = False) -> bool:
-    """Whether a folder is there with all that belongs to it and, where it must be `private`, nobody else's."""
+    """Return whether a folder is there and whole and, where it must be `private`, writable by this user alone."""
     if not folder.is_dir():
         return False
     try:
@@ -91,7 +91,7 @@ def _whole(folder: Path, form: Format, private: bool, silent: bool = False) -> b
 
 
 def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: bool) -> None:
-    """Fill a folder beside its place, then rename it; what lies at its place is damaged, and goes."""
+    """Make a temporary folder beside it, then rename it; a folder already there is damaged, and is removed."""
     staged = folder.with_name(f"{UNFINISHED}{folder.name}-{os.getpid()}")
     staged.mkdir()
     try:
@@ -104,7 +104,7 @@ def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: 
         if folder.is_symlink() or folder.is_file():
             folder.unlink()
         elif folder.exists():
-            # others may be reading it: their open files stay as they are
+            # others may be reading it: their open files stay valid
             damaged = folder.with_name(f"{UNFINISHED}{folder.name}-damaged")
             shutil.rmtree(damaged, ignore_errors=True)
             folder.rename(damaged)
@@ -120,7 +120,7 @@ def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: 
 
 
 def _sweep(parent: Path, name: str, lock: Lock) -> None:
-    """Remove what processes left behind that died while they made a folder: those who live hold its lock."""
+    """Remove the leftovers of processes that died while they made a folder: those alive hold its lock."""
     if not lock.works:
         return
     for path in parent.glob(f"{UNFINISHED}*"):
@@ -140,7 +140,7 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _has_digest(path: Path, digest: str) -> bool:
-    """Whether a file has a sha256: a large one that had it before on this machine has it until it is touched."""
+    """Return whether a file has a sha256; a large one is hashed once on this machine, and again when it is touched."""
     found = path.stat()
     if found.st_size < REMEMBERED:
         return files.sha256(path) == digest

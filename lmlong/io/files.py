@@ -1,4 +1,4 @@
-"""Bytes on disk: flushed, hashed, and read as JSON whatever they are."""
+"""Files on disk: flushed, hashed, and read as JSON, valid or not."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold what was written to a file or a folder, so that no power cut can undo a rename alone."""
+    """Flush a file or a folder to disk, so that no power cut can leave a rename without the data."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -17,7 +17,7 @@ def flush(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that, whenever the machine stops, it is as it was or as it shall be."""
+    """Write a file so that it has its old or its new content whenever the machine stops."""
     staged = path.with_name(f".{path.name}.partial")
     staged.write_text(text, encoding="utf-8")
     flush(staged)
@@ -25,7 +25,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The sha256 of a file, read in pieces."""
+    """Return the sha256 of a file, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -34,13 +34,13 @@ def sha256(path: Path) -> str:
 
 
 def signed(content: dict[str, Any]) -> str:
-    """Plain values as a JSON text, whose last entry is the sha256 of what is there without it."""
+    """Return plain values as a JSON text, whose last entry is the sha256 of the others."""
     digest = hashlib.sha256(json.dumps(content, indent=2).encode()).hexdigest()
     return json.dumps({**content, "sha256": digest}, indent=2) + "\n"
 
 
 def read_signed(text: bytes) -> dict[str, Any]:
-    """What `signed` made a text of; a ValueError if a single bit of the text is another."""
+    """Return the values that `signed` wrote; a ValueError if a single bit of the text has changed."""
     try:
         content = dict(parse_json(text))
         del content["sha256"]
@@ -52,7 +52,7 @@ def read_signed(text: bytes) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; a ValueError for all that is none, and for what is nested too deeply to be read."""
+    """Return the value of a JSON text; a ValueError where it is not JSON, or nested too deeply to be read."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Locks that are let go of when the process that holds them ends, however it ends."""
+"""File locks that are released when the process that holds them ends, however it ends."""
 
 import errno
 import fcntl
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from lmlong.io.files import parse_json
 
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
-"""What file systems answer that know no locks."""
+"""Errors of file systems without locks."""
 
 
 class Holder(NamedTuple):
-    """Who holds a lock, as far as the file says."""
+    """The holder of a lock, as far as the file says."""
 
     pid: int | None
     host: str | None
@@ -28,7 +28,7 @@ class Holder(NamedTuple):
 
 
 OURS = b'{"pid"'
-"""How a lock file begins; one that begins otherwise is somebody's own."""
+"""The first bytes of a lock file; a file that begins otherwise belongs to the user."""
 
 
 class Held(Exception):
@@ -40,10 +40,10 @@ class Held(Exception):
 
 
 class Lock:
-    """A lock on a file, whose content tells who holds it. The file goes when the lock is released.
+    """A lock on a file, whose content names the holder. The file is removed when the lock is released.
 
     Use it as `with Lock(path): ...`. Where another process holds it, `Held` is raised, or with `waiting` that text is
-    told and the other one waited for. Where the file system knows no locks nobody is kept out, and `works` is false.
+    printed and the lock waited for. Where the file system has no locks nobody is kept out, and `works` is false.
     """
 
     def __init__(self, path: Path, waiting: str | None = None):
@@ -57,7 +57,7 @@ class Lock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 self._lock(descriptor)
-                if not self._is_still_there(descriptor):  # its holder removed it while this process waited
+                if not self._is_still_there(descriptor):  # the holder removed it while this process waited
                     os.close(descriptor)
                     continue
                 if not (os.pread(descriptor, 6, 0) or OURS).startswith(OURS):

@@ -1,6 +1,6 @@
-"""The manifest of a folder: what the folder is, the version of its format, and the size and sha256 of each file.
+"""The manifest of a folder: the name and version of its format, and the size and sha256 of each file.
 
-It ends with a sha256 of itself, so that no bit of the folder can change unseen. A folder without one is not whole.
+It ends with a sha256 of itself, so that every changed bit is noticed. A folder without a manifest is not whole.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,29 +12,31 @@ from lmlong.io.files import flush, parse_json, read_signed, sha256, signed
 
 NAME = "manifest.json"
 LARGEST = 1 << 20
-"""Bytes beyond which a manifest is not one of ours, and is not read."""
+"""Largest manifest, in bytes; a longer one is not ours, and is not read."""
 
 
 class Format(NamedTuple):
-    """What a folder is, and the version of what lies in it: raised when the files, or how they are made, change."""
+    """The name and version of a folder's format; the version is raised when the files, or how they are made, change."""
 
     kind: str
     version: int
+    again: str = "Make it again"
+    """The remedy for an older version."""
 
 
 class Damaged(Exception):
-    """A folder is not what its manifest says, or its manifest is none; the message names the file."""
+    """A folder does not match its manifest, or the manifest is invalid; the message names the file."""
 
 
 class Manifest(NamedTuple):
-    """What a folder says of itself."""
+    """The content of a manifest."""
 
     files: dict[str, dict[str, Any]]  # name -> bytes, sha256
-    about: dict[str, Any]  # whatever else its writer noted, plain values
+    about: dict[str, Any]  # further plain values from the writer
 
 
 def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
-    """Write the manifest of the files that lie in a folder, and put all of them on the disk."""
+    """Write the manifest of the files in a folder, and flush all of them to disk."""
     files = sorted(folder.iterdir())
     for path in files:
         flush(path)
@@ -47,7 +49,7 @@ def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
 
 
 def make(folder: Path, form: Format, about: dict[str, Any]) -> str:
-    """The manifest of the files that lie in a folder now, as JSON."""
+    """Return the manifest of the files that are in a folder now, as JSON."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())
@@ -63,7 +65,7 @@ def has_digest(path: Path, digest: str) -> bool:
 def verify(
     folder: Path, form: Format, names: Iterable[str] | None = None, check: Callable[[Path, str], bool] = has_digest
 ) -> Manifest:
-    """The manifest of a folder, if these of its files (by default all) are what it says."""
+    """Return the manifest of a folder, and refuse the folder unless these files (by default all) match it."""
     manifest = read(folder, form)
     for name in manifest.files if names is None else names:
         if name not in manifest.files:
@@ -77,7 +79,7 @@ def verify(
 
 
 def read(folder: Path, form: Format) -> Manifest:
-    """The manifest of a folder; no file that it lists has been looked at."""
+    """Return the manifest of a folder, without a look at the files that it lists."""
     path = folder / NAME
     if not path.is_file():
         raise Damaged(f"{folder}: no {form.kind}, it has no {NAME}.")
@@ -87,9 +89,9 @@ def read(folder: Path, form: Format) -> Manifest:
     try:
         version = parse_json(text)["format"]
         if type(version) is int and version != form.version:
-            raise Damaged(other_format(path, version, form.version))
+            raise Damaged(other_format(path, version, form.version, form.again))
         content = read_signed(text)
-        if (content.pop("lmlong"), content.pop("format")) != form:
+        if (content.pop("lmlong"), content.pop("format")) != form[:2]:
             raise ValueError
         files = content.pop("files")
         if not all(_is_file_entry(name, entry) for name, entry in files.items()):
@@ -100,7 +102,7 @@ def read(folder: Path, form: Format) -> Manifest:
 
 
 def _is_file_entry(name: Any, entry: Any) -> bool:
-    """Whether an entry names a file within the folder, its size and its digest."""
+    """Return whether an entry names a file within the folder, its size and its digest."""
     inside = isinstance(name, str) and Path(name).name == name and name not in ("..", NAME)
     return (
         inside and entry.keys() == {"bytes", "sha256"} and type(entry["bytes"]) is int and type(entry["sha256"]) is str

@@ -1,4 +1,4 @@
-"""Whether a file can be trusted to be this user's: code that others may have put there is not loaded."""
+"""Trust in files: code that other users may have written is not loaded."""
 
 import grp
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def is_private(path: Path) -> bool:
-    """Whether nobody but this user and root could have written a file or folder, or put it where it lies."""
+    """Return whether only this user and root could have written a file or folder, or put it at its path."""
     trusted = {0, os.geteuid()}
     path = path.resolve()
     for place in (path, *path.parents):
@@ -16,7 +16,7 @@ def is_private(path: Path) -> bool:
             found = place.lstat()
         except OSError:
             return False
-        # in a sticky folder, such as /tmp, nobody removes or exchanges what is another's
+        # in a sticky folder, such as /tmp, nobody can remove or replace another user's file
         sticky = place != path and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
         if found.st_uid not in trusted or (_others_write(place, found) and not sticky):
             return False
@@ -24,13 +24,13 @@ def is_private(path: Path) -> bool:
 
 
 def _others_write(place: Path, found: os.stat_result) -> bool:
-    """Whether anybody may write but the owner, and the owner's group of one."""
+    """Return whether anybody but the owner, and the owner's group of one, may write."""
     group = found.st_mode & stat.S_IWGRP and (not _is_group_of_one(found.st_gid) or _has_access_list(place))
     return bool(group or found.st_mode & stat.S_IWOTH)
 
 
 def _is_group_of_one(gid: int) -> bool:
-    """Whether a group is that of this user alone, as many systems give to each user."""
+    """Return whether a group has this user alone, as many systems give to each user."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -40,7 +40,7 @@ def _is_group_of_one(gid: int) -> bool:
 
 
 def _has_access_list(place: Path) -> bool:
-    """Whether further users are named who may write, which the bits of the group stand for then."""
+    """Return whether an access list names further users who may write; the group's bits then stand for them too."""
     try:
         return "system.posix_acl_access" in os.listxattr(place)
     except (OSError, AttributeError):
@@ -48,7 +48,7 @@ def _has_access_list(place: Path) -> bool:
 
 
 def make_private(folder: Path) -> bool:
-    """Make a folder that only this user can write to, unless it is there; False where there can be none."""
+    """Make a folder that only this user can write to, unless it is there; False where that is not possible."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not folder.exists():

@@ -1,4 +1,4 @@
-"""One block of the language model: norm, queries, keys and values, short convolution, attention, gate; norm, MLP.
+"""One block of the language model: norm, q, k, v, short convolution, attention, gate; norm, MLP.
 
 B batch, T time, H heads.
 """
@@ -7,109 +7,60 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, logsigmoid, rms_norm, silu
+from torch.nn.functional import dropout, silu
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL
-from lmlong.attention.linear import memory_lengths, placed
-from lmlong.model.convolution import ShortConvolution
-from lmlong.model.positions import rotate
-from lmlong.model.products import Product
-
-FASTEST_DECAY = 20.0
-"""A gate forgets at most all but exp(-20) of the state in one token, so that sums of log decays stay exact."""
+from lmlong.attention.gates import ForgetGate
+from lmlong.attention.registry import CAUSAL
+from lmlong.model.layers import RMSNorm, SwiGLU
+from lmlong.model.rope import apply_rope
+from lmlong.model.short_conv import ShortConvolution
 
 
-class Norm(nn.Module):
-    """Root-mean-square norm with a gain, computed in float32 at least."""
+class Positions(NamedTuple):
+    """The positions of the tokens of a batch."""
 
-    def __init__(self, *shape: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(*shape))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight
-
-
-class Place(NamedTuple):
-    """Where the tokens of a batch stand."""
-
-    positions: Tensor  # (B, T) tokens before it in its document
-    starts: Tensor | None  # (B, T) bool, the first token of a document; None when none begins here
+    in_document: Tensor  # (B, T) tokens before each in its document
+    document_starts: Tensor | None  # (B, T) bool, true at the first token of a document; None where none starts
 
 
 class BlockState(NamedTuple):
-    """What one block remembers."""
-
-    attention: Any  # the state of its attention
-    tail: Tensor | None  # the last inputs of its convolution
+    attention: Any  # the state of the attention
+    tail: Tensor | None  # the last inputs of the convolution
 
 
 class Mixer(nn.Module):
-    """Lets tokens look at the past: gated causal attention over convolved queries, keys and values."""
+    """Gated causal attention over convolved queries, keys and values."""
 
     def __init__(self, options: recipe.Model, kind: str):
         super().__init__()
         width, self.heads = options.width, options.heads
-        self.head_width = width // options.heads
-        self.norm = Norm(width)
-        self.project_in = Product(width, 4 * width)  # queries, keys, values, gate
+        self.norm = RMSNorm(width)
+        self.in_proj = nn.Linear(width, 4 * width, bias=False)  # queries, keys, values, output gate
         self.convolution = ShortConvolution(3 * width, options.convolution) if options.convolution else None
-        self.attention = CAUSAL[kind](self.heads, self.head_width, options.attention)
-        self.forget = Forget(width, self.heads) if self.attention.gated else None
-        wanted = self.attention.turned_by_position
-        self.rotary = options.positions == "rotary" or (options.positions == "auto" and wanted)
-        self.head_norm = Norm(self.heads, self.head_width)
-        self.project_out = Product(width, width)
+        self.attention = CAUSAL[kind](self.heads, width // options.heads, options.attention)
+        self.forget_gate = ForgetGate(width, self.heads) if self.attention.gated else None
+        self.uses_rope = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
+        self.head_norm = RMSNorm(self.heads, width // options.heads)
+        self.out_proj = nn.Linear(width, width, bias=False)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
         return BlockState(self.attention.init_state(batch, device, dtype), tail)
 
-    def prefill(self, x: Tensor, state: BlockState, place: Place) -> tuple[Tensor, BlockState]:
+    def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
         x = self.norm(x)
-        qkv, gate = self.project_in(x).split([3 * x.shape[-1], x.shape[-1]], dim=-1)
+        qkv, gate = self.in_proj(x).split([3 * x.shape[-1], x.shape[-1]], dim=-1)
         tail = state.tail
         if self.convolution is not None and tail is not None:
-            qkv, tail = self.convolution(qkv, tail, place.positions, place.starts)
+            qkv, tail = self.convolution(qkv, tail, positions.in_document, positions.document_starts)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
-        if self.rotary:
-            q, k = rotate(q, place.positions), rotate(k, place.positions)
-        log_decay = self.forget(x) if self.forget is not None else None
-        y, attention = self.attention(q, k, v, state.attention, place.starts, log_decay)
+        if self.uses_rope:
+            q, k = apply_rope(q, positions.in_document), apply_rope(k, positions.in_document)
+        log_decay = self.forget_gate(x) if self.forget_gate is not None else None
+        y, attention = self.attention(q, k, v, state.attention, positions.document_starts, log_decay)
         y = self.head_norm(y.transpose(1, 2)).flatten(2)
-        return self.project_out(y * silu(gate)), BlockState(attention, tail)
-
-
-class Forget(nn.Module):
-    """A gate in (0, 1) for each token and head, as its logarithm; it begins by remembering long."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(heads, width))
-        self.bias = nn.Parameter(placed((memory_lengths(heads) - 1).log()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, width) -> (B, H, T), in float32 at least: bfloat16 cannot tell 0.999 from 1."""
-        with torch.autocast(x.device.type, enabled=False):
-            precise = torch.promote_types(x.dtype, torch.float32)
-            score = x.to(precise) @ self.weight.to(precise).mT + self.bias.to(precise)
-            return logsigmoid(score).clamp(min=-FASTEST_DECAY).mT
-
-
-class SwiGlu(nn.Module):
-    """The part of a block that works on each token alone."""
-
-    def __init__(self, options: recipe.Model):
-        super().__init__()
-        inner = -(-int(options.width * options.mlp_ratio) // 32) * 32
-        self.norm = Norm(options.width)
-        self.project_in = Product(options.width, 2 * inner)
-        self.project_out = Product(inner, options.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.project_in(self.norm(x)).chunk(2, dim=-1)
-        return self.project_out(silu(gate) * value)
+        return self.out_proj(y * silu(gate)), BlockState(attention, tail)
 
 
 class Block(nn.Module):
@@ -118,13 +69,13 @@ class Block(nn.Module):
     def __init__(self, options: recipe.Model, kind: str):
         super().__init__()
         self.mixer = Mixer(options, kind)
-        self.mlp = SwiGlu(options)
+        self.mlp = SwiGLU(options)
         self.dropout = options.dropout
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
         return self.mixer.init_state(batch, device, dtype)
 
-    def prefill(self, x: Tensor, state: BlockState, place: Place) -> tuple[Tensor, BlockState]:
-        mixed, state = self.mixer.prefill(x, state, place)
+    def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
+        mixed, state = self.mixer(x, state, positions)
         x = x + dropout(mixed, self.dropout, self.training)
         return x + dropout(self.mlp(x), self.dropout, self.training), state

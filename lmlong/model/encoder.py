@@ -1,10 +1,11 @@
-"""The encoder: embedding, blocks that see all of a text, logits of the tokens that were hidden from it.
+"""The encoder: embedding, bidirectional blocks, logits of the masked tokens.
 
-B batch, T time, H heads, V vocabulary.
+B batch, T time, H heads, D head dim, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,43 +13,43 @@ from torch.nn.functional import dropout, silu
 from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
-from lmlong.attention import ENCODER
-from lmlong.attention.encoders import EncoderAttention
-from lmlong.model.block import Norm, SwiGlu
-from lmlong.model.funnel import Funnel
-from lmlong.model.loss import nats, summed_nats
-from lmlong.model.positions import rotate, waves
-from lmlong.model.products import Product
-from lmlong.model.text_model import EMBEDDED, Output, TextModel
+from lmlong.attention.encoder.base import EncoderAttention
+from lmlong.attention.registry import ENCODER
+from lmlong.model.base import EMBEDDING_STD, LMHead, TextModel
+from lmlong.model.hourglass import EncoderHourglass
+from lmlong.model.layers import RMSNorm, SwiGLU
+from lmlong.model.loss import summed_nll, token_nll
+from lmlong.model.rope import apply_rope, sinusoidal_positions
 
 
 class EncoderMixer(nn.Module):
-    """Lets tokens look at all others: gated attention over queries, keys and values."""
+    """Gated bidirectional attention."""
 
     def __init__(self, options: recipe.Model, attention: EncoderAttention):
         super().__init__()
         width, self.heads = options.width, options.heads
-        self.norm = Norm(width)
-        self.project_in = Product(width, 4 * width)  # queries, keys, values, gate
+        self.norm = RMSNorm(width)
+        self.in_proj = nn.Linear(width, 4 * width, bias=False)  # queries, keys, values, output gate
         self.attention = attention
-        # Without places a text would be a bag of words to most attentions. Turned keys tell theirs even where a slot or
-        # a sum mixes them before a query comes; small encoders of every kind learned sooner so than with places added.
-        self.rotary = options.positions in ("auto", "rotary")
-        self.head_norm = Norm(self.heads, width // self.heads)
-        self.project_out = Product(width, width)
+        # Without positions a text would be a bag of words to most attentions. Rotated keys keep theirs even where a
+        # slot or a sum mixes them before a query comes; small encoders of every kind learned sooner with them than
+        # with positions added to the tokens.
+        self.uses_rope = options.positions in ("auto", "rotary")
+        self.head_norm = RMSNorm(self.heads, width // self.heads)
+        self.out_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
         q, k, v, gate = self.project(x)
         y = self.head_norm(self.attention(q, k, v, padding).transpose(1, 2)).flatten(2)
-        return self.project_out(y * silu(gate))
+        return self.out_proj(y * silu(gate))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, T, width of a head), as attention gets them, and the gate (B, T, width)."""
-        *qkv, gate = self.project_in(self.norm(x)).chunk(4, dim=-1)
+        """Return queries, keys and values (B, H, T, D), the inputs of the attention, and the gate (B, T, width)."""
+        *qkv, gate = self.in_proj(self.norm(x)).chunk(4, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
-        if self.rotary:
-            place = torch.arange(x.shape[1], device=x.device)[None]
-            q, k = rotate(q, place), rotate(k, place)
+        if self.uses_rope:
+            index = torch.arange(x.shape[1], device=x.device)[None]
+            q, k = apply_rope(q, index), apply_rope(k, index)
         return q, k, v, gate
 
 
@@ -58,7 +59,7 @@ class EncoderBlock(nn.Module):
     def __init__(self, options: recipe.Model, attention: EncoderAttention):
         super().__init__()
         self.mixer = EncoderMixer(options, attention)
-        self.mlp = SwiGlu(options)
+        self.mlp = SwiGLU(options)
         self.dropout = options.dropout
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
@@ -66,17 +67,17 @@ class EncoderBlock(nn.Module):
         return x + dropout(self.mlp(x), self.dropout, self.training)
 
 
-class OutputOfWords(Output):
-    """All tokens but the last, the mask: no text holds it."""
+class MaskedLMHead(LMHead):
+    """The output layer for all tokens but the last, the mask token, which is never a target."""
 
-    def forward(self, use: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
-        return use(hidden, self.tied[0].weight[:-1], *others)
+    def forward(self, function: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
+        return function(hidden, self.tied[0].weight[:-1], *others)
 
 
 class Encoder(TextModel):
-    """Finds out hidden tokens from those on both sides; a batch's marks are its padding, true where no token is.
+    """A model that predicts masked tokens from both sides; the mask of a batch is its padding, true where no token is.
 
-    The mask that stands for a hidden token is the number after the last of the vocabulary.
+    The id of the mask token follows the last of the vocabulary.
     """
 
     blocks: Sequence[EncoderBlock]
@@ -84,36 +85,62 @@ class Encoder(TextModel):
     def __init__(self, options: recipe.Model, vocabulary: int, longest: int, activation_checkpointing: bool = False):
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
-        self.mask = vocabulary
+        self.mask_token = vocabulary
         self.embedding = nn.Embedding(vocabulary + 1, options.width)
         blocks = (EncoderBlock(options, attention) for attention in _attentions(options, longest))
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
-        self.shortened = options.shortened  # the layers that the funnel stands around
-        self.funnel = Funnel(options.width, options.downsample) if options.downsample else None
-        self.waves = options.positions == "absolute"
-        self.norm = Norm(options.width)
-        self.output = OutputOfWords(self.embedding)
-        self.initialise()
+        self.downsampled_layers = options.downsampled_layers
+        self.hourglass = EncoderHourglass(options.width, options.downsample) if options.downsample else None
+        self.sinusoidal = options.positions == "absolute"
+        self.norm = RMSNorm(options.width)
+        self.lm_head = MaskedLMHead(self.embedding)
+        self._compiled_run: Callable[..., Tensor] | None = None
+        self.init_weights()
 
     def init_state(self, batch: int) -> None:
-        """None: what it reads it reads at once."""
+        """Return None: an encoder reads its text at once."""
 
-    def read(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
-        """The vector (B, T, width) that tells each token of (B, T); a padded row gives what it gives alone."""
-        # scaled to about 1, or the first blocks would drown what they are told; the logits want it small
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Return logits (B, T, V) of tokens (B, T); a padded row has the logits that it has alone."""
+        return self.logits(self.hidden_states(tokens, padding))
+
+    def hidden_states(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Return the last hidden states (B, T, width)."""
+        return (self._compiled_run or self._run)(tokens, padding)
+
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        mask: Tensor | None = None,
+        state: Any = None,
+        segment: int | None = None,
+    ) -> tuple[Tensor, None]:
+        assert segment is None and state is None
+        return self.lm_head(summed_nll, self.hidden_states(tokens, mask), targets), None
+
+    @torch.no_grad()
+    def token_nll(
+        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, None]:
+        assert state is None
+        return self.lm_head(token_nll, self.hidden_states(tokens, mask), targets), None
+
+    def _run(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
+        # scaled to about 1, else the first blocks would drown it; the logits need it small
         x = self.embedding(tokens)
-        if self.waves:
-            # as large as a token begins: at their own size the tokens would drown, and nothing be learned for long
-            x = x + EMBEDDED * 2**0.5 * waves(tokens.shape[1], x.shape[2], x.device).to(x.dtype)
+        if self.sinusoidal:
+            # as large as an embedding begins: at full size they would drown the tokens and delay learning for long
+            waves = sinusoidal_positions(tokens.shape[1], x.shape[2], x.device).to(x.dtype)
+            x = x + EMBEDDING_STD * 2**0.5 * waves
         x = x * self.embedding.embedding_dim**0.5
-        if self.funnel is None:
-            return self.norm(self._through(range(len(self.blocks)), x, padding))
-        x = self._through(range(self.shortened.start), x, padding)
-        x = self.funnel(x, padding, partial(self._through, self.shortened))
-        return self.norm(self._through(range(self.shortened.stop, len(self.blocks)), x, padding))
+        if self.hourglass is None:
+            return self.norm(self._run_layers(range(len(self.blocks)), x, padding))
+        x = self._run_layers(range(self.downsampled_layers.start), x, padding)
+        x = self.hourglass(x, padding, partial(self._run_layers, self.downsampled_layers))
+        return self.norm(self._run_layers(range(self.downsampled_layers.stop, len(self.blocks)), x, padding))
 
-    def _through(self, layers: range, x: Tensor, padding: Tensor | None) -> Tensor:
-        """The work of some of the layers, one after the other."""
+    def _run_layers(self, layers: range, x: Tensor, padding: Tensor | None) -> Tensor:
         for layer in layers:
             block = self.blocks[layer]
             if self.activation_checkpointing and torch.is_grad_enabled():
@@ -122,31 +149,15 @@ class Encoder(TextModel):
                 x = block(x, padding)
         return x
 
-    def lose(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        marks: Tensor | None = None,
-        segment: int | None = None,
-        state: None = None,
-    ) -> tuple[Tensor, None]:
-        """The summed nats of the targets (B, T); no state is read or left, and nothing is read in segments."""
-        assert segment is None and state is None
-        return self.output(summed_nats, self.read(tokens, marks), targets), None
-
-    @torch.no_grad()
-    def nats(self, tokens: Tensor, targets: Tensor, marks: Tensor | None = None) -> Tensor:
-        return self.output(nats, self.read(tokens, marks), targets)
-
-    def fuse(self) -> None:
-        self.read = torch.compile(self.read)  # type: ignore[method-assign]
+    def compile_blocks(self) -> None:
+        self._compiled_run = torch.compile(self._run)
 
 
 def _attentions(options: recipe.Model, longest: int) -> list[EncoderAttention]:
-    """Those of all layers; all of a kind are made together, since they may share matrices."""
-    kinds, width = options.kinds, options.width // options.heads
+    """Return the attention of each layer; those of a kind are made together, since they may share matrices."""
+    kinds, head_dim = options.kinds, options.width // options.heads
     made = {
-        kind: iter(ENCODER[kind](options.longest(kind, longest), options.heads, width, options.attention))
+        kind: iter(ENCODER[kind](options.layer_lengths(kind, longest), options.heads, head_dim, options.attention))
         for kind in dict.fromkeys(kinds)
     }
     return [next(made[kind]) for kind in kinds]

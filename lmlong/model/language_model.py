@@ -1,9 +1,9 @@
-"""The causal language model: embedding, blocks, logits; the same weights read in parallel and write token by token.
+"""The causal language model: embedding, blocks, logits; the same weights prefill in parallel and decode by token.
 
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,32 +12,37 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
-from lmlong.attention import chunked
-from lmlong.attention.linear import LinearAttention
-from lmlong.attention.native import engine
-from lmlong.attention.spans import Attend
-from lmlong.model.block import Block, BlockState, Norm, Place
-from lmlong.model.downsample import Beat, Hourglass, HourglassState, beat_of
-from lmlong.model.loss import IGNORED, nats, summed_nats
-from lmlong.model.positions import places
-from lmlong.model.products import Product, Rounded
-from lmlong.model.segments import nats_by_checkpoints, nats_of_segments, split
-from lmlong.model.text_model import Output, RoundedOutput, TextModel
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.linear import native
+from lmlong.attention.linear.autograd import Scan
+from lmlong.attention.linear.chunk import scan as chunk_scan
+from lmlong.attention.linear.layer import LinearAttention
+from lmlong.model.base import LMHead, QuantizedLMHead, TextModel
+from lmlong.model.block import Block, BlockState, Positions
+from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_phase
+from lmlong.model.layers import QuantizedLinear, RMSNorm
+from lmlong.model.loss import summed_nll, token_nll
+from lmlong.model.rope import document_positions
+from lmlong.model.segments import checkpointed_loss, segmented_loss, split_segments
 
 PIECE = 4096
-"""Tokens scored at once; what is longer goes piece by piece along the state, in constant memory."""
+"""Tokens scored at once; a longer text is scored piece by piece, with the state passed on, in constant memory."""
 
 
 class ModelState(NamedTuple):
-    """All the model remembers of what it has read."""
+    """The state of the model after the tokens so far."""
 
     blocks: tuple[BlockState, ...]
-    position: Tensor  # (B,) tokens read of the current document
-    hourglass: HourglassState | None = None  # of a model that shortens the sequence in the middle
+    position: Tensor  # (B,) tokens of the current document so far
+    hourglass: HourglassState | None = None  # None where no layers are downsampled
+
+
+DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, ModelState]]
+"""(token (B,), state, block phase) -> logits (B, V) and the state after."""
 
 
 class LanguageModel(TextModel):
-    """Predicts the next token from a state that it carries along; a batch's marks are where documents start."""
+    """A model that predicts the next token from its state; the mask of a batch is its document starts."""
 
     blocks: Sequence[Block]
 
@@ -46,11 +51,14 @@ class LanguageModel(TextModel):
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocabulary, options.width)
         self.blocks = nn.ModuleList(Block(options, kind) for kind in options.kinds)  # type: ignore[assignment]
-        self.shortened = options.shortened  # the layers that the hourglass stands around
+        self.downsampled_layers = options.downsampled_layers
         self.hourglass = Hourglass(options.width, options.downsample) if options.downsample else None
-        self.norm = Norm(options.width)
-        self.output = Output(self.embedding)
-        self.initialise()
+        self.norm = RMSNorm(options.width)
+        self.lm_head = LMHead(self.embedding)
+        self.fast_step: DecodeStep | None = None
+        """The decode step by native code or a CUDA graph; None: torch runs `forward`."""
+        self._compiled_run: Callable[..., tuple[Tensor, ModelState]] | None = None
+        self.init_weights()
 
     def init_state(self, batch: int) -> ModelState:
         like = self.embedding.weight.device, self.embedding.weight.dtype
@@ -58,148 +66,140 @@ class LanguageModel(TextModel):
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         return ModelState(blocks, position, self.hourglass.init_state(batch, *like) if self.hourglass else None)
 
-    def read(
-        self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
-        """Continue from `state` over tokens (B, T): the vector (B, T, width) that predicts, and the state after."""
-        state = self.init_state(len(tokens)) if state is None else state
-        return self.go_on(tokens, state, starts, self._beat(state, starts, tokens.shape[1]))
-
-    def go_on(
-        self, tokens: Tensor, state: ModelState, starts: Tensor | None, beat: Beat | None
-    ) -> tuple[Tensor, ModelState]:
-        """`read`, when it is known how the tokens fall into blocks: from here on nothing waits for a value."""
-        place = Place(places(starts, state.position, tokens.shape[1]), starts)
-        # scaled to about 1, or the first blocks would drown what they are told; the logits want it small
-        x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
-        if self.hourglass is None or state.hourglass is None or beat is None:
-            x, blocks, hourglass = *self._through(range(len(self.blocks)), x, state.blocks, place), None
-        else:
-            first, last = self.shortened.start, self.shortened.stop
-            inner = partial(self._through, self.shortened)
-            x, before = self._through(range(first), x, state.blocks[:first], place)
-            x, hourglass, inside = self.hourglass.prefill(
-                x, state.hourglass, state.blocks[first:last], place, beat, inner
-            )
-            x, after = self._through(range(last, len(self.blocks)), x, state.blocks[last:], place)
-            blocks = before + inside + after
-        return self.norm(x), ModelState(blocks, place.positions[:, -1] + 1, hourglass)
-
-    def _through(
-        self, layers: range, x: Tensor, states: tuple[BlockState, ...], place: Place
-    ) -> tuple[Tensor, tuple[BlockState, ...]]:
-        """The work of some of the layers, one after the other."""
-        after = []
-        for layer, before in zip(layers, states, strict=True):
-            block = self.blocks[layer]
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                x, state = checkpoint(block.prefill, x, before, place, use_reentrant=False)
-            else:
-                x, state = block.prefill(x, before, place)
-            after.append(state)
-        return x, tuple(after)
-
-    def reads(self, layer: int, time: int) -> int:
-        """How many vectors a layer reads of so many tokens of a document."""
-        return time // self.hourglass.factor if self.hourglass and layer in self.shortened else time
-
-    def _beat(self, state: ModelState, starts: Tensor | None, time: int) -> Beat | None:
-        """How so many tokens fall into blocks, in a model that has them."""
-        return beat_of(self.hourglass.factor, state.position, starts, time) if self.hourglass else None
-
-    def prefill(
-        self, tokens: Tensor, state: ModelState | None = None, starts: Tensor | None = None
-    ) -> tuple[Tensor, ModelState]:
-        """Continue over tokens (B, T): logits (B, T, V) of what follows each, and the state after."""
-        hidden, state = self.read(tokens, state, starts)
+        """Return logits (B, T, V) of the token after each of `tokens` (B, T), and the state after the last."""
+        hidden, state = self.hidden_states(tokens, state, document_starts)
         return self.logits(hidden), state
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
-        """Continue over one token (B,): logits (B, V) of the next, and the state after."""
-        return self.answer(token, state, self._beat(state, None, 1))
+        """Return logits (B, V) of the token after `token` (B,), and the state after it."""
+        phase = self._block_phase(state, None, 1)
+        return self.fast_step(token, state, phase) if self.fast_step else self.decode_step(token, state, phase)
 
-    def answer(self, token: Tensor, state: ModelState, beat: Beat | None) -> tuple[Tensor, ModelState]:
-        """`step`, when it is known how the token falls into blocks."""
-        hidden, state = self.go_on(token[:, None], state, None, beat)
+    def decode_step(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
+        """Run `step` in torch, given the block phase: nothing in it waits for a value."""
+        hidden, state = self._run(token[:, None], state, None, phase)
         return self.logits(hidden)[:, 0], state
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, segment: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The summed nats of the targets (B, T), read from an empty state, and how many were scored."""
-        nats, _ = self.lose(tokens, targets, starts, segment, None)
-        return nats, (targets != IGNORED).sum()
-
-    def lose(
-        self, tokens: Tensor, targets: Tensor, marks: Tensor | None, segment: int | None, state: ModelState | None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        mask: Tensor | None = None,
+        state: ModelState | None = None,
+        segment: int | None = None,
     ) -> tuple[Tensor, ModelState]:
-        """The summed nats of the targets (B, T) read from `state`, and the state after.
-
-        With `segment` the sequence is read in segments of so many tokens, and only the states between them are kept.
-        """
+        """Return the summed -log p of the targets (B, T), read from `state`, and the state after. With `segment`, the
+        sequence is read in segments of that many tokens, and only the states between them are kept."""
         state = self.init_state(len(tokens)) if state is None else state
         if segment is None or not torch.is_grad_enabled():
-            return self._summed(tokens, targets, marks, state)
-        segments = split(segment, tokens, targets, marks)
+            return self._loss(tokens, targets, mask, state)
+        segments = split_segments(segment, tokens, targets, mask)
         if self.partitioned:
-            return nats_by_checkpoints(self._summed, segments, state)
-        return nats_of_segments(self.read, self._summed, segments, state, list(self.parameters()))
-
-    def _summed(
-        self, tokens: Tensor, targets: Tensor, starts: Tensor | None, state: ModelState
-    ) -> tuple[Tensor, ModelState]:
-        """The summed nats of one segment, and the state after it."""
-        hidden, state = self.read(tokens, state, starts)
-        return self.output(summed_nats, hidden, targets), state
-
-    def score(
-        self, tokens: Tensor, targets: Tensor, state: ModelState | None = None, starts: Tensor | None = None
-    ) -> tuple[Tensor, ModelState]:
-        """The nats of each target (B, T), 0 where ignored, and the state after; for evaluation, without gradients."""
-        hidden, state = self.read(tokens, state, starts)
-        return self.output(nats, hidden, targets), state
+            return checkpointed_loss(self._loss, segments, state)
+        return segmented_loss(self.hidden_states, self._loss, segments, state, list(self.parameters()))
 
     @torch.no_grad()
-    def nats(self, tokens: Tensor, targets: Tensor, marks: Tensor | None) -> Tensor:
-        """The nats of each target (B, T), 0 where ignored, each row read from an empty state, however long it is."""
-        state, lost = None, []
+    def token_nll(
+        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: ModelState | None = None
+    ) -> tuple[Tensor, ModelState]:
+        state, nll = self.init_state(len(tokens)) if state is None else state, []
         for begin in range(0, tokens.shape[1], PIECE):
-            of_piece = slice(begin, begin + PIECE)
-            starts = None if marks is None else marks[:, of_piece]
-            found, state = self.score(tokens[:, of_piece], targets[:, of_piece], state, starts)
-            lost.append(found)
-        return torch.cat(lost, dim=1)
+            piece = slice(begin, begin + PIECE)
+            document_starts = None if mask is None else mask[:, piece]
+            hidden, state = self.hidden_states(tokens[:, piece], state, document_starts)
+            nll.append(self.lm_head(token_nll, hidden, targets[:, piece]))
+        return torch.cat(nll, dim=1), state
 
-    def fuse(self) -> None:
-        for attention in self._linear():
-            if attention.scan_by in (chunked.attend, engine.attend):
-                # a loop over spans would be unrolled, to no gain, and native code cannot be seen through
-                attention.scan_by = torch.compiler.disable(attention.scan_by)
-        self.go_on = torch.compile(self.go_on)  # type: ignore[method-assign]
+    def hidden_states(  # type: ignore[override]
+        self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Return the last hidden states (B, T, width), and the state after."""
+        state = self.init_state(len(tokens)) if state is None else state
+        phase = self._block_phase(state, document_starts, tokens.shape[1])
+        run = self._compiled_run or self._run
+        return run(tokens, state, document_starts, phase)
 
-    def sum_in(self, dtype: torch.dtype) -> None:
-        """Keep the sums of linear attentions in this type at least."""
-        for attention in self._linear():
-            attention.sums = dtype
+    def _loss(
+        self, tokens: Tensor, targets: Tensor, document_starts: Tensor | None, state: ModelState
+    ) -> tuple[Tensor, ModelState]:
+        hidden, state = self.hidden_states(tokens, state, document_starts)
+        return self.lm_head(summed_nll, hidden, targets), state
 
-    def scan_by(self, attend: Attend) -> None:
-        """Let linear attentions read many tokens by this function, such as that of the kernels."""
-        for attention in self._linear():
-            attention.scan_by = attend
+    def _run(
+        self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, phase: BlockPhase | None
+    ) -> tuple[Tensor, ModelState]:
+        index = document_positions(document_starts, state.position, tokens.shape[1])
+        positions = Positions(index, document_starts)
+        # scaled to about 1, else the first blocks would drown it; the logits need it small
+        x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
+        if self.hourglass is None or state.hourglass is None or phase is None:
+            x, blocks, hourglass = *self._run_layers(range(len(self.blocks)), x, state.blocks, positions), None
+        else:
+            first, end = self.downsampled_layers.start, self.downsampled_layers.stop
+            inner = partial(self._run_layers, self.downsampled_layers)
+            x, before = self._run_layers(range(first), x, state.blocks[:first], positions)
+            x, hourglass, middle = self.hourglass(x, state.hourglass, state.blocks[first:end], positions, phase, inner)
+            x, after = self._run_layers(range(end, len(self.blocks)), x, state.blocks[end:], positions)
+            blocks = before + middle + after
+        return self.norm(x), ModelState(blocks, positions.in_document[:, -1] + 1, hourglass)
 
-    def _linear(self) -> Iterator[LinearAttention]:
-        attentions = (block.mixer.attention for block in self.blocks)
-        return (attention for attention in attentions if isinstance(attention, LinearAttention))
+    def _run_layers(
+        self, layers: range, x: Tensor, states: tuple[BlockState, ...], positions: Positions
+    ) -> tuple[Tensor, tuple[BlockState, ...]]:
+        after = []
+        for layer, state in zip(layers, states, strict=True):
+            block = self.blocks[layer]
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x, state = checkpoint(block, x, state, positions, use_reentrant=False)
+            else:
+                x, state = block(x, state, positions)
+            after.append(state)
+        return x, tuple(after)
 
-    def round_matrices(self, kept: torch.dtype) -> None:
-        """Keep all matrices in bfloat16 or int8, less to fetch for each token; what is computed stays as precise."""
+    def layer_tokens(self, layer: int, tokens: int) -> int:
+        """Return how many vectors a layer sees of `tokens` tokens of a document."""
+        return tokens // self.hourglass.factor if self.hourglass and layer in self.downsampled_layers else tokens
+
+    def _block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
+        return block_phase(self.hourglass.factor, state.position, document_starts, time) if self.hourglass else None
+
+    @property
+    def attentions(self) -> list[CausalAttention]:
+        """The attention of each layer."""
+        return [block.mixer.attention for block in self.blocks]
+
+    @property
+    def constant_state(self) -> bool:
+        """Whether the state of every layer keeps its size."""
+        return all(attention.state_growth == "constant" for attention in self.attentions)
+
+    def compile_blocks(self) -> None:
+        for attention in self._linear_attentions():
+            if attention.kernel in (chunk_scan, native.scan):
+                # a loop over spans would be unrolled to no gain, and native code cannot be traced
+                attention.kernel = torch.compiler.disable(attention.kernel)
+        self._compiled_run = torch.compile(self._run)
+
+    def set_state_dtype(self, dtype: torch.dtype) -> None:
+        """Set the least precise dtype of the states of linear attentions."""
+        for attention in self._linear_attentions():
+            attention.state_dtype = dtype
+
+    def set_kernel(self, kernel: Scan) -> None:
+        """Set the implementation of the scans of linear attentions."""
+        for attention in self._linear_attentions():
+            attention.kernel = kernel
+
+    def _linear_attentions(self) -> Iterator[LinearAttention]:
+        return (attention for attention in self.attentions if isinstance(attention, LinearAttention))
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Quantize all weight matrices to bfloat16 or int8, less to fetch for each token; activations are unchanged."""
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
-                if isinstance(child, Product):
-                    setattr(module, name, Rounded(child.weight, kept))
-        self.output = RoundedOutput(self.embedding, kept)
-
-
-def parameters(model: nn.Module) -> int:
-    """How many numbers are learned."""
-    return sum(weight.numel() for weight in model.parameters())
+                if isinstance(child, nn.Linear):
+                    setattr(module, name, QuantizedLinear(child.weight, dtype))
+        self.lm_head = QuantizedLMHead(self.embedding, dtype)

@@ -1,9 +1,9 @@
 """The loss of a sequence of any length, and its exact gradient, in the memory of one segment.
 
-A first reading keeps the states between segments, nothing else. A second one goes over the segments from the last to
-the first: each is read again from the state before it, gives its part of the loss and its gradient at once, and hands
-the gradient of that state on. To autograd all of it is one operation on the weights; a checkpoint for each segment
-would keep a graph of all of them.
+A first pass keeps the states between segments, nothing else. A second one goes over the segments from the last to the
+first: each is computed again from the state before it, adds its part of the loss and the gradient at once, and passes
+on the gradient of that state. To autograd all of it is one function of the weights; activation checkpointing of each
+segment would keep a graph of all of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,54 +14,58 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lmlong.attention.contract import tensors
-from lmlong.model.states import rebuilt
+from lmlong.attention.base import state_tensors
+from lmlong.model.state import rebuild_state
 
 Segment = tuple[Tensor, Tensor, Tensor | None]
-"""Tokens, targets and starts, each (B, T)."""
+"""Tokens, targets and document starts, each (B, T)."""
 
-Summed = Callable[..., tuple[Tensor, Any]]
-"""(tokens, targets, starts, state) -> summed nats and the state after."""
+SegmentLoss = Callable[..., tuple[Tensor, Any]]
+"""(tokens, targets, document_starts, state) -> summed loss and the state after."""
 
-Read = Callable[..., tuple[Tensor, Any]]
-"""(tokens, state, starts) -> what predicts, which nobody looks at here, and the state after."""
+SegmentForward = Callable[..., tuple[Tensor, Any]]
+"""(tokens, state, document_starts) -> hidden states, which are not used here, and the state after."""
 
 
-def split(length: int, *whole: Tensor | None) -> list[Segment]:
-    """Tokens, targets and starts in segments of at most so many tokens."""
+def split_segments(length: int, *whole: Tensor | None) -> list[Segment]:
+    """Split tokens, targets and document starts into segments of at most `length` tokens."""
     time = next(x for x in whole if x is not None).shape[1]
-    borders = range(0, time, length)
-    return [tuple(None if x is None else x[:, b : b + length] for x in whole) for b in borders]  # type: ignore[misc]
+    begins = range(0, time, length)
+    return [tuple(None if x is None else x[:, b : b + length] for x in whole) for b in begins]  # type: ignore[misc]
 
 
-def nats_of_segments(
-    read: Read, summed: Summed, segments: Sequence[Segment], state: Any, weights: Sequence[Tensor]
+def segmented_loss(
+    forward: SegmentForward,
+    segment_loss: SegmentLoss,
+    segments: Sequence[Segment],
+    state: Any,
+    weights: Sequence[Tensor],
 ) -> tuple[Tensor, Any]:
-    """The nats of all segments, read one after the other from `state`, and the state at the end, without a gradient."""
-    surroundings = _Surroundings(segments[0][0].device.type)
-    before = _Bank(state, len(segments) - 1)
-    for number, (tokens, _, starts) in enumerate(segments):
-        with torch.no_grad(), surroundings.of(number):
-            _, after = read(tokens, before.get(number), starts)
+    """Return the loss of all segments in turn from `state`, and the state after the last, without a gradient."""
+    context = _ForwardContext(segments[0][0].device.type)
+    states = _StateBank(state, len(segments) - 1)
+    for number, (tokens, _, document_starts) in enumerate(segments):
+        with torch.no_grad(), context.of(number):
+            _, after = forward(tokens, states.get(number), document_starts)
         if number + 1 < len(segments):
-            before.put(number + 1, after)
-    total, gradients = _from_the_last(summed, segments, before, surroundings, weights)
-    return _Known.apply(total, gradients, *weights), after
+            states.put(number + 1, after)
+    total, grads = _backward_through_segments(segment_loss, segments, states, context, weights)
+    return _KnownGradients.apply(total, grads, *weights), after
 
 
-def nats_by_checkpoints(summed: Summed, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
-    """The same by ordinary autograd, at the price of a graph that remembers each segment: for weights that come and go
-    while they are in use, which one operation over all segments would not see."""
+def checkpointed_loss(segment_loss: SegmentLoss, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
+    """Return the same by activation checkpointing, with a graph of all segments: for weights that are gathered only
+    while their module computes, which one function of all segments would not see."""
     total = None
     for segment in segments:
-        nats, state = checkpoint(summed, *segment, state, use_reentrant=False)
-        total = nats if total is None else total + nats
+        loss, state = checkpoint(segment_loss, *segment, state, use_reentrant=False)
+        total = loss if total is None else total + loss
     assert total is not None
     return total, state
 
 
-class _Surroundings:
-    """The number format of the forward pass, and for each segment random draws of its own, the same at each reading."""
+class _ForwardContext:
+    """The autocast of the forward pass, and a random seed for each segment, the same in both passes."""
 
     def __init__(self, device: str):
         self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
@@ -76,44 +80,48 @@ class _Surroundings:
             yield
 
 
-def _from_the_last(
-    summed: Summed, segments: Sequence[Segment], before: "_Bank", surroundings: _Surroundings, weights: Sequence[Tensor]
+def _backward_through_segments(
+    segment_loss: SegmentLoss,
+    segments: Sequence[Segment],
+    states: "_StateBank",
+    context: _ForwardContext,
+    weights: Sequence[Tensor],
 ) -> tuple[Tensor, list[Tensor]]:
-    """The nats of all segments, and their gradient by each weight."""
-    total, sums = torch.zeros(()), [torch.zeros_like(weight) for weight in weights]
-    after: list[Tensor] = []  # the gradient of the state after a segment; none after the last
+    """Return the loss of all segments, and its gradient for each weight."""
+    total, dweights = torch.zeros(()), [torch.zeros_like(weight) for weight in weights]
+    dstate: list[Tensor] = []  # the gradient of the state after a segment; empty after the last
     for number in reversed(range(len(segments))):
-        state, inputs = _with_gradients(before.get(number))
-        with torch.enable_grad(), surroundings.of(number):
-            nats, end = summed(*segments[number], state)
-        ends = [(x, g) for x, g in zip(_real(end), after, strict=False) if x.requires_grad]
-        outputs, slopes = [nats, *(x for x, _ in ends)], [torch.ones_like(nats), *(g for _, g in ends)]
-        found = torch.autograd.grad(outputs, [*inputs, *weights], slopes, allow_unused=True)
-        after = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=False)]
-        for kept, gradient in zip(sums, found[len(inputs) :], strict=True):
-            if gradient is not None:
-                kept += gradient
-        total = total.to(nats) + nats.detach()
-    return total, sums
+        state, inputs = _as_leaves(states.get(number))
+        with torch.enable_grad(), context.of(number):
+            loss, after = segment_loss(*segments[number], state)
+        ends = [(x, g) for x, g in zip(_floating(after), dstate, strict=False) if x.requires_grad]
+        outputs, grad_outputs = [loss, *(x for x, _ in ends)], [torch.ones_like(loss), *(g for _, g in ends)]
+        grads = torch.autograd.grad(outputs, [*inputs, *weights], grad_outputs, allow_unused=True)
+        dstate = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=False)]
+        for dweight, grad in zip(dweights, grads[len(inputs) :], strict=True):
+            if grad is not None:
+                dweight += grad
+        total = total.to(loss) + loss.detach()
+    return total, dweights
 
 
-class _Known(torch.autograd.Function):
-    """A number whose gradient was found with it; asked for, it only has to be scaled."""
-
-    @staticmethod
-    def forward(ctx: Any, number: Tensor, gradients: list[Tensor], *weights: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return number.clone()
+class _KnownGradients(torch.autograd.Function):
+    """A loss with known gradients, which the backward pass only scales."""
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = upstream
-        return (None, None, *(gradient * slope for gradient in ctx.gradients))
+    def forward(ctx: Any, loss: Tensor, dweights: list[Tensor], *weights: Tensor) -> Tensor:
+        ctx.dweights = dweights
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dloss,) = grads
+        return (None, None, *(dweight * dloss for dweight in ctx.dweights))
 
 
-class _Bank:
-    """The first state and those between segments, each kind of tensor in one block: a thousand small ones among large
-    ones that come and go would leave the allocator with memory that it can neither use nor give back."""
+class _StateBank:
+    """The first state and those between segments, each kind of tensor in one block: a thousand small tensors among
+    large temporary ones would fragment the allocator's memory."""
 
     def __init__(self, first: Any, more: int):
         self.first, self.more = first, more
@@ -121,22 +129,23 @@ class _Bank:
 
     def put(self, number: int, state: Any) -> None:
         if not self.blocks:
-            self.blocks = [x.new_empty(self.more, *x.shape) for x in tensors(state)]
-        for block, x in zip(self.blocks, tensors(state), strict=True):
+            self.blocks = [x.new_empty(self.more, *x.shape) for x in state_tensors(state)]
+        for block, x in zip(self.blocks, state_tensors(state), strict=True):
             block[number - 1] = x
 
     def get(self, number: int) -> Any:
         if number == 0:
             return self.first
-        return rebuilt(self.first, iter(block[number - 1] for block in self.blocks))
+        return rebuild_state(self.first, iter(block[number - 1] for block in self.blocks))
 
 
-def _with_gradients(state: Any) -> tuple[Any, list[Tensor]]:
-    """The state as the beginning of a graph, and those of its tensors that gradients flow to."""
-    fresh = rebuilt(state, iter([x.detach().requires_grad_(x.is_floating_point()) for x in tensors(state)]))
-    return fresh, _real(fresh)
+def _as_leaves(state: Any) -> tuple[Any, list[Tensor]]:
+    """Return the state as leaves of a new graph, and those of its tensors that gradients flow to."""
+    tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in state_tensors(state)]
+    fresh = rebuild_state(state, iter(tensors))
+    return fresh, _floating(fresh)
 
 
-def _real(state: Any) -> list[Tensor]:
-    """The tensors of a state that gradients can flow to."""
-    return [x for x in tensors(state) if x.is_floating_point()]
+def _floating(state: Any) -> list[Tensor]:
+    """Return the tensors of a state that gradients can flow to."""
+    return [x for x in state_tensors(state) if x.is_floating_point()]

@@ -1,1 +1,1 @@
-"""Code in C++, compiled for the processor of the machine when it is first needed."""
+"""C++ code, compiled for the processor of the machine when it is first needed."""

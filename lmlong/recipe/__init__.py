@@ -4,10 +4,10 @@ The reference page, the error messages and `--help` are made from these declarat
 """
 
 from lmlong.recipe.model import Attention, AttentionKind, Downsample, Favor, Linformer, Model, Taylor
+from lmlong.recipe.root import Recipe
 from lmlong.recipe.section import Options, mistake
 from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
 from lmlong.recipe.training import DeepSpeed, Training
-from lmlong.recipe.whole import Recipe
 
 __all__ = [
     "Attention",

@@ -1,4 +1,4 @@
-"""Recipes as files: found by name or path, checked with all mistakes told at once, and written back."""
+"""Recipe files: found by name or path, checked with all mistakes reported at once, and written."""
 
 import io
 import os
@@ -13,12 +13,12 @@ from lmlong.errors import RecipeError, nearest, other_format
 from lmlong.recipe import Recipe
 from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.overrides import BadOverride, Override, parse, place
-from lmlong.recipe.whole import FORMAT
+from lmlong.recipe.root import FORMAT
 from lmlong.recipe.yaml import LARGEST, BrokenYAML, Document, KeyPath, dotted
 
 
-def shelf() -> dict[str, Path]:
-    """The recipes that come with lmlong, name to file."""
+def shipped_recipes() -> dict[str, Path]:
+    """Return the files of the recipes that come with lmlong, by name."""
     package = Path(__file__).parents[1]
     installed, checkout = package / "recipes", package.parent / "recipes"
     folder = installed if installed.is_dir() else checkout
@@ -26,8 +26,8 @@ def shelf() -> dict[str, Path]:
 
 
 def find(name_or_path: str) -> Path:
-    """The file that a name on the shelf or a path means."""
-    path, shipped = Path(name_or_path), shelf()
+    """Return the file of a shipped recipe, or the one at a path."""
+    path, shipped = Path(name_or_path), shipped_recipes()
     if name_or_path in shipped:
         file = shipped[name_or_path]
         return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
@@ -42,7 +42,7 @@ def find(name_or_path: str) -> Path:
 
 
 def read(file: Path) -> str:
-    """The text of a recipe file."""
+    """Return the text of a recipe file."""
     try:
         if file.stat().st_size > LARGEST:
             raise RecipeError([f"{file}: larger than any recipe. Name another file."])
@@ -55,7 +55,7 @@ def read(file: Path) -> str:
 
 
 def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with `overrides` (key.path=value) in place of its own values and its paths absolute."""
+    """Load a recipe from a file, with `overrides` (key.path=value) of its values, and its paths made absolute."""
     file = find(name_or_path)
     document = _compose(file)
     # Where there is no training section, the message that helps is the one about its missing steps.
@@ -76,11 +76,11 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def dump(recipe: Recipe) -> str:
-    """A recipe as YAML with every key written out, which `load` reads back as the same recipe."""
+    """Return a recipe as YAML with every key, which `load` reads back as the same recipe."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
-    # ruamel writes this line break unescaped, and reads it back as another.
+    # ruamel writes this line break unescaped, and reads it back as a different one.
     yaml.allow_unicode = "\x85" not in recipe.model_dump_json()
     yaml.width = 4096  # folded lines would make long paths hard to read and to search
     text = io.StringIO()
@@ -89,7 +89,7 @@ def dump(recipe: Recipe) -> str:
 
 
 def _compose(file: Path) -> Document:
-    """The document in a file, which must hold sections."""
+    """Return the document in a file, which must hold sections."""
     try:
         document = Document(read(file))
     except BrokenYAML as error:
@@ -102,7 +102,7 @@ def _compose(file: Path) -> Document:
 
 
 def _place_all(values: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Override], list[str]]:
-    """The values with the overrides in them, the overrides, and what is wrong with those that fit nowhere."""
+    """Return the values with the overrides applied, the overrides, and the mistakes of those that fit nowhere."""
     placed: list[Override] = []
     misplaced: list[str] = []
     for text in overrides:
@@ -116,7 +116,7 @@ def _place_all(values: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[s
 
 
 def _located(file: Path, document: Document, placed: list[Override], wrong: dict[KeyPath, str]) -> list[str]:
-    """One message for each mistake: those in the file by line, then those in the overrides in the order given."""
+    """Return one message for each mistake: those in the file by line, then those in the overrides in their order."""
     found = [
         ((0, line), f"{file}:{line}: {dotted(path)}: {message}")
         for path, line, message in document.mistakes
@@ -133,7 +133,7 @@ def _located(file: Path, document: Document, placed: list[Override], wrong: dict
 
 
 def _cause(path: KeyPath, document: Document, placed: list[Override]) -> Override | None:
-    """The override that is to blame for a mistake at `path`, if it is not the file."""
+    """Return the override that causes a mistake at `path`, or None where the file does."""
     _, in_file = document.line(path[:-1])
     for override in reversed(placed):
         if override.sets(path) or override.lies_in(path) or (not in_file and override.lies_in(path[:-1])):
@@ -142,7 +142,7 @@ def _cause(path: KeyPath, document: Document, placed: list[Override]) -> Overrid
 
 
 def _anchored(values: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's values with absolute paths, so that they mean the same when read in another folder."""
+    """Return a recipe's values with absolute paths, so that they mean the same when read in another folder."""
     text, training = values["text"], values["training"]
     for source in text["sources"] + text["validation"]["sources"]:
         if source["kind"] == "files":

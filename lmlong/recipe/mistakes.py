@@ -1,4 +1,4 @@
-"""What is wrong with the values of a recipe: pydantic's findings, turned into one plain sentence for each key."""
+"""Mistakes in the values of a recipe: pydantic's errors as one plain sentence for each key."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, undotted
 
 
 def mistakes(error: ValidationError, values: Any) -> dict[KeyPath, str]:
-    """Every wrong key with what is wrong about it."""
+    """Return the mistake of each wrong key."""
     found: dict[KeyPath, str] = {}
     for detail in error.errors(include_url=False):
         path, message = _describe(detail, values)
@@ -22,7 +22,7 @@ def mistakes(error: ValidationError, values: Any) -> dict[KeyPath, str]:
 
 
 def _describe(detail: ErrorDetails, values: Any) -> tuple[KeyPath, str]:
-    """The key that one finding of pydantic is about, and the sentence; an empty one where another finding says it."""
+    """Return the key of one error of pydantic, and its message; an empty one where another error says it."""
     where, context = detail["loc"], detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
         path, section = _follow(where[:-1], values)
@@ -46,10 +46,10 @@ def _describe(detail: ErrorDetails, values: Any) -> tuple[KeyPath, str]:
 
 
 def _follow(where: tuple[int | str, ...], values: Any) -> tuple[KeyPath, Shape]:
-    """The user's path to pydantic's place, and the shape expected there.
+    """Return the user's path for pydantic's location, and the shape expected there.
 
-    Pydantic's place also names the branch of a choice that it tried, which is no key. Where that is not the branch the
-    value is meant for, a list where the value is a word or the reverse, the shape is empty.
+    Pydantic's location also names the branch of a union that it tried, which is no key. Where that is not the branch
+    that the value is meant for, a list where the value is a word or the reverse, the shape is empty.
     """
     path: KeyPath = ()
     shape = Shape((Recipe,))
@@ -81,7 +81,7 @@ def _hint(key: object, known: list[str]) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value as the user wrote it, shortened where it is long."""
+    """Return a value as the user wrote it, shortened where it is long."""
     if isinstance(value, dict):
         return "a section"
     if isinstance(value, list):
@@ -92,7 +92,7 @@ def _show(value: Any) -> str:
 
 
 def _remedy(shape: Shape, value: Any) -> str:
-    """How to write what was probably meant."""
+    """Return how to write what was probably meant."""
     if str in shape.types and isinstance(value, bool | int | float):
         return " Put it in quotes."
     if int in shape.types and isinstance(value, float) and value.is_integer():

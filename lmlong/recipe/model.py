@@ -1,4 +1,4 @@
-"""Options of the model: its size, and how its tokens look at the past."""
+"""Options of the model: its size and its attention."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
@@ -9,6 +9,12 @@ from pydantic_core import PydanticCustomError
 from lmlong.recipe.section import Options, mistake
 
 AttentionKind = Literal["linear", "window", "softmax", "full", "linformer", "efficient"]
+GROWING_STATE = frozenset({"softmax"})
+"""Causal attentions whose state grows with each token; the state of all others is constant."""
+
+QUADRATIC = frozenset({"softmax", "full"})
+"""Attentions whose time is quadratic in the number of tokens."""
+
 Slots = Annotated[int, Field(gt=0)]
 
 
@@ -28,7 +34,7 @@ class Favor(Options):
     """positive, or hyperbolic: each random row used with both signs, so half as many are drawn."""
     norms: Literal["chi", "fixed", "quantile"] = "chi"
     """Lengths of the random rows: chi as sampled (unbiased), fixed at sqrt(width), or spread over the quantiles."""
-    redraw_every: int | None = Field(None, gt=0)
+    resample_every: int | None = Field(None, gt=0)
     """Training steps between new draws; left out, the first draw stays."""
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
@@ -42,19 +48,19 @@ class Linformer(Options):
     projected: Slots | Annotated[list[Slots | Annotated[list[Slots], Field(min_length=1)]], Field(min_length=1)] = 128
     """k: a number, or a list of one for each layer of the kind, or of a list for each layer, one k for each head."""
     sharing: Literal["none", "headwise", "key-value", "layerwise"] = "headwise"
-    """Who has an E and F of its own: each head (none), each layer (headwise), each layer a single one for keys and
-    values (key-value), or a single one for all layers (layerwise)."""
+    """How E and F are shared: each head has its own (none), each layer (headwise), each layer a single one for keys and
+    values (key-value), or all layers share a single one (layerwise)."""
     projection: Literal["linear", "mean", "max", "conv"] = "linear"
     """A learned matrix, mean or max pooling, or a convolution, the latter three with a stride of n / k for sequences of
     n tokens."""
 
     def slots(self, layers: int, heads: int) -> list[list[int]]:
-        """k of each head of each layer, as far as the lists go."""
+        """Return k of each head of each layer, as far as the lists go."""
         of_layers = [self.projected] * layers if isinstance(self.projected, int) else self.projected
         return [[layer] * heads if isinstance(layer, int) else [*layer] for layer in of_layers]
 
     def misfit(self, longest: Sequence[int], heads: int) -> tuple[str, str] | None:
-        """Which option does not fit layers of so many heads that read so many vectors at most, and why."""
+        """Return an option that does not fit layers with `heads` heads and these longest inputs, and why."""
         lengths = " and ".join(map(str, dict.fromkeys(longest)))
         if self.sharing == "layerwise" and len(set(longest)) > 1:
             return "sharing", f"layers that read {lengths} vectors share no matrix; layerwise is for all. Use headwise."
@@ -72,7 +78,7 @@ class Linformer(Options):
         return None
 
     def _unlike(self, layers: int, heads: int) -> str | None:
-        """Why `projected` does not fit so many layers and heads, or their sharing."""
+        """Return why `projected` does not fit the number of layers and heads, or their sharing."""
         slots = self.slots(layers, heads)
         if len(slots) != layers or any(len(layer) != heads for layer in slots):
             return f"{self.projected} is not one number, one for each of {layers} layers, or {heads} for each."
@@ -84,11 +90,11 @@ class Linformer(Options):
 
 
 class Attention(Options):
-    """How tokens look at others. Options that a kind does not have are left unread by it."""
+    """Attention of each token to others. A kind ignores options that it does not have."""
 
     kind: AttentionKind | Annotated[list[AttentionKind], Field(min_length=1)] = "linear"
-    """At the past: linear (constant state), window (exact over the last tokens, constant state) or softmax (exact,
-    growing state). For an encoder, at all of the text: full (exact), linformer, efficient, or linear. A list is a
+    """To the past: linear (constant state), window (exact over the last tokens, constant state) or softmax (exact,
+    growing state). For an encoder, to all of the text: full (exact), linformer, efficient, or linear. A list is a
     pattern repeated over the layers."""
     feature_map: Literal["elu", "relu", "cosine", "softmax", "taylor", "favor"] = "elu"
     """linear: the map that replaces softmax's exponential, kept non-negative."""
@@ -126,8 +132,8 @@ class Model(Options):
     convolution: int = Field(4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 leaves it out, as an encoder does."""
     positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
-    """rotary turns queries and keys by their place in the document; auto does so for softmax, window, cosine, favor and
-    in all encoders. absolute, for encoders only, adds waves of each place to the embedding instead."""
+    """rotary rotates queries and keys by their position in the document (RoPE); auto does so for softmax, window,
+    cosine, favor and in all encoders. absolute, for encoders only, adds sinusoidal positions to the embedding."""
     mlp_ratio: float = Field(2.7, gt=0)
     """Inner width of the SwiGLU as a multiple of the width (rounded up to a multiple of 32)."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -137,11 +143,11 @@ class Model(Options):
 
     @property
     def factor(self) -> int:
-        """Tokens that the layers in the middle read as one."""
+        """Number of tokens that the layers in the middle read as one."""
         return self.downsample.factor if self.downsample else 1
 
     @property
-    def shortened(self) -> range:
+    def downsampled_layers(self) -> range:
         """The layers that run on a shortened sequence."""
         if self.downsample is None:
             return range(0)
@@ -150,15 +156,25 @@ class Model(Options):
         return range(first, first + count)
 
     @property
+    def state_growth(self) -> Literal["constant", "per token"]:
+        """Whether the state of any layer grows with the tokens read."""
+        return "per token" if GROWING_STATE.intersection(self.kinds) else "constant"
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the time of any layer grows with the square of the tokens held at once."""
+        return bool(QUADRATIC.intersection(self.kinds))
+
+    @property
     def kinds(self) -> list[AttentionKind]:
         """The attention of each layer: the pattern, repeated."""
         kind = self.attention.kind
         pattern: list[AttentionKind] = [kind] if isinstance(kind, str) else kind
         return [pattern[layer % len(pattern)] for layer in range(self.layers)]
 
-    def longest(self, kind: AttentionKind, tokens: int) -> list[int]:
-        """How many vectors each layer of a kind in an encoder reads of so many tokens: blocks may be filled in part."""
-        factors = [self.factor if layer in self.shortened else 1 for layer in range(self.layers)]
+    def layer_lengths(self, kind: AttentionKind, tokens: int) -> list[int]:
+        """Return how many vectors each layer of a kind in an encoder reads of so many tokens; blocks may be partial."""
+        factors = [self.factor if layer in self.downsampled_layers else 1 for layer in range(self.layers)]
         return [-(-tokens // factor) for factor, each in zip(factors, self.kinds, strict=True) if each == kind]
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
@@ -170,9 +186,9 @@ class Model(Options):
             )
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
-        elif self.downsample and not 0 < len(self.shortened) < self.layers:
+        elif self.downsample and not 0 < len(self.downsampled_layers) < self.layers:
             wanted = self.downsample.layers or "all but the first and the last"
-            left = "at full length" if self.shortened else "shortened"
+            left = "at full length" if self.downsampled_layers else "downsampled"
             yield mistake(
                 "downsample.layers",
                 f"{wanted} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",

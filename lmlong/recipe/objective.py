@@ -1,4 +1,4 @@
-"""What the sections of a recipe must agree on: for a causal language model, and for an encoder."""
+"""Constraints between the sections of a recipe: for a causal language model, and for an encoder."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ NOT_CAUSAL = {
     "full": "full looks at the future too, so it cannot be causal. Use softmax, which is the same over the past alone, "
     "or train an encoder by objective: masked.",
 }
-"""Attentions for encoders: why a causal model cannot have them, and what to do instead."""
+"""Attentions for encoders only, with the reason and the remedy."""
 
 CAUSAL_ONLY = {
     "softmax": "softmax looks at the past alone, and an encoder at both sides. Use full, which is the same over all of "
@@ -28,14 +28,14 @@ CAUSAL_ONLY = {
     "window": "window looks at the past alone, and an encoder at both sides. Use full, or linformer, efficient or "
     "linear, whose cost does not grow with the square of the text.",
 }
-"""Attentions to the past: why an encoder has none of them, and what to use instead."""
+"""Attentions for causal models only, with the reason and the remedy."""
 
 OF_AN_ENCODER: dict[str, Any] = {"model": {"convolution": 0, "attention": {"decay": "none"}}}
-"""What an encoder's recipe has where it says nothing: both look at the past alone."""
+"""Defaults of an encoder's recipe: both options are for causal models only."""
 
 
 def completed(values: Any, defaults: dict[str, Any]) -> Any:
-    """A section with `defaults` for the keys that are not given, in the sections within it too."""
+    """Return a section with `defaults` for the keys that are not given, also in the sections within it."""
     if not isinstance(values, dict):
         return values
     found = {
@@ -46,11 +46,11 @@ def completed(values: Any, defaults: dict[str, Any]) -> Any:
 
 
 def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
-    """What keeps these from being a causal language model's."""
+    """Iterate over the mistakes of these sections for a causal language model."""
     yield from _unfit_kinds(model, NOT_CAUSAL)
     if model.positions == "absolute":
         yield mistake("model.positions", "absolute places end with the longest sequence. Use rotary, none or auto.")
-    if "softmax" in model.kinds:
+    if model.state_growth != "constant":
         for key in ("segment", "carry_state"):
             if getattr(training, key):
                 yield mistake(
@@ -66,15 +66,15 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         )
     if training.carry_state and text.rows == "documents":
         yield mistake("training.carry_state", "whole documents need nothing from the batch before. Leave it out.")
-    if training.carry_state and model.attention.favor.redraw_every:
+    if training.carry_state and model.attention.favor.resample_every:
         yield mistake(
             "training.carry_state",
-            "features drawn anew make the states of the old ones meaningless. Leave this out, or redraw_every.",
+            "features drawn anew make the states of the old ones meaningless. Leave this out, or resample_every.",
         )
 
 
 def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
-    """What keeps these from being an encoder's."""
+    """Iterate over the mistakes of these sections for an encoder."""
     yield from _unfit_kinds(model, CAUSAL_ONLY)
     if model.attention.decay != "none":
         yield mistake(
@@ -89,7 +89,7 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
             )
     if training.kernel == "triton":
         yield mistake("training.kernel", "the kernels read the past alone, and an encoder both sides. Leave it out.")
-    longest = model.longest("linformer", text.sequence_length)
+    longest = model.layer_lengths("linformer", text.sequence_length)
     if longest and (misfit := model.attention.linformer.misfit(longest, model.heads)):
         key, why = misfit
         if model.downsample:
@@ -98,7 +98,7 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
 
 
 def _unfit_kinds(model: Model, why: dict[str, str]) -> Iterator[PydanticCustomError]:
-    """A mistake for each attention that is none of the objective's, at its place in the pattern."""
+    """Iterate over the mistakes of attentions that do not fit the objective, by their position in the pattern."""
     given = model.attention.kind
     places = {"": given} if isinstance(given, str) else {f".{place}": kind for place, kind in enumerate(given)}
     for place, kind in places.items():

@@ -1,4 +1,4 @@
-"""Values given on the command line as key.path=value, put in place of those of the file."""
+"""Overrides of a recipe's values on the command line, as key.path=value."""
 
 from typing import Any, NamedTuple
 
@@ -13,16 +13,16 @@ class Override(NamedTuple):
     value: Any
 
     def sets(self, path: KeyPath) -> bool:
-        """Whether the value at `path` is, or lies in, the value of this override."""
+        """Return whether the value at `path` is, or is within, the value of this override."""
         return dotted((*path, "")).startswith(dotted((*self.path, "")))
 
     def lies_in(self, path: KeyPath) -> bool:
-        """Whether this override sets something at or below `path`."""
+        """Return whether this override sets something at or below `path`."""
         return dotted((*self.path, "")).startswith(dotted((*path, "")))
 
 
 class BadOverride(Exception):
-    """A word that is no override, or one that fits nowhere."""
+    """A word that is no override, or an override that fits nowhere."""
 
 
 def parse(text: str) -> Override:
@@ -40,7 +40,7 @@ def parse(text: str) -> Override:
 
 
 def place(values: Any, override: Override, depth: int = 0) -> Any:
-    """The values with one of them replaced. What lies on the way is copied, since aliases may share it."""
+    """Return the values with one of them replaced. Sections on the path are copied, since aliases may share them."""
     if depth == len(override.path):
         return override.value
     part, above = override.path[depth], dotted(override.path[:depth])

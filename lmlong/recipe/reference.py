@@ -1,4 +1,4 @@
-"""The declared options as data: what a value may be, in plain words, and the list of every key.
+"""The declared options as data: the allowed values, in plain words, and the list of every key.
 
 Made by walking the declarations, so that the reference and the error messages cannot disagree with them.
 """
@@ -18,10 +18,10 @@ BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at mos
 
 
 class Option(NamedTuple):
-    """One key of a recipe, as the reference shows it."""
+    """One key of a recipe in the reference."""
 
     key: str
-    """Dotted path; N stands for a position in a list."""
+    """Dotted path; N stands for an index in a list."""
     type: str
     required: bool
     default: Any
@@ -31,14 +31,14 @@ class Option(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a value may be: bare types (several where there is a choice, NoneType for null) and the bounds on them."""
+    """The allowed values of an option: types (several for a union, NoneType for null) and their bounds."""
 
     types: tuple[Any, ...]
     bounds: tuple[Any, ...] = ()
 
 
 def shape_of(annotation: Any, bounds: tuple[Any, ...] = ()) -> Shape:
-    """The shape that an annotation declares."""
+    """Return the shape that an annotation declares."""
     if get_origin(annotation) is Annotated:
         annotation, *extras = get_args(annotation)
         inner = [bound for extra in extras for bound in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
@@ -49,28 +49,28 @@ def shape_of(annotation: Any, bounds: tuple[Any, ...] = ()) -> Shape:
 
 
 def shape_of_field(field: FieldInfo) -> Shape:
-    """The shape of one declared option."""
+    """Return the shape of one declared option."""
     return shape_of(field.annotation, tuple(field.metadata))
 
 
 def sections(shape: Shape) -> list[type[BaseModel]]:
-    """The declarations of the sections that may stand here."""
+    """Return the declarations of the sections that a shape allows."""
     return [kind for kind in shape.types if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
 def kind_of(section: type[BaseModel]) -> str | None:
-    """The word that `kind` must be for this section, where there are several to choose from."""
+    """Return the value of `kind` for this section, where there are several kinds."""
     words = choices(shape_of_field(section.model_fields["kind"])) if "kind" in section.model_fields else []
     return words[0] if len(words) == 1 else None
 
 
 def choices(shape: Shape) -> list[str]:
-    """The words that may stand here."""
+    """Return the words that a shape allows."""
     return [str(word) for kind in shape.types if get_origin(kind) is Literal for word in get_args(kind)]
 
 
 def entry(shape: Shape) -> Shape | None:
-    """The shape of a list's entries, where a list may stand."""
+    """Return the shape of a list's entries, where a shape allows a list."""
     for kind in shape.types:
         bare = shape_of(kind).types[0]
         if get_origin(bare) is list:
@@ -79,7 +79,7 @@ def entry(shape: Shape) -> Shape | None:
 
 
 def in_words(shape: Shape) -> str:
-    """The shape in plain words, such as 'a whole number, above 0, or null'."""
+    """Return a shape in plain words, such as 'a whole number, above 0, or null'."""
     words = [_type_in_words(kind, shape.bounds) for kind in shape.types if kind not in (NoneType, *sections(shape))]
     if sections(shape):
         kinds = [kind for section in sections(shape) if (kind := kind_of(section))]
@@ -104,7 +104,7 @@ def _limits(bounds: tuple[Any, ...], name: str) -> list[Any]:
 
 
 def reference() -> list[Option]:
-    """Every option there is, in the order of the declarations, each section before its keys."""
+    """Return every option, in the order of the declarations, each section before its keys."""
     return list(_walk(Recipe, ""))
 
 

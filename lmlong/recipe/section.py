@@ -1,4 +1,4 @@
-"""What every section of a recipe is: typed keys, none but those declared."""
+"""The base class of every section of a recipe: typed keys, and no others."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ class Options(BaseModel):
     )
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
-        """The mistakes that only several keys together show."""
+        """Iterate over the mistakes that only several keys together show."""
         yield from ()
 
     @model_validator(mode="after")
@@ -26,5 +26,5 @@ class Options(BaseModel):
 
 
 def mistake(key: str, message: str) -> PydanticCustomError:
-    """A mistake that only several keys together show; `key`, dotted and within the section, is where it is reported."""
+    """Return a mistake that only several keys together show, reported at `key`, dotted and within the section."""
     return PydanticCustomError("mistake", "{message}", {"key": key, "message": message})

@@ -1,4 +1,4 @@
-"""Options of the text: where it comes from, how it becomes tokens, how they are cut."""
+"""Options of the text: its sources, its tokenizer, and how it is cut."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from lmlong.recipe.section import Options
 
 
 class PythonStdlib(Options):
-    """The standard library of the running Python, without tests: a corpus every machine holds."""
+    """The standard library of the running Python, without tests: a corpus that every machine has."""
 
     kind: Literal["python-stdlib"]
     weight: float = Field(1.0, gt=0)
@@ -63,7 +63,7 @@ class Tokenizer(Options):
     kind: Literal["sentencepiece", "bytes"] = "sentencepiece"
     """sentencepiece (subwords, trained on the corpus) or bytes (256 symbols, nothing to train)."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
-    """How sentencepiece finds its pieces."""
+    """Algorithm that sentencepiece trains its pieces by."""
     vocabulary: int = Field(4096, ge=300)
     """Number of pieces sentencepiece may use."""
     sample_bytes: int = Field(16_000_000, gt=0)
@@ -73,27 +73,27 @@ class Tokenizer(Options):
 
 
 class Masking(Options):
-    """objective: masked: which tokens are hidden from an encoder, for it to find out what they are."""
+    """objective: masked: which tokens are masked, for an encoder to predict them."""
 
     share: float = Field(0.15, gt=0, lt=1)
-    """Share of the tokens of a text that are hidden, at least one in each sequence."""
+    """Share of the tokens of a text that are masked, at least one in each sequence."""
     kind: Literal["bert", "plain"] = "bert"
-    """bert (of the hidden tokens 80 % are shown as a mask, 10 % as a random token, 10 % as they are) or plain (all as a
-    mask)."""
+    """bert (of the masked tokens 80 % are replaced by the mask token, 10 % by a random one, 10 % unchanged) or plain
+    (all by the mask token)."""
 
 
 class Text(Options):
-    """What is read, and how it is cut."""
+    """The text that is read, and how it is cut."""
 
     sources: list[Source] = Field([PythonStdlib(kind="python-stdlib")], min_length=1)
-    """Where documents come from; several are mixed by weight."""
+    """Sources of documents; several are mixed by weight."""
     validation: Validation = Validation()
     tokenizer: Tokenizer = Tokenizer()
     sequence_length: int = Field(2048, ge=8)
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
-    """What a training sequence is: windows of the text, cut anywhere, or whole documents, cut only where longer than a
-    sequence; packed one after the other, or for an encoder, which would look across, each alone."""
+    """Content of a training sequence: windows of the text, cut anywhere, or whole documents, cut only where longer than
+    a sequence; packed one after the other, or for an encoder, which would attend across them, each alone."""
     masking: Masking = Masking()
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes that are not UTF-8: strict names the file and stops, replace puts U+FFFD, counted."""

@@ -1,4 +1,4 @@
-"""Options of training: how long, on what, how fast, and what is kept."""
+"""Options of training: its length, devices, optimizer, precision, validation and checkpoints."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -10,17 +10,17 @@ from lmlong.recipe.section import Options, mistake
 
 
 class DeepSpeed(Options):
-    """What strategy: deepspeed divides among the devices, and where it keeps it."""
+    """strategy: deepspeed: the training state that it divides among the devices, and where it is kept."""
 
     stage: Literal[1, 2, 3] = 2
-    """What each device holds a part of: 1 AdamW's means and the weights it updates, 2 the gradients too, 3 the weights
-    of the forward pass too."""
+    """Parts that are divided among the devices: 1 AdamW's means and the weights it updates, 2 the gradients too, 3 the
+    weights of the forward pass too."""
     offload_optimizer: bool = False
     """Keep AdamW's part in the memory of the CPU, and let the CPU update the weights."""
     offload_parameters: bool = False
-    """stage 3: keep the weights in the memory of the CPU until a layer is at work."""
+    """stage 3: keep the weights in the memory of the CPU until a layer computes."""
     config: str | None = None
-    """A JSON file of further DeepSpeed settings, which go before those made here."""
+    """A JSON file of further DeepSpeed settings, which take precedence over those made here."""
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.offload_parameters and self.stage != 3:
@@ -28,7 +28,7 @@ class DeepSpeed(Options):
 
 
 class Training(Options):
-    """How the weights are found."""
+    """How the model is trained."""
 
     steps: int | None = Field(None, gt=0)
     """Optimizer steps to take; with `tokens` given too, whichever ends first."""
@@ -45,7 +45,7 @@ class Training(Options):
     learning_rate: float = Field(1e-3, gt=0)
     """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "constant", "warmup-stable-decay"] = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(100, ge=0)
     """Steps over which the learning rate rises from zero, at most half of all."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
@@ -65,21 +65,21 @@ class Training(Options):
     compile: bool = False
     """Let torch.compile fuse the model (needs a C++ compiler; the first step takes minutes)."""
     kernel: Literal["auto", "torch", "triton"] = "auto"
-    """What linear attention reads many tokens by. auto is native code on a CPU, compiled at its first use if there is a
-    C++ compiler, and torch elsewhere. The Triton kernels, for an NVIDIA GPU, give the same numbers in Triton's
-    interpreter and have not been measured on a GPU."""
+    """Implementation of linear attention over many tokens. auto is native code on a CPU, compiled at its first use if
+    there is a C++ compiler, and torch elsewhere. The Triton kernels, for an NVIDIA GPU, give the same numbers in
+    Triton's interpreter and have not been measured on a GPU."""
     segment: int | None = Field(None, ge=16)
     """Tokens of a sequence whose activations are held at once; the rest is computed again from the states between
     segments, so a sequence of any length takes the memory of one segment, with the same gradient."""
     carry_state: bool = False
-    """Let each row of a batch go on where it ended in the batch before, its state too, without its gradient: the cheap
-    and truncated cousin of `segment`."""
+    """Let each row of a batch continue that of the batch before, with its state but not its gradient: truncated BPTT,
+    cheaper than `segment`."""
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass."""
     validate_every: int = Field(500, gt=0)
     """Steps between validations; one more follows the last step, over the whole validation text."""
     validation_tokens: int = Field(200_000, gt=0)
-    """Tokens of validation text read by the validations on the way."""
+    """Tokens of validation text read by each validation but the last."""
     checkpoint_every: int = Field(500, gt=0)
     """Steps between checkpoints."""
     keep_last: int = Field(1, gt=0)
@@ -87,9 +87,9 @@ class Training(Options):
     keep_every: int | None = Field(None, gt=0)
     """Checkpoints whose step is a multiple of this are never removed."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do when a loss or gradient is not finite: stop before the step, or leave out that step."""
+    """What to do when a loss or gradient is not finite: stop before the step, or skip that step."""
     skips: int = Field(5, gt=0)
-    """on_nonfinite: skip: how many steps in a row may be left out before training stops."""
+    """on_nonfinite: skip: how many steps in a row may be skipped before training stops."""
     log_every: int = Field(10, gt=0)
     """Steps between lines of metrics.jsonl."""
     tensorboard: bool = False
@@ -101,7 +101,7 @@ class Training(Options):
     @field_validator("precision", mode="before")
     @classmethod
     def name_of_width(cls, precision: object) -> object:
-        """32 and 16 read as numbers in YAML; quotes around them would be a trap."""
+        """Accept the numbers 32 and 16, so that they need no quotes in YAML."""
         return str(precision) if type(precision) is int else precision
 
     def disagreements(self) -> Iterator[PydanticCustomError]:

@@ -1,6 +1,6 @@
-"""YAML 1.2 as plain values whose lines are known, so that a mistake can be named where it stands.
+"""YAML 1.2 as plain values with known lines, so that a mistake can be reported with its line.
 
-The text is composed to a tree of nodes and never becomes anything but sections, lists, text, numbers, truth and null.
+The text is composed to a tree of nodes and becomes nothing but sections, lists, text, numbers, booleans and null.
 """
 
 from itertools import accumulate
@@ -12,16 +12,16 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 KeyPath = tuple[str | int, ...]
-"""Where a value stands: keys of sections and positions in lists, from the top."""
+"""The path of a value: keys of sections and indices of lists, from the top."""
 
 UNREADABLE = object()
-"""Stands for a value that is no plain YAML; the document holds the mistake."""
+"""A value that is no plain YAML; the document holds the mistake."""
 
 LARGEST = 1 << 20
-"""Characters and values of a recipe, its aliases written out."""
+"""Most characters and values of a recipe, with its aliases expanded."""
 
 DEEPEST = 200
-"""Brackets that are open at a time; the parser takes seconds for thousands of them."""
+"""Most brackets open at a time; the parser takes seconds for thousands of them."""
 
 STANDARD = "tag:yaml.org,2002:"
 WORDS = {STANDARD + name for name in ("str", "timestamp", "value", "merge")}
@@ -29,17 +29,17 @@ CONVERTED = {STANDARD + name for name in ("null", "bool", "int", "float")}
 
 
 def dotted(path: KeyPath) -> str:
-    """A path as the user writes it: text.sources.0.weight."""
+    """Return a path as the user writes it: text.sources.0.weight."""
     return ".".join(str(part) if str(part).isprintable() else repr(part) for part in path)
 
 
 def undotted(key: str) -> KeyPath:
-    """The path that a user's key means: numbers are positions in lists."""
+    """Return the path of a user's key: numbers are indices of lists."""
     return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
 
 
 def at(values: Any, path: KeyPath) -> Any:
-    """The value under a path, or None where there is none."""
+    """Return the value at a path, or None where there is none."""
     for part in path:
         try:
             values = values[part]
@@ -61,7 +61,7 @@ class Document:
 
     def __init__(self, text: str):
         self.mistakes: list[tuple[KeyPath, int, str]] = []
-        # Aliases lead to one node; building it once keeps a small file from unfolding into a huge one.
+        # Aliases refer to one node; building it once keeps a small file from expanding into a huge one.
         self._built: dict[int, Any] = {}
         self._sections: dict[int, dict[str, tuple[int, Node]]] = {}
         self._yaml = YAML(typ="safe", pure=True)
@@ -81,7 +81,7 @@ class Document:
             raise BrokenYAML(1, "it is nested too deeply.") from None
 
     def line(self, path: KeyPath) -> tuple[int, bool]:
-        """The line of a key or list entry, and True; if it is not there, that of the section around it, and False."""
+        """Return the line of a key or list entry, and True; if it is absent, that of its section, and False."""
         node, line = self._root, 1
         for part in path:
             if part not in (below := self._below(node)):
@@ -90,12 +90,12 @@ class Document:
         return line, True
 
     def _check_size(self) -> None:
-        """Refuse a text whose aliases, written out, are far more than any recipe."""
+        """Refuse a text whose aliases, expanded, are far larger than any recipe."""
         sizes: dict[int, int] = {}
 
         def size(node: Node) -> int:
             if id(node) not in sizes:
-                sizes[id(node)] = 0  # an alias within what it stands for is told when values are built
+                sizes[id(node)] = 0  # a recursive alias is reported when values are built
                 parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
                 inner = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
                 own = len(node.value) if isinstance(node, ScalarNode) else 0
@@ -148,7 +148,7 @@ class Document:
         return UNREADABLE
 
     def _section(self, node: MappingNode) -> dict[str, tuple[int, Node]]:
-        """Line and node of every key; own keys override merged ones, and the section merged first the later."""
+        """Return line and node of every key; own keys override merged ones, and the section merged first the later."""
         if id(node) in self._sections:
             return self._sections[id(node)]
         section = self._sections[id(node)] = {}
@@ -161,7 +161,7 @@ class Document:
         return section
 
     def _below(self, node: Node | None) -> dict[Any, tuple[int, Node]]:
-        """Line and node of everything one step below a node."""
+        """Return line and node of every child of a node."""
         if isinstance(node, MappingNode):
             return self._section(node)
         entries = node.value if isinstance(node, SequenceNode) else []
@@ -173,12 +173,12 @@ def _merges(key: Node) -> bool:
 
 
 def _merged(node: Node) -> list[Node]:
-    """The sections that a merge key `<<` draws in."""
+    """Return the sections that a merge key `<<` includes."""
     return node.value if isinstance(node, SequenceNode) else [node]
 
 
 def _problem(error: MarkedYAMLError) -> str:
-    """What the parser stumbled over, on one line, with the remedy for two frequent slips."""
+    """Return the parser's error on one line, with the remedy for two frequent mistakes."""
     words = ", ".join(filter(None, (error.context, error.problem)))
     if "'\\t'" in words:
         return f"{words}. Indent with spaces."

@@ -1,1 +1,1 @@
-"""Training: the only place that knows lightning and deepspeed."""
+"""Training: the only package that imports lightning and deepspeed."""

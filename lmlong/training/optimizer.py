@@ -1,4 +1,4 @@
-"""AdamW and the course of its learning rate."""
+"""AdamW and its learning rate schedule."""
 
 import math
 
@@ -10,14 +10,14 @@ from lmlong import recipe
 
 
 def by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The weights that decay, which are the matrices, and the others: vectors and the convolution's few taps."""
+    """Return the weights that decay, which are the matrices, and the others: vectors and the convolution's few taps."""
     matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)}
     decayed = [weight for weight in model.parameters() if id(weight) in matrices]
     return decayed, [weight for weight in model.parameters() if id(weight) not in matrices]
 
 
 def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.AdamW:
-    """AdamW over the weights that decay and those that do not."""
+    """Return AdamW over the weights that decay and those that do not."""
     decayed, others = by_decay(model)
     groups = [
         {"params": decayed, "weight_decay": options.weight_decay},
@@ -27,12 +27,12 @@ def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.Ad
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, options: recipe.Training, steps: int) -> LambdaLR:
-    """The course as a function of the step alone, so that a resumed run is on it wherever it starts."""
+    """Return the schedule, a function of the step alone, so that a resumed run is on it wherever it starts."""
     return LambdaLR(optimizer, lambda step: rate(step, steps, options))
 
 
 def rate(step: int, steps: int, options: recipe.Training) -> float:
-    """Share of the peak learning rate at a step (from 0) of a run of `steps`."""
+    """Return the share of the peak learning rate at a step (from 0) of a run of `steps`."""
     warmup = min(options.warmup_steps, steps // 2)
     if step < warmup:
         return (step + 1) / warmup
@@ -45,7 +45,7 @@ def rate(step: int, steps: int, options: recipe.Training) -> float:
 
 
 def count_steps(options: recipe.Training, tokens_per_step: int) -> int:
-    """Optimizer steps of a run, from `steps` or `tokens`, whichever ends first."""
+    """Return the optimizer steps of a run, from `steps` or `tokens`, whichever ends first."""
     ends = []
     if options.steps is not None:
         ends.append(options.steps)

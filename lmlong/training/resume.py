@@ -1,4 +1,4 @@
-"""Going on with a run: from which checkpoint, and whether the recipe still means the same run."""
+"""Resuming a run: from which checkpoint, and whether the recipe is still of the same run."""
 
 import sys
 from collections.abc import Iterator
@@ -8,28 +8,28 @@ from typing import Any
 from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.recipe import Recipe
-from lmlong.training.checkpoints import Checkpoints
+from lmlong.training.checkpoint_store import CheckpointStore
 
 FIXED = ("seed", "objective", "text.", "model.", "training.carry_state", "training.init_from")
-"""What weights, data order and draws hang on; all else may change on the way."""
+"""Options that weights, data order and draws depend on; all others may change during a run."""
 
 SHARES = ("devices", "nodes", "training.batch_size", "training.accumulate")
-"""How the sequences of a step are shared out: this may change, but not how many they are."""
+"""How the sequences of a step are divided: this may change, but not their number."""
 
 WHERE = ("text.sources", "text.validation.sources")
-"""Where the text lies, which may change as long as the text does not: its tokens are compared when training begins."""
+"""Paths of the text, which may change as long as the text does not: its tokens are compared when training begins."""
 
 LEFT_TO_THE_MACHINE = ("device", "training.precision")
-"""`auto` here is no change: a run knows what it became."""
+"""Options where `auto` is no change: a run keeps the resolved value."""
 
 
 def resume_point(folder: Path, resume: str) -> Path | None:
-    """The checkpoint --resume means: `auto` is the newest of the run that verifies, or none before the first."""
+    """Return the checkpoint of --resume: `auto` is the newest of the run that verifies, or none before the first."""
     if resume != "auto":
         checkpoint = read.find(resume)
         manifest.verify(checkpoint)
         return checkpoint
-    checkpoints = Checkpoints(folder / "checkpoints").all()
+    checkpoints = CheckpointStore(folder / "checkpoints").all()
     for path in reversed(checkpoints):
         try:
             manifest.verify(path)
@@ -48,8 +48,8 @@ def resume_point(folder: Path, resume: str) -> Path | None:
 
 
 def same_run(old: Recipe, new: Recipe) -> Recipe:
-    """The recipe to go on by: the new one, with as many sequences a step. Tells what has changed since the checkpoint
-    and refuses what would make it another run."""
+    """Return the recipe to resume with: the new one, with as many sequences a step. Print what has changed since the
+    checkpoint, and refuse changes that would make it another run."""
     new = _share_out(old, new)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in LEFT_TO_THE_MACHINE and now == "auto":
@@ -64,12 +64,12 @@ def same_run(old: Recipe, new: Recipe) -> Recipe:
 
 
 def _weights(sources: list[dict[str, Any]]) -> list[float]:
-    """How often each source is read."""
+    """Return the weight of each source."""
     return [source["weight"] for source in sources]
 
 
 def _share_out(old: Recipe, new: Recipe) -> Recipe:
-    """On another number of devices, accumulate what keeps the sequences of a step as many as they were."""
+    """Return the recipe with `accumulate` changed so that another number of devices has as many sequences a step."""
     before = old.sequences_per_step
     if before == new.sequences_per_step:
         return new
@@ -91,7 +91,7 @@ def _another_run(key: str, why: str) -> UsageError:
 
 
 def changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each dotted key whose value differs, with both values."""
+    """Iterate over the dotted keys whose values differ, with both values."""
     for key in new:
         before, now = old.get(key), new[key]
         if isinstance(before, dict) and isinstance(now, dict):

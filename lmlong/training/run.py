@@ -15,44 +15,50 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy
 
 from lmlong.checkpoint import read
+from lmlong.data.gzip_baseline import gzip_bits_per_byte
 from lmlong.errors import UsageError
-from lmlong.model.language_model import parameters
-from lmlong.model.scoring import Totals
+from lmlong.model.base import count_parameters
+from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
-from lmlong.text.gzip_baseline import gzip_bits_per_byte
-from lmlong.training.checkpoints import FolderIO
-from lmlong.training.course import Course
-from lmlong.training.folder import check_free, check_kept, check_own, check_replaceable, clear, go_on_from, locked, note
-from lmlong.training.launch import check_launch, is_first, launcher
-from lmlong.training.loader import Loader
-from lmlong.training.module import Learner
-from lmlong.training.precision import LIGHTNING
-from lmlong.training.redraw import Redraw
+from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
+from lmlong.training.checkpoint_store import FolderIO
+from lmlong.training.distributed import check_launch, is_main_process, launcher
+from lmlong.training.module import TrainingModule
 from lmlong.training.resume import resume_point, same_run
-from lmlong.training.setup import Setup, set_up
+from lmlong.training.run_folder import (
+    check_free,
+    check_kept,
+    check_own,
+    check_replaceable,
+    clear,
+    go_on_from,
+    locked,
+    note,
+)
+from lmlong.training.setup import LIGHTNING, Setup, set_up
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.state import read_state
 
 
 class Outcome(NamedTuple):
-    """How a run ended."""
+    """The outcome of a run."""
 
     folder: Path
     step: int
-    validation: Totals | None  # over the whole validation text; None when the run was stopped before its end
+    validation: LossTotals | None  # over the whole validation text; None when the run was stopped before its end
     gzip: float | None  # bits per byte of gzip -9 on the same text; None where the objective has none to compare
-    signal: int | None  # what stopped it
-    speaks: bool = True  # whether this process is the one, of several, that tells
+    signal: int | None  # the one that stopped it
+    is_main_process: bool = True  # whether this process, of several, is the one that prints
 
 
 def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bool = False) -> Outcome:
-    """Train to the end of the recipe, or until a signal; `resume` is `auto` or the checkpoint to go on from."""
+    """Train to the end of the recipe, or until a signal; `resume` is `auto` or the checkpoint to resume from."""
     check_launch(recipe)
     if resume and overwrite:
         raise UsageError("--resume goes on with a run, --overwrite replaces it. Leave out one of them.")
-    with locked(folder) if is_first() else nullcontext():
-        if is_first():
+    with locked(folder) if is_main_process() else nullcontext():
+        if is_main_process():
             check = check_own if resume else check_replaceable if overwrite else check_free
             check(folder)
         return _train(recipe, folder, resume, overwrite)
@@ -70,7 +76,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) ->
     else:
         setup = set_up(recipe)
     state = read_state(going_on, setup.model, setup.tokens.identity) if going_on else None
-    if is_first():
+    if is_main_process():
         if overwrite:
             clear(folder)
         if going_on:
@@ -79,31 +85,31 @@ def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) ->
         _say(setup, going_on or source)
 
     signals = StopOnSignal()
-    course = Course(folder, setup.material, setup.steps, signals)
-    callbacks: list[Callback] = [signals, course]
-    if every := recipe.model.attention.favor.redraw_every:
-        callbacks.append(Redraw(setup.model, recipe.seed, every))
+    callback = TrainingCallback(folder, setup.data, setup.steps, signals)
+    callbacks: list[Callback] = [signals, callback]
+    if every := recipe.model.attention.favor.resample_every:
+        callbacks.append(ResampleFeatures(setup.model, recipe.seed, every))
     trainer = _trainer(folder, setup, callbacks, state)
-    learner = Learner(setup.model, setup.recipe, setup.steps, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
-    learner.train_dataloader = lambda: _loader(setup, trainer)  # type: ignore[method-assign]
-    trainer.fit(learner, ckpt_path=going_on, weights_only=True)
-    final = course.final if is_first() else None
+    token_bytes = torch.from_numpy(setup.tokens.tokenizer.token_bytes)
+    module = TrainingModule(setup.model, setup.recipe, setup.steps, token_bytes, setup.data.training())
+    trainer.fit(module, ckpt_path=going_on, weights_only=True)
+    final = callback.final if is_main_process() else None
     told = final and recipe.objective == "causal"
     gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if told else None
-    return Outcome(folder, trainer.global_step, final, gzip, signals.agreed, is_first())
+    return Outcome(folder, trainer.global_step, final, gzip, signals.agreed, is_main_process())
 
 
 def _say(setup: Setup, start: Path | str | None) -> None:
-    """Tell on stderr what begins."""
+    """Print what begins to stderr."""
     print(
-        f"{parameters(setup.model):,} parameters, {setup.steps:,} steps of {setup.tokens_per_step:,} tokens, "
+        f"{count_parameters(setup.model):,} parameters, {setup.steps:,} steps of {setup.tokens_per_step:,} tokens, "
         f"{setup.recipe.training.precision} on {setup.device.type}" + (f", from {start}" if start else ""),
         file=sys.stderr,
     )
 
 
 def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[str, Any] | None) -> Trainer:
-    """Lightning's Trainer without the parts that are done here: bars, checkpoints, samplers, summaries."""
+    """Return Lightning's Trainer without what is done here: progress bars, checkpoints, samplers, summaries."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.ERROR)
@@ -111,7 +117,7 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[
     training = setup.recipe.training
     plugins: list[Any] = [FolderIO(recipe_file.dump(setup.recipe), setup.tokens.tokenizer.file, state)]
     if launcher() == "srun":
-        plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are answered here
+        plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are handled here
     return Trainer(
         accelerator="gpu" if setup.device.type == "cuda" else "cpu",
         devices=setup.recipe.devices,
@@ -134,14 +140,14 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[
 
 
 def _strategy(setup: Setup) -> Strategy | str:
-    """How the processes of a run share its work."""
+    """Return Lightning's strategy for the processes of a run."""
     training = setup.recipe.training
     if training.strategy == "deepspeed":
         if find_spec("deepspeed") is None:
             raise UsageError("training.strategy: deepspeed is not installed, it is made for Linux. Use ddp or auto.")
-        from lmlong.training.sharded import Sharded
+        from lmlong.training.deepspeed_strategy import DeepSpeedTraining
 
-        return Sharded(training, setup.device)
+        return DeepSpeedTraining(training, setup.device)
     return "ddp" if training.strategy == "ddp" or setup.recipe.processes > 1 else "auto"
 
 
@@ -149,9 +155,3 @@ def _tensorboard(folder: Path) -> TensorBoardLogger:
     if find_spec("tensorboard") is None:
         raise UsageError("training.tensorboard: not installed. Run pip install 'lmlong[tensorboard]', or leave it out.")
     return TensorBoardLogger(str(folder), name="", version="tensorboard")
-
-
-def _loader(setup: Setup, trainer: Trainer) -> Loader:
-    """Batches from where the run stands."""
-    first = trainer.global_step * setup.recipe.training.accumulate
-    return Loader(setup.material.training(), first, trainer.global_rank, trainer.world_size)

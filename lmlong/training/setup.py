@@ -1,28 +1,27 @@
-"""What a recipe becomes before the first step: tokens, a model, and a number of steps."""
+"""The setup of a run from its recipe: tokens, a model, and a number of steps."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
-from lmlong.attention import chunked, kernels
+from lmlong.attention.linear import chunk, triton
 from lmlong.checkpoint import read
+from lmlong.data.data_module import DATA_MODULES, DataModule
+from lmlong.data.token_dataset import Tokens, prepare
 from lmlong.errors import UsageError
+from lmlong.model.base import TextModel
 from lmlong.model.build import build
 from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.text_model import TextModel
 from lmlong.recipe import Recipe
-from lmlong.text.material import MATERIAL, Material
-from lmlong.text.tokens import Tokens, prepare
 from lmlong.training.optimizer import count_steps
-from lmlong.training.precision import resolve
 
 
 class Setup(NamedTuple):
-    """All that training needs."""
+    """The setup of a run."""
 
-    recipe: Recipe  # with what was left to the machine filled in
+    recipe: Recipe  # with `auto` resolved for this machine
     tokens: Tokens
     model: TextModel
     device: torch.device
@@ -36,18 +35,18 @@ class Setup(NamedTuple):
         return count_steps(self.recipe.training, self.tokens_per_step)
 
     @property
-    def material(self) -> Material:
-        """The text as the model reads it."""
-        return MATERIAL[self.recipe.objective](self.recipe, self.tokens)
+    def data(self) -> DataModule:
+        """Return the data module of the recipe."""
+        return DATA_MODULES[self.recipe.objective](self.recipe, self.tokens)
 
 
 def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = False) -> Setup:
-    """Read the text and build the model; a checkpoint to start from lends its tokenizer and weights.
+    """Read the text and build the model, with the tokenizer and weights of the checkpoint `start`, if any.
 
-    With `new_attention` the checkpoint's attention may be another one than the recipe's; all else must fit.
+    With `new_attention` the checkpoint's attention may differ from the recipe's; all else must fit.
     """
     device = pick_device(recipe.device)
-    if recipe.training.kernel == "triton" and (why := kernels.obstacle(device)):
+    if recipe.training.kernel == "triton" and (why := triton.unavailable_reason(device)):
         raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
     training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
@@ -58,7 +57,29 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     if start:
         read.load_weights(model, start, new_attention)
     if training.kernel != "auto" and isinstance(model, LanguageModel):
-        model.scan_by(kernels.load() if training.kernel == "triton" else chunked.attend)
+        model.set_kernel(triton.load_scan() if training.kernel == "triton" else chunk.scan)
     if training.compile:
-        model.fuse()
+        model.compile_blocks()
     return Setup(recipe, tokens, model, device)
+
+
+Format = Literal["32", "bf16", "16"]
+
+LIGHTNING = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
+
+
+def resolve(wanted: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Format:
+    """Return the number format; `auto` is bf16 where the machine computes in it rather than emulating it."""
+    if wanted == "16" and device.type == "cpu":
+        raise UsageError("training.precision: 16 needs a GPU. Use bf16, 32 or auto.")
+    if wanted != "auto":
+        return wanted
+    return "bf16" if computes_in_bf16(device) else "32"
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Return whether products of bfloat16 matrices run on hardware made for them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    # private, but torch offers no public question of this kind for a CPU
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

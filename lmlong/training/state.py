@@ -1,17 +1,19 @@
-"""The state of training: as a checkpoint holds it, and as Lightning takes it up again.
+"""The training state: in our checkpoints, and in Lightning's.
 
-A checkpoint holds what cannot be had otherwise: the step, AdamW's means, random states, and what is carried from step
+A checkpoint holds only what cannot be computed: the step, AdamW's means, random states, and what is carried from step
 to step. Learning rate, weight decay and all counts of Lightning's loops follow from the recipe and the step, so that an
-option changed on the way takes effect.
+option changed during a run takes effect.
 """
 
 import math
+import random
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -20,23 +22,22 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import REAL, read_training
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.training.optimizer import by_decay
-from lmlong.training.randomness import random_states
 
 Shapes = list[torch.Size]
-"""Those of the weights, in the order in which AdamW numbers them."""
+"""The shapes of the weights, in the order in which AdamW numbers them."""
 
 SCALER = "MixedPrecision"
 """Lightning's name for the state of the gradient scaler of float16."""
 
 WHOLE = {torch.int64, torch.int32, torch.uint8, torch.bool}
-"""What else a carried state may be made of: places, counts and marks."""
+"""Dtypes of positions, counts and masks, which a carried state may also have."""
 
 OF_COURSE = ("recent", "text", "random")
-"""What the callback of that name keeps."""
+"""Keys of the state of `TrainingCallback`."""
 
 
 def read_state(checkpoint: Path, model: nn.Module, text: str) -> dict[str, Any]:
-    """The training state of a checkpoint, refused unless a training of this model and this text could have left it."""
+    """Return the training state of a checkpoint; refuse one that is not of this model and this text."""
     state = read_training(checkpoint)
     if wrong := _first_mistake(state, [weight.shape for group in by_decay(model) for weight in group]):
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
@@ -48,9 +49,9 @@ def read_state(checkpoint: Path, model: nn.Module, text: str) -> dict[str, Any]:
 
 
 def from_lightning(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The training state in Lightning's checkpoint."""
+    """Return the training state in Lightning's checkpoint."""
     (optimizer,) = checkpoint["optimizer_states"]
-    kept = {name: checkpoint["callbacks"]["Course"][name] for name in OF_COURSE}
+    kept = {name: checkpoint["callbacks"]["TrainingCallback"][name] for name in OF_COURSE}
     return {
         "step": checkpoint["global_step"],
         "optimizer": optimizer["state"],
@@ -62,7 +63,7 @@ def from_lightning(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_lightning(state: dict[str, Any]) -> dict[str, Any]:
-    """Lightning's checkpoint without weights; loops and the options of the optimizer are left to the `Learner`."""
+    """Return Lightning's checkpoint without weights; the `TrainingModule` sets loops and optimizer options."""
     scaler = {SCALER: state["scaler"]} if state["scaler"] is not None else {}
     return {
         "pytorch-lightning_version": lightning.__version__,
@@ -70,7 +71,7 @@ def to_lightning(state: dict[str, Any]) -> dict[str, Any]:
         "global_step": state["step"],
         "optimizer_states": [{"state": state["optimizer"]}],
         "lr_schedulers": [],
-        "callbacks": {"Course": {name: state[name] for name in OF_COURSE}},
+        "callbacks": {"TrainingCallback": {name: state[name] for name in OF_COURSE}},
         "skipped": state["skipped"],
         "carried": state["carried"],
         **scaler,
@@ -78,7 +79,7 @@ def to_lightning(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def loops_at(fresh: dict[str, Any], step: int, accumulate: int) -> dict[str, Any]:
-    """The state of Lightning's loops after so many optimizer steps, from that before the first: as they are when a
+    """Return the state of Lightning's loops after `step` optimizer steps, from that before the first: as it is when a
     step's last batch ends, which is not counted as completed yet."""
     batches = step * accumulate
     loops = deepcopy(fresh)
@@ -99,7 +100,7 @@ def loops_at(fresh: dict[str, Any], step: int, accumulate: int) -> dict[str, Any
 
 
 def _first_mistake(state: Any, shapes: Shapes) -> str:
-    """The name of the first part that no training of such a model could have left, or nothing."""
+    """Return the name of the first part that is invalid for such a model, or an empty string."""
     if not isinstance(state, dict):
         return "form"
     return next(
@@ -112,7 +113,7 @@ def _is_count(value: Any, *_: Any) -> bool:
 
 
 def _are_means(found: Any, shapes: Shapes) -> bool:
-    """Whether these are AdamW's means of all weights, or none as before the first step."""
+    """Return whether these are AdamW's means of all weights, or none as before the first step."""
     if not isinstance(found, dict) or (found and list(found) != list(range(len(shapes)))):
         return False
     return all(_are_means_of(found[number], shape) for number, shape in enumerate(shapes if found else []))
@@ -127,13 +128,13 @@ def _are_means_of(found: Any, shape: torch.Size) -> bool:
 
 
 def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:
-    """Whether this is a tensor of finite numbers, which float32 can hold, of a shape."""
+    """Return whether this is a tensor of finite numbers, which float32 can hold, of a shape."""
     if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided or value.is_meta:
         return False
     size = value.numel() * value.element_size()
     if value.untyped_storage().nbytes() < size or (
         shape is not None and value.shape != shape
-    ):  # before any work is done on it
+    ):  # before any computation on it
         return False
     if not value.is_floating_point():
         return shape is None and value.dtype in WHOLE
@@ -149,7 +150,7 @@ def _is_scaler(value: Any, *_: Any) -> bool:
 
 
 def _are_carried(value: Any, *_: Any) -> bool:
-    """Tensors; whether they fit is found out by whoever goes on from them, who knows the size of a batch."""
+    """Return whether these are tensors; the `TrainingModule`, which knows the batch size, checks whether they fit."""
     return isinstance(value, list) and all(map(_is_finite, value))
 
 
@@ -162,7 +163,7 @@ def _are_random_states(value: Any, *_: Any) -> bool:
 
 
 def _like(value: Any, known: Any) -> bool:
-    """Whether a value is made of the same kinds of parts; where the known one is an empty list, of any."""
+    """Return whether a value has the structure and types of a known one; an empty list there allows any list."""
     if isinstance(known, dict):
         same = isinstance(value, dict) and value.keys() == known.keys()
         return same and all(_like(value[key], part) for key, part in known.items())
@@ -183,4 +184,29 @@ PARTS: dict[str, Callable[[Any, Shapes], bool]] = {
     "text": lambda value, _: isinstance(value, str),
     "random": _are_random_states,
 }
-"""All that a training state holds, and how it is recognised."""
+"""The parts of a training state, with their validity checks."""
+
+
+def random_states() -> dict[str, Any]:
+    """Return the random states of Python, numpy, torch and each GPU."""
+    kind, words, place, has_gauss, gauss = np.random.get_state()
+    return {
+        "python": list(random.getstate()[1]),
+        "numpy": [kind, np.asarray(words).tolist(), place, has_gauss, gauss],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all(),
+    }
+
+
+def restore(states: dict[str, Any]) -> None:
+    """Restore random states; those of GPUs only where there are as many."""
+    try:
+        if not 0 <= states["numpy"][2] <= 624:  # else numpy reads out of bounds
+            raise ValueError("numpy's place is none")
+        random.setstate((random.getstate()[0], tuple(states["python"]), None))
+        np.random.set_state(tuple(states["numpy"]))
+        torch.set_rng_state(states["torch"])
+        if len(states["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(states["cuda"])
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(f"the random states of the checkpoint are none ({error}). Use another one.") from error

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL, FEATURE_MAPS
-from lmlong.attention.contract import CausalAttention, at_least_float32
+from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.laws import Inputs
+from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
 
 HEADS, WIDTH = 3, 8
 DECAYS = get_args(recipe.Attention.model_fields["decay"].annotation)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlong.attention.favor import Favor, Form, Norms, chi_quantiles, draw_rows
+from lmlong.attention.favor import Favor, Form, Norms, chi_quantiles, draw_projection
 
 HEADS, WIDTH = 2, 16
 
@@ -27,18 +27,18 @@ def favor(features: int, form: Form = "positive", norms: Norms = "chi") -> Favor
 
 
 def test_rows_are_orthogonal_within_each_block() -> None:
-    rows = draw_rows(40, WIDTH, "chi", draw())
+    rows = draw_projection(40, WIDTH, "chi", draw())
     assert rows.shape == (40, WIDTH)
     for block in rows.split(WIDTH):
         directions = block / block.norm(dim=1, keepdim=True)
         assert torch.allclose(directions @ directions.mT, torch.eye(len(block), dtype=torch.float64), atol=1e-12)
-    independent = draw_rows(WIDTH, WIDTH, "chi", draw(), orthogonal=False)
+    independent = draw_projection(WIDTH, WIDTH, "chi", draw(), orthogonal=False)
     assert (independent @ independent.mT - torch.diag(independent.square().sum(1))).abs().max() > 1
 
 
 def test_directions_are_uniform() -> None:
     """The mean of many draws is 0 in every coordinate, which the bare signs of a QR decomposition would not give."""
-    directions = torch.stack([draw_rows(4, 4, "fixed", draw(seed)) for seed in range(4000)]) / 2
+    directions = torch.stack([draw_projection(4, 4, "fixed", draw(seed)) for seed in range(4000)]) / 2
     assert directions.mean(0).abs().max() < 0.04  # 5 deviations of 1 / sqrt(4 * 4000)
 
 
@@ -48,11 +48,13 @@ def test_quantiles_of_lengths_in_two_dimensions_have_a_closed_form() -> None:
 
 
 def test_lengths_of_rows() -> None:
-    assert torch.allclose(draw_rows(30, WIDTH, "fixed", draw()).norm(dim=1), torch.tensor(4.0, dtype=torch.float64))
-    lengths = draw_rows(31, WIDTH, "quantile", draw()).norm(dim=1).sort().values
+    assert torch.allclose(
+        draw_projection(30, WIDTH, "fixed", draw()).norm(dim=1), torch.tensor(4.0, dtype=torch.float64)
+    )
+    lengths = draw_projection(31, WIDTH, "quantile", draw()).norm(dim=1).sort().values
     assert torch.allclose(lengths, chi_quantiles(torch.arange(1, 32, dtype=torch.float64) / 32, WIDTH))
     assert lengths[15] == pytest.approx(3.9164, abs=1e-3)  # the median: sqrt of 15.338
-    sampled = draw_rows(20_000, WIDTH, "chi", draw()).norm(dim=1)
+    sampled = draw_projection(20_000, WIDTH, "chi", draw()).norm(dim=1)
     assert sampled.square().mean() == pytest.approx(WIDTH, rel=0.01)
     assert sampled.var() == pytest.approx(0.4924, rel=0.05)  # 16 - (sqrt 2 gamma(8.5) / gamma(8))^2
 
@@ -73,29 +75,29 @@ def test_weights_are_those_of_softmax(form: Form, norms: Norms, gain: float) -> 
 def test_what_rows_of_each_length_estimate_in_two_dimensions(norms: Norms) -> None:
     """exp(|u|^2 / 2) where lengths are those of normal vectors; Bessel's I_0(sqrt 2 |u|), too little, where fixed."""
     u = torch.tensor([1.2, -1.6], dtype=torch.float64)  # of length 2
-    estimate = (draw_rows(100_000, 2, norms, draw()) @ u).exp().mean()
+    estimate = (draw_projection(100_000, 2, norms, draw()) @ u).exp().mean()
     truth = torch.special.i0(torch.tensor(8.0).sqrt()) if norms == "fixed" else math.exp(2)
     assert estimate == pytest.approx(float(truth), rel=0.02)
 
 
 def test_a_hyperbolic_map_uses_each_row_with_both_signs() -> None:
     features = favor(64, "hyperbolic")
-    assert features.rows.shape == (HEADS, 32, WIDTH)
+    assert features.projection.shape == (HEADS, 32, WIDTH)
     plus, minus = features.key(unit_rows(5)).chunk(2, dim=-1)
     assert torch.allclose(plus.log(), -minus.log(), atol=1e-5)
 
 
 def test_a_draw_is_a_function_of_its_seed_and_saved_with_the_weights() -> None:
     first, second = favor(32), favor(32)
-    assert torch.equal(first.rows, second.rows)
-    second.redraw(7)
-    assert not torch.equal(first.rows, second.rows)
-    first.redraw(7)
-    assert torch.equal(first.rows, second.rows)
-    second.redraw(8)
+    assert torch.equal(first.projection, second.projection)
+    second.resample(7)
+    assert not torch.equal(first.projection, second.projection)
+    first.resample(7)
+    assert torch.equal(first.projection, second.projection)
+    second.resample(8)
     first.load_state_dict(second.state_dict())
-    assert torch.equal(first.rows, second.rows)
-    assert not torch.equal(first.rows[0], first.rows[1])  # each head its own
+    assert torch.equal(first.projection, second.projection)
+    assert not torch.equal(first.projection[0], first.projection[1])  # each head its own
 
 
 @pytest.mark.parametrize("gain", [-8.0, 0.0, 8.0])
@@ -105,7 +107,7 @@ def test_nothing_dies_or_bursts_at_any_gain_in_bfloat16_at_width_128(form: Form,
     features = Favor(1, 128, 256, form, "chi")
     torch.nn.init.constant_(features.raw_gain, gain)
     # along the longest row and against it, where exponents are largest, and at random
-    extreme = features.rows[0, features.rows[0].norm(dim=1).argmax()]
+    extreme = features.projection[0, features.projection[0].norm(dim=1).argmax()]
     x = torch.cat([extreme[None], -extreme[None], torch.randn(500, 128, generator=draw())])[None, None].bfloat16()
     k = features.key(x).float()
     assert k.isfinite().all() and k.amax(-1).min() > 1e-25 and k.max() < 1e27

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws
-from lmlong.attention.chunks import CHUNK
-from lmlong.attention.contract import at_least_float32, tensors
+from lmlong.attention.base import at_least_float32, state_tensors
 from lmlong.attention.laws import Inputs
+from lmlong.attention.linear.chunk import CHUNK_SIZE
 
-LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 211]
+LENGTHS = [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 211]
 lengths = pytest.mark.parametrize("time", LENGTHS)
 
 EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
@@ -25,10 +25,10 @@ EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
 @every_form
 @both_types
 @lengths
-def test_step_is_prefill(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
+def test_steps_equal_forward(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
     attention = build(form)
     x = inputs(attention, time, dtype)
-    assert laws.step_is_prefill(laws.of_attention(attention, x[0]), x) < EXACT[dtype]
+    assert laws.steps_equal_forward(laws.of_attention(attention, x[0]), x) < EXACT[dtype]
 
 
 @every_form
@@ -53,7 +53,7 @@ def test_any_cut_of_any_text(form: recipe.Attention, time: int, seed: int, cuts:
     x = inputs(attention, time, torch.float64, seed=seed)
     subject = laws.of_attention(attention, x[0])
     assert laws.cuts_change_nothing(subject, x, [min(place, time) for place in cuts]) < EXACT[torch.float64]
-    assert laws.step_is_prefill(subject, x) < EXACT[torch.float64]
+    assert laws.steps_equal_forward(subject, x) < EXACT[torch.float64]
 
 
 @every_form
@@ -71,7 +71,7 @@ def test_the_future_never_changes_the_past(form: recipe.Attention, dtype: torch.
 def test_the_state_is_not_touched(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
     x = inputs(attention, 130, dtype)
-    assert laws.state_is_not_touched(laws.of_attention(attention, x[0]), x) == 0.0
+    assert laws.state_is_not_modified(laws.of_attention(attention, x[0]), x) == 0.0
 
 
 @every_form
@@ -88,9 +88,9 @@ def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype
     def in_two_parts(y: Inputs) -> Tensor:
         half = time // 2
         first, state = (
-            subject.prefill(laws.cut(y, 0, half), subject.init_state(2)) if half else (None, subject.init_state(2))
+            subject.forward(laws.cut(y, 0, half), subject.init_state(2)) if half else (None, subject.init_state(2))
         )
-        second, _ = subject.prefill(laws.cut(y, half, time), state)
+        second, _ = subject.forward(laws.cut(y, half, time), state)
         return second if first is None else torch.cat([first, second], dim=2)
 
     measured = _with_gradients(in_two_parts, _cast(x, dtype), upstream)
@@ -107,9 +107,9 @@ def test_rows_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
     x, other = inputs(attention, 130, dtype, batch=3), inputs(attention, 130, dtype, batch=3, seed=1)
     subject = laws.of_attention(attention, x[0])
-    assert laws.rows_are_alone(subject, x, other) == 0.0
-    whole, _ = subject.prefill(x, subject.init_state(3))
-    row, _ = subject.prefill(tuple(None if t is None else t[:1] for t in x), subject.init_state(1))
+    assert laws.rows_are_independent(subject, x, other) == 0.0
+    whole, _ = subject.forward(x, subject.init_state(3))
+    row, _ = subject.forward(tuple(None if t is None else t[:1] for t in x), subject.init_state(1))
     assert laws.error(row, whole[:1]) < EXACT[dtype]
 
 
@@ -122,7 +122,9 @@ def test_packed_documents_are_alone(form: recipe.Attention, dtype: torch.dtype) 
     starts = torch.zeros(2, 211, dtype=torch.bool)
     starts[:, begins] = True
     subject = laws.of_attention(attention, v)
-    assert laws.packed_is_alone(subject, (q, k, v, starts, decay), (q, k, v, None, decay), begins) < EXACT[dtype]
+    assert (
+        laws.documents_are_independent(subject, (q, k, v, starts, decay), (q, k, v, None, decay), begins) < EXACT[dtype]
+    )
 
 
 @every_form
@@ -132,8 +134,8 @@ def test_the_state_is_as_large_as_declared(form: recipe.Attention) -> None:
         x = inputs(attention, time, torch.float32)
         subject = laws.of_attention(attention, x[0])
         assert laws.numbers_in_state(subject, x) == attention.state_numbers(time)
-        _, state = subject.prefill(x, subject.init_state(2))
-        for tensor in tensors(state):  # and holds no more memory than that, as a view of something larger would
+        _, state = subject.forward(x, subject.init_state(2))
+        for tensor in state_tensors(state):  # and holds no more memory than that, as a view of something larger would
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
@@ -148,7 +150,7 @@ def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float)
     truth = _with_gradients(lambda y: attention.reference(*y), x, upstream)
     subject = laws.of_attention(attention, v.float())
     measured = _with_gradients(
-        lambda y: subject.prefill(y, subject.init_state(2))[0], _cast(x, torch.float32), upstream
+        lambda y: subject.forward(y, subject.init_state(2))[0], _cast(x, torch.float32), upstream
     )
     naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, torch.float32), upstream)
     assert measured[0].abs().max() > 0
@@ -167,7 +169,7 @@ def test_a_hundred_thousand_tokens(form: recipe.Attention) -> None:
     x = inputs(attention, 100_000, torch.float32, batch=1, starts=False)
     precise = _cast(x, torch.float64)
     fast, exact = (
-        laws.of_attention(attention, t[2]).prefill(t, attention.init_state(1, t[2].device, t[2].dtype))[0][:, :, -1000:]
+        laws.of_attention(attention, t[2]).forward(t, attention.init_state(1, t[2].device, t[2].dtype))[0][:, :, -1000:]
         for t in (x, precise)
     )
     assert laws.error(fast, exact) < 1e-4
@@ -179,13 +181,13 @@ def test_autocast_changes_nothing(form: recipe.Attention) -> None:
     attention = build(form)
     x = inputs(attention, 211, torch.bfloat16)
     subject = laws.of_attention(attention, x[0])
-    plain, state = subject.prefill(x, subject.init_state(2))
+    plain, state = subject.forward(x, subject.init_state(2))
     with torch.autocast("cpu", torch.bfloat16):
-        cast, state_cast = subject.prefill(x, subject.init_state(2))
+        cast, state_cast = subject.forward(x, subject.init_state(2))
         after, _ = subject.step(laws.cut(x, 0, 1), state)
     assert torch.equal(cast, plain)
     assert torch.equal(after, subject.step(laws.cut(x, 0, 1), state)[0])
-    for mine, truth in zip(tensors(state_cast), laws.tensors(state), strict=True):
+    for mine, truth in zip(state_tensors(state_cast), laws.state_tensors(state), strict=True):
         assert mine.dtype == truth.dtype and torch.equal(mine, truth)
 
 
@@ -193,7 +195,7 @@ def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
     """A running sum of keys kept in bfloat16 would stop growing near 256 and read far below the truth."""
     attention = build(recipe.Attention(kind="linear", feature_map="elu", decay="none"))
     zeros = torch.zeros(1, HEADS, 4000, WIDTH, dtype=torch.bfloat16)  # features of zeros are ones and the floor
-    _, state = attention.prefill(zeros, zeros, zeros, attention.init_state(1, zeros.device, zeros.dtype))
+    _, state = attention(zeros, zeros, zeros, attention.init_state(1, zeros.device, zeros.dtype))
     assert ((state.z - 4000).abs() < 1).all()
 
 

@@ -7,9 +7,9 @@ import torch
 
 from lmlong import recipe
 from lmlong.checkpoint import read, write
+from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
-from lmlong.text.tokenizer import ByteTokenizer
 
 RECIPE = recipe.Recipe(
     model=recipe.Model(width=16, layers=1, heads=2), training=recipe.Training(steps=1), text=recipe.Text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import lmlong
-from lmlong.recipe.file import load, shelf
+from lmlong.recipe.file import load, shipped_recipes
 from lmlong.recipe.reference import reference
 
 # The package is found from every folder, installed or not.
@@ -52,13 +52,13 @@ def test_check_refuses_a_mistyped_override() -> None:
 
 def test_list_shows_name_description_and_command() -> None:
     lines = run("recipe", "list").stdout.splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == list(shelf())
+    assert [line for line in lines if not line.startswith(" ")] == list(shipped_recipes())
     assert lines[lines.index("quickstart") + 1].startswith("    A small model of Python source")
     assert "    $ lmlong train quickstart" in lines
 
 
 def test_show_prints_the_file_as_written() -> None:
-    assert run("recipe", "show", "quickstart").stdout == shelf()["quickstart"].read_text()
+    assert run("recipe", "show", "quickstart").stdout == shipped_recipes()["quickstart"].read_text()
 
 
 def test_show_resolved_is_the_recipe_with_every_key(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_show_resolved_is_the_recipe_with_every_key(tmp_path: Path) -> None:
 
 
 def test_copy_to_a_file_and_into_a_folder_but_never_over_one(tmp_path: Path) -> None:
-    original = shelf()["quickstart"].read_bytes()
+    original = shipped_recipes()["quickstart"].read_bytes()
     done = run("recipe", "copy", "quickstart", "books.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "books.yaml\n")
     assert (tmp_path / "books.yaml").read_bytes() == original

@@ -7,11 +7,11 @@ from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 from models import stirred
 
 from lmlong.checkpoint.write import Contents, point, write
-from lmlong.inference.loading import Loaded, load
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Files, Model, Recipe, Text, Tokenizer, Training, Validation
 from lmlong.recipe import file as recipe_file
-from lmlong.text.tokenizer import ByteTokenizer
 
 
 @pytest.fixture
@@ -43,5 +43,5 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def loaded(run: Path) -> Loaded:
+def loaded(run: Path) -> TrainedLanguageModel:
     return load(run, "cpu")

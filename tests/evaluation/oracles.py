@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmlong.data.token_file import TokenFile
 from lmlong.model.loss import IGNORED
-from lmlong.text.token_file import TokenFile
 
 
 class Repeated:
@@ -72,7 +72,9 @@ class Oracle:
     def __init__(self, source: Repeated | Markov):
         self.source = source
 
-    def score(self, tokens: Tensor, targets: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def token_nll(
+        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
         known = [list(row) for row in state] if state else [[] for _ in tokens]
         lost = torch.zeros(targets.shape, dtype=torch.float64)
         for row, (read, wanted) in enumerate(zip(tokens.tolist(), targets.tolist(), strict=True)):

@@ -1,8 +1,8 @@
 """Reports with numbers that are easy to follow."""
 
-from lmlong.evaluation.health import Health
-from lmlong.evaluation.report import AtLength, AtPosition, InWindows, Report
-from lmlong.evaluation.sums import Sums
+from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.results import AtLength, AtPosition, InWindows, PerplexityReport
+from lmlong.evaluation.state_health import Health
 from lmlong.inference.state_size import Size, StateSize
 
 
@@ -14,7 +14,7 @@ def sums(*nats: float, tokens: int = 1000, size: int = 4000) -> Sums:
     return made
 
 
-LINEAR = Report(
+LINEAR = PerplexityReport(
     name="linear",
     checkpoint="/runs/linear/checkpoints/step-00002000",
     parameters=1_234_567,
@@ -32,7 +32,7 @@ LINEAR = Report(
     seconds=12.3,
     peak_bytes=456_700_000,
 )
-SOFTMAX = Report(
+SOFTMAX = PerplexityReport(
     name="softmax",
     checkpoint="/runs/softmax/checkpoints/step-00002000",
     parameters=1_000,

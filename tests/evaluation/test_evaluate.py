@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 from lmlong.cli.evaluate import eval_
 from lmlong.errors import UsageError
-from lmlong.evaluation.perplexity import Question, measure, validation_text
-from lmlong.evaluation.tables import table
+from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
+from lmlong.evaluation.perplexity_report import table
 from lmlong.inference.loading import load
 
 
@@ -30,8 +30,8 @@ def without_speed(printed: str) -> str:
 def test_the_table_is_all_of_standard_output(run: Path) -> None:
     done = evaluated(run, "--lengths", "32,64,4k", *FEW)
     loaded = load(run, "cpu")
-    question = Question(lengths=(32, 64), min_documents=1)
-    expected = table([measure(str(run), loaded, validation_text(loaded), question)])
+    options = PerplexityOptions(lengths=(32, 64), min_documents=1)
+    expected = table([measure_perplexity(str(run), loaded, validation_text(loaded), options)])
     assert without_speed(done.stdout) == without_speed(expected + "\n")
     assert done.stderr == f"{run}: fewer than 1 documents reach 4k: left out\n"
 

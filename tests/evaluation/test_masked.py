@@ -13,15 +13,15 @@ from models import stirred
 
 from lmlong.checkpoint.write import Contents, point, write
 from lmlong.cli.main import lmlong as command
+from lmlong.data.data_module import DATA_MODULES
+from lmlong.data.token_dataset import prepare
+from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.errors import UsageError
-from lmlong.evaluation.masked import measure
+from lmlong.evaluation.masked import measure_masked
 from lmlong.evaluation.perplexity import validation_text
 from lmlong.inference.loading import load, open_run
 from lmlong.model.build import build
 from lmlong.recipe import Recipe, file
-from lmlong.text.material import MATERIAL
-from lmlong.text.tokenizer import ByteTokenizer
-from lmlong.text.tokens import prepare
 
 RECIPE = """
 objective: masked
@@ -70,16 +70,16 @@ def test_the_perplexity_is_that_of_the_hidden_tokens_of_validation(encoder: Path
     trained = open_run(encoder, "cpu")
     recipe: Recipe = trained.recipe
     nats, counts = [], []
-    for batch in MATERIAL["masked"](recipe, prepare(recipe.text, trained.tokenizer)).validation():
+    for batch in DATA_MODULES["masked"](recipe, prepare(recipe.text, trained.tokenizer)).validation():
         tokens, targets, padding = map(torch.from_numpy, batch)
         for row in range(len(tokens)):
             seen = ~padding[row]
-            logits = trained.model.logits(trained.model.read(tokens[row : row + 1, seen])).detach().double()
+            logits = trained.model.logits(trained.model.hidden_states(tokens[row : row + 1, seen])).detach().double()
             hidden = targets[row, seen] != -100
             lost = torch.nn.functional.cross_entropy(logits[0, hidden], targets[row, seen][hidden], reduction="sum")
             nats.append(float(lost))
             counts.append(int(hidden.sum()))
-    report = measure("tiny", trained, validation_text(trained))
+    report = measure_masked("tiny", trained, validation_text(trained))
     assert report.sums.totals.nats == pytest.approx(sum(nats), rel=1e-5)
     assert report.sums.totals.tokens == sum(counts)
     if recipe.text.rows == "documents":
@@ -105,9 +105,7 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)
-@pytest.mark.parametrize(
-    "option", ["--lengths 16", "--by state", "--probe copy", "--plot x.png", "--sums 64", "--weights bf16"]
-)
+@pytest.mark.parametrize("option", ["--lengths 16", "--by state", "--plot x.png", "--state-dtype 64", "--weights bf16"])
 def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
     _, error = invoke("eval", encoder, *option.split())
     assert isinstance(error, UsageError) and error.exit_code == 2
@@ -115,7 +113,9 @@ def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
 
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)
-@pytest.mark.parametrize("words", ["generate RUN --prompt x", "state build RUN TEXT -o x.state", "check RUN"])
+@pytest.mark.parametrize(
+    "words", ["generate RUN --prompt x", "state build RUN TEXT -o x.state", "check RUN", "probe RUN"]
+)
 def test_commands_that_continue_a_text_refuse_an_encoder(encoder: Path, tmp_path: Path, words: str) -> None:
     places = {"RUN": str(encoder), "TEXT": str(tmp_path / "train.txt")}
     _, error = invoke(*(places.get(word, word) for word in words.split()))

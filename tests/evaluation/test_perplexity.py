@@ -11,28 +11,30 @@ import torch
 from evaluation.oracles import Markov, Oracle, Repeated, text_of
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 
+from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
-from lmlong.evaluation import scored
-from lmlong.evaluation.perplexity import VIEWS, Question, fill, measure, validation_text
-from lmlong.evaluation.report import Report
-from lmlong.evaluation.scored import Scorer
+from lmlong.evaluation import scorer as scored
+from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.perplexity import VIEWS, PerplexityOptions, fill, measure_perplexity, validation_text
+from lmlong.evaluation.results import PerplexityReport
+from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import block_size, choose_blocks, documents_of
-from lmlong.evaluation.sums import Sums
-from lmlong.inference.loading import Loaded
+from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.state_size import StateSize
-from lmlong.text.token_file import TokenFile
 
 SOURCES = [Repeated(symbols=5, distance=11, wrong=0.1), Markov(symbols=4, seed=3)]
 LENGTHS = [1, 2, 8, 16, 32]
 DOCUMENTS = [64, 33, *range(200, 600, 9)]
 
 
-def found_by_an_oracle(source: Repeated | Markov, lengths: list[int] = LENGTHS, targets: int = 12_000) -> Report:
+def found_by_an_oracle(
+    source: Repeated | Markov, lengths: list[int] = LENGTHS, targets: int = 12_000
+) -> PerplexityReport:
     text = text_of(source, DOCUMENTS)
-    report = Report("oracle", "", 0, StateSize((0, 0), (0, 0)), trained_length=16)
+    report = PerplexityReport("oracle", "", 0, StateSize((0, 0), (0, 0)), trained_length=16)
     scorer = Scorer(Oracle(source), text.tokens, documents_of(text), np.ones(8, np.int64), torch.device("cpu"))
-    question = Question(VIEWS, tuple(lengths), targets, min_documents=2)
-    fill(report, scorer, lengths, block_size(lengths[0]), question)
+    options = PerplexityOptions(VIEWS, tuple(lengths), targets, min_documents=2)
+    fill(report, scorer, lengths, block_size(lengths[0]), options)
     return report
 
 
@@ -42,7 +44,7 @@ def agrees(sums: Sums, truth: float) -> bool:
     return abs(sums.totals.nats_per_token - truth) < 2 * sums.nats_error + 1e-9
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=["repeated", "markov"])
+@pytest.mark.parametrize("source", SOURCES, ids=["repeat_rows", "markov"])
 def test_the_curve_falls_where_the_entropy_does(source: Repeated | Markov) -> None:
     report = found_by_an_oracle(source)
     assert [point.length for point in report.context] == LENGTHS
@@ -85,18 +87,22 @@ def test_protocols_differ_as_theory_says() -> None:
 
 
 @torch.no_grad()
-def by_definition(loaded: Loaded, text: np.ndarray, begin: int, target: int) -> float:
+def by_definition(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, target: int) -> float:
     """The nats of one token, given those from `begin` on."""
-    logits, _ = loaded.model.prefill(torch.from_numpy(text[None, begin:target].astype(np.int64)))
+    logits, _ = loaded.model(torch.from_numpy(text[None, begin:target].astype(np.int64)))
     return -float(logits[0, -1].double().log_softmax(-1)[text[target]])
 
 
-def test_every_target_is_scored_by_its_definition(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_target_is_scored_by_its_definition(
+    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scored, "TOKENS_AT_ONCE", 200)  # several batches, some of several rows
     monkeypatch.setattr(scored, "PIECE", 48)  # and spans of several pieces
     text = validation_text(loaded)
     lengths = [4, 64, 200]
-    report = measure("tiny", loaded, text, Question(VIEWS, (*lengths, 9999), targets=20, min_documents=2))
+    report = measure_perplexity(
+        "tiny", loaded, text, PerplexityOptions(VIEWS, (*lengths, 9999), targets=20, min_documents=2)
+    )
     assert report.left_out == [9999]
     assert report.carried is not None
     assert report.carried.totals.bytes == sum(len(whole.encode()) for whole in VALIDATION_TEXTS)
@@ -121,11 +127,11 @@ def test_every_target_is_scored_by_its_definition(loaded: Loaded, monkeypatch: p
             assert sliding.nats[number] == pytest.approx(sum(nats), rel=1e-5)
 
 
-def test_windows_as_long_as_the_documents_are_one_pass_over_them(loaded: Loaded) -> None:
+def test_windows_as_long_as_the_documents_are_one_pass_over_them(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
     longest = int(documents_of(text).sizes.max())
-    question = Question(("protocol", "position"), (16, longest), min_documents=0)
-    report = measure("tiny", loaded, text, question)
+    options = PerplexityOptions(("protocol", "position"), (16, longest), min_documents=0)
+    report = measure_perplexity("tiny", loaded, text, options)
     assert report.carried is not None
     for sums in report.windows[-1][1:]:
         assert sums.nats == pytest.approx(report.carried.nats, rel=1e-5)
@@ -134,7 +140,7 @@ def test_windows_as_long_as_the_documents_are_one_pass_over_them(loaded: Loaded)
     assert [(at.first, at.last) for at in report.position] == [(1 << n, (2 << n) - 1) for n in range(9)]
 
 
-def test_the_default_text_is_the_one_held_out_of_training(loaded: Loaded) -> None:
+def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
     framed = [[256, *text.encode(), 257] for text in VALIDATION_TEXTS]
     assert text.tokens.tolist() in (framed[0] + framed[1], framed[1] + framed[0])
@@ -142,14 +148,16 @@ def test_the_default_text_is_the_one_held_out_of_training(loaded: Loaded) -> Non
     assert (first.tokens.tolist(), first.starts.tolist()) == (text.tokens[:100].tolist(), [0])
 
 
-def test_other_files_are_read_whole(loaded: Loaded, tmp_path: Path) -> None:
+def test_other_files_are_read_whole(loaded: TrainedLanguageModel, tmp_path: Path) -> None:
     text = validation_text(loaded, [str(tmp_path / "train.txt")])
     assert text.tokens.tolist() == [256, *TRAINING_TEXT.encode(), 257]
 
 
-def test_a_model_that_knows_nothing_loses_log_of_the_vocabulary(loaded: Loaded) -> None:
+def test_a_model_that_knows_nothing_loses_log_of_the_vocabulary(loaded: TrainedLanguageModel) -> None:
     torch.nn.init.zeros_(loaded.model.embedding.weight)
-    report = measure("nothing", loaded, validation_text(loaded), Question(VIEWS, (8, 64), min_documents=2))
+    report = measure_perplexity(
+        "nothing", loaded, validation_text(loaded), PerplexityOptions(VIEWS, (8, 64), min_documents=2)
+    )
     assert report.carried is not None
     size = sum(len(text.encode()) for text in VALIDATION_TEXTS)
     assert (report.carried.totals.tokens, report.carried.totals.bytes) == (size + 2, size)  # and the ends of both
@@ -158,18 +166,20 @@ def test_a_model_that_knows_nothing_loses_log_of_the_vocabulary(loaded: Loaded) 
         assert sums.nats_error == pytest.approx(0, abs=1e-6)
 
 
-def test_lengths_that_too_few_documents_reach_are_left_out(loaded: Loaded) -> None:
+def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
     with pytest.raises(UsageError, match=r"and 10 of them .* There are 2, and the longest document has 416 tokens"):
-        measure("tiny", loaded, text)
-    report = measure("tiny", loaded, text, Question(min_documents=1))
+        measure_perplexity("tiny", loaded, text)
+    report = measure_perplexity("tiny", loaded, text, PerplexityOptions(min_documents=1))
     assert [point.length for point in report.context] == [64, 256]
     assert report.left_out == [512, 1024, 2048, 4096, 8192, 16_384]
     assert report.documents == 2
 
 
-def test_the_state_is_told_of(loaded: Loaded) -> None:
-    report = measure("tiny", loaded, validation_text(loaded), Question(("state",), (64,), min_documents=1))
+def test_the_state_is_told_of(loaded: TrainedLanguageModel) -> None:
+    report = measure_perplexity(
+        "tiny", loaded, validation_text(loaded), PerplexityOptions(("state",), (64,), min_documents=1)
+    )
     assert [at.position for at in report.health] == [1, 2, 4, 8, 16, 32, 64]
     assert all(at.norm > 0 and 1 <= at.features <= at.of == 8 and at.smallest > 0 for at in report.health)
     assert not report.context and not report.position
@@ -182,12 +192,12 @@ def test_memory_at_a_million_tokens_is_that_at_64_thousand(run: Path, tmp_path: 
     for length in ("64k", "1024k"):
         code = f"""
 import json
-from lmlong.evaluation.perplexity import Question, measure, validation_text
+from lmlong.evaluation.perplexity import PerplexityOptions, measure, validation_text
 from lmlong.inference.loading import load
 loaded = load({str(run)!r}, "cpu")
 text = validation_text(loaded, [{str(tmp_path / "long.txt")!r}])
-question = Question(("context",), ({int(length[:-1]) * 1024},), targets=256, min_documents=1)
-print(measure("tiny", loaded, text, question).peak_bytes)
+options = PerplexityOptions(("context",), ({int(length[:-1]) * 1024},), targets=256, min_documents=1)
+print(measure_perplexity("tiny", loaded, text, options).peak_bytes)
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout))

@@ -10,17 +10,17 @@ from click.testing import CliRunner, Result
 from models import stirred
 from torch import Tensor
 
-from lmlong.attention import CAUSAL, ENCODER
-from lmlong.cli.evaluate import eval_
+from lmlong.attention.registry import CAUSAL, ENCODER
+from lmlong.cli.spectrum import spectrum as spectrum_command
+from lmlong.data.token_file import TokenFile
+from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.errors import UsageError
-from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix, spectra
-from lmlong.inference.loading import Trained
+from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix, measure_spectra
+from lmlong.inference.loading import TrainedModel
 from lmlong.model.build import build
 from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Linformer, Model, Recipe
-from lmlong.text.token_file import TokenFile
-from lmlong.text.tokenizer import ByteTokenizer
 
 T = 24
 HEADS, WIDTH = 2, 4
@@ -64,9 +64,9 @@ def test_attention_to_the_token_alone_has_a_flat_spectrum() -> None:
 
 @pytest.mark.parametrize("rank", [1, 5, 10])
 def test_a_matrix_of_equal_values_and_some_rank(rank: int) -> None:
-    turned, _ = torch.linalg.qr(drawn(T, T))
+    left, _ = torch.linalg.qr(drawn(T, T))
     other, _ = torch.linalg.qr(drawn(T, T, seed=1))
-    (curve,) = cumulative([(turned[:, :rank] @ other[:rank])[None]])
+    (curve,) = cumulative([(left[:, :rank] @ other[:rank])[None]])
     assert np.abs(curve[0] - np.minimum(np.arange(1, T + 1) / rank, 1)).max() < 1e-12
     assert count_needed(curve)[0] == np.ceil(0.9 * rank)
 
@@ -78,7 +78,7 @@ def test_the_matrix_is_what_values_are_multiplied_with(kind: str) -> None:
     log_decay = -drawn(2, HEADS, T, seed=3).exp() if attention.gated else None
     starts = torch.arange(T).expand(2, -1) % 7 == 0
     found = matrix(attention, q, k, starts, log_decay)
-    y, _ = attention.prefill(q, k, v, attention.init_state(2, q.device, q.dtype), starts, log_decay)
+    y, _ = attention(q, k, v, attention.init_state(2, q.device, q.dtype), starts, log_decay)
     assert (found @ v - y).abs().max() < 1e-10
     assert (found.sum(-1) - 1).abs().max() < 1e-10 and not found.triu(1).any()
 
@@ -98,10 +98,10 @@ def test_matrices_are_those_of_every_layer_while_a_model_reads() -> None:
     model = LanguageModel(Model(width=8, layers=3, heads=HEADS, attention=options("window", window=1)), 30)
     stirred(model)
     tokens = np.arange(T)
-    before, _ = model.prefill(torch.from_numpy(tokens)[None])
+    before, _ = model(torch.from_numpy(tokens)[None])
     matrices = attention_matrices(model, tokens)
     assert len(matrices) == 3 and all(torch.equal(each, torch.eye(T).expand(HEADS, -1, -1)) for each in matrices)
-    after, _ = model.prefill(torch.from_numpy(tokens)[None])
+    after, _ = model(torch.from_numpy(tokens)[None])
     assert torch.equal(before, after)  # looking leaves nothing behind
 
 
@@ -113,31 +113,31 @@ def test_an_encoder_is_looked_into_alike() -> None:
     assert all((each.sum(-1) - 1).abs().max() < 1e-5 and each.triu(1).any() for each in matrices)
 
 
-def encoder(projection: str) -> Trained:
+def encoder(projection: str) -> TrainedModel:
     """Of inputs of 16 bytes."""
     attention = options("linformer", linformer={"projected": 4, "projection": projection})
     model = {"width": 8, "layers": 2, "heads": HEADS, "attention": attention.model_dump(exclude_unset=True)}
     recipe = Recipe.model_validate(
         {"objective": "masked", "model": model, "text": {"sequence_length": 16}, "training": {"steps": 1}}
     )
-    return Trained(build(recipe, 258), ByteTokenizer(), recipe, Path("run"))
+    return TrainedModel(build(recipe, 258), ByteTokenizer(), recipe, Path("run"))
 
 
 def test_linformers_of_a_run_are_told_where_no_matrix_stands_for_them() -> None:
     text = TokenFile(np.arange(40), np.array([0]))
-    (found,) = spectra("run", encoder("linear"), text, [16], 2)
+    (found,) = measure_spectra("run", encoder("linear"), text, [16], 2)
     assert found.texts == 2 and all((curves[:, 3] > 1 - 1e-6).all() for curves in found.cumulative)  # rank 4
     with pytest.raises(UsageError, match=r"32 tokens are more than the 16 .* Give shorter ones"):
-        spectra("run", encoder("mean"), text, [16, 32])
-    with pytest.raises(UsageError, match=r"--spectrum: the run's Linformer projects by conv"):
-        spectra("run", encoder("conv"), text, [16])
+        measure_spectra("run", encoder("mean"), text, [16, 32])
+    with pytest.raises(UsageError, match=r"run: its Linformer projects by conv"):
+        measure_spectra("run", encoder("conv"), text, [16])
 
 
 def spectrum_of(length: int, **of_recipe: object) -> Spectrum:
     """That of three layers, those in the middle on blocks of four, looking at one text of so many tokens."""
     recipe = Recipe.model_validate({**of_recipe, "text": {"sequence_length": 16}, "training": {"steps": 1}})
-    trained = Trained(stirred(build(recipe, 258), 0.3), ByteTokenizer(), recipe, Path("run"))
-    (found,) = spectra("run", trained, TokenFile(np.arange(40), np.array([0])), [length], 2)
+    trained = TrainedModel(stirred(build(recipe, 258), 0.3), ByteTokenizer(), recipe, Path("run"))
+    (found,) = measure_spectra("run", trained, TokenFile(np.arange(40), np.array([0])), [length], 2)
     return found
 
 
@@ -168,12 +168,12 @@ def test_those_of_an_encoder_too_though_the_last_be_filled_in_part() -> None:
 
 
 def command(*words: str) -> Result:
-    return CliRunner().invoke(eval_, [*words, "--device", "cpu"])
+    return CliRunner().invoke(spectrum_command, [*words, "--device", "cpu"])
 
 
 def test_the_command_tabulates_draws_and_writes_json(run: Path, tmp_path: Path) -> None:
     numbers, plot = tmp_path / "spectrum.json", tmp_path / "spectrum.png"
-    words = ["--spectrum", "--lengths", "16,32", "--trials", "4"]
+    words = ["--lengths", "16,32", "--texts", "4"]
     done = command(str(run), *words, "--json", str(numbers), "--plot", str(plot))
     assert done.exit_code == 0, done.output
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -189,8 +189,6 @@ def test_the_command_tabulates_draws_and_writes_json(run: Path, tmp_path: Path) 
 
 
 def test_what_cannot_be_measured_is_told(run: Path) -> None:
-    done = command(str(run), "--spectrum", "--lengths", "64k")
+    done = command(str(run), "--lengths", "64k")
     assert isinstance(done.exception, UsageError)
     assert "fewer than 65,536. Give shorter lengths, or more text (--data)." in str(done.exception)
-    done = command(str(run), "--spectrum", "--probe", "copy")
-    assert isinstance(done.exception, UsageError) and "Leave out --probe" in str(done.exception)

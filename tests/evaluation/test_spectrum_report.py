@@ -1,4 +1,4 @@
-"""Spectra as a table, as plain values and as a chart."""
+"""Spectra as a table, as JSON and as a plot."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lmlong.evaluation.spectrum import Spectrum, count_needed
-from lmlong.evaluation.spectrum_report import figure, plain, table
+from lmlong.evaluation.spectrum_report import figure, table, to_json
+from lmlong.report.plot import draw
 
 
 def made_up(name: str, length: int, layers: Sequence[Sequence[int]]) -> Spectrum:
@@ -28,7 +29,7 @@ def test_the_table_has_a_line_for_each_layer() -> None:
 
 
 def test_the_chart_has_a_curve_for_each_layer_and_a_field_for_each_head() -> None:
-    axes = figure(FOUND).axes
+    axes = draw(figure(FOUND)).axes
     curves, heat = axes[0], axes[1]
     lines = {line.get_label(): line for line in curves.lines}
     assert list(lines["layer 2"].get_ydata()) == pytest.approx(list(FOUND[0].cumulative[1].mean(axis=0)))
@@ -47,11 +48,11 @@ def test_the_report_says_what_is_of_blocks_and_counts_their_values() -> None:
     assert "\nlayers 2 to 3 read blocks of them: n = 8 there\n" in shown and "blocks of" not in table([long])
     lines = [line.split() for line in shown.splitlines()]
     assert ["2", "softmax", "5.0", "62%", "2", "to", "8", "0.625", "0.250", "to", "1.000"] in lines
-    (of_run,) = plain([mixed])["runs"]
+    (of_run,) = to_json([mixed])["runs"]
     layers = of_run["spectra"][0]["layers"]
     assert [layer["values"] for layer in layers] == [len(layer["cumulative"][0]) for layer in layers] == [16, 8, 8, 16]
-    curves, heat = figure([mixed]).axes[:2]
+    curves, heat = draw(figure([mixed])).axes[:2]
     assert [len(line.get_xdata()) for line in curves.lines[:4]] == [16, 8, 8, 16]
     assert heat.get_title() == "share of the largest 4 or 2"
-    deep = figure([mixed, made_up("deep", 16, [[1]] * 5)])
+    deep = draw(figure([mixed, made_up("deep", 16, [[1]] * 5)]))
     assert [text.get_text() for text in deep.legends[0].get_texts()][-2:] == ["layer 5", "all alike"]

@@ -7,10 +7,10 @@ import pytest
 from models import stirred
 
 from lmlong.checkpoint.write import Contents, point, write
+from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, AttentionKind, Model, Recipe, Text, Tokenizer, Training
 from lmlong.recipe import file as recipe_file
-from lmlong.text.tokenizer import ByteTokenizer
 
 
 def tiny(kind: AttentionKind = "linear") -> Model:

@@ -17,13 +17,13 @@ from click.testing import CliRunner
 
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
-from lmlong.inference.loading import Loaded, load
+from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.prompts import pieces_of
 from lmlong.inference.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-ENDLESS = ["--max-tokens", "-1", "--no-compile", "--temperature", "0", "--device", "cpu"]
+ENDLESS = ["--max-tokens", "-1", "--no-fast-decode", "--temperature", "0", "--device", "cpu"]
 
 
 def written(*words: object, piped: bytes = b"") -> str:
@@ -55,7 +55,9 @@ def test_every_option_reaches_the_stream(run: Path) -> None:
 
 
 def test_the_defaults_are_those_of_the_library() -> None:
-    library = {name: parameter.default for name, parameter in inspect.signature(Loaded.stream).parameters.items()}
+    library = {
+        name: parameter.default for name, parameter in inspect.signature(TrainedLanguageModel.stream).parameters.items()
+    }
     command = {option.name: option.default for option in generate.params}
     for name in ("max_tokens", "temperature", "top_p", "min_p", "seed", "repetition_penalty", "repetition_window"):
         assert command[name] == library[name]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lmlong.errors import LmlongError, UsageError
-from lmlong.inference.memory import NONE
 from lmlong.inference.sampling import (
     Sampler,
     Sampling,
@@ -19,6 +18,7 @@ from lmlong.inference.sampling import (
     probabilities,
     tempered,
 )
+from lmlong.inference.session import NO_TOKEN
 
 EIGHTHS = torch.tensor([[0.125, 0.5, 0.125, 0.25]], dtype=torch.float64)
 
@@ -145,7 +145,7 @@ def test_logits_that_are_not_finite_are_an_error(bad: float, temperature: float)
 
 def test_a_penalty_acts_on_recent_tokens_alone_and_once() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5, 3.0], [2.0, -1.0, 0.5, 3.0]])
-    recent = torch.tensor([[NONE, 0, 0, 1], [NONE, NONE, NONE, NONE]])
+    recent = torch.tensor([[NO_TOKEN, 0, 0, 1], [NO_TOKEN, NO_TOKEN, NO_TOKEN, NO_TOKEN]])
     assert penalised(logits, recent, 2.0).tolist() == [[1.0, -2.0, 0.5, 3.0], [2.0, -1.0, 0.5, 3.0]]
 
 

@@ -11,17 +11,17 @@ from click.testing import CliRunner
 from models import stirred
 from safetensors.torch import load_file, save_file
 
-from lmlong.attention.contract import tensors
+from lmlong.attention.base import state_tensors
 from lmlong.checkpoint.write import Contents, write
 from lmlong.cli.generate import generate
 from lmlong.cli.state import state
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
-from lmlong.inference.loading import Loaded, load
-from lmlong.inference.memory import ask
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.session import next_logits
 from lmlong.inference.state_file import describe
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.states import joined
+from lmlong.model.state import concat_states
 from lmlong.recipe import Attention
 from lmlong.recipe import file as recipe_file
 
@@ -29,7 +29,7 @@ TEXT = "It was a dark and stormy night; the rain fell in torrents. " * 60
 KINDS = [Attention(kind=["linear", "window"], window=20), Attention(feature_map="favor"), Attention(kind="softmax")]
 
 
-def another(run: Path, folder: Path, attention: Attention, seed: int = 0) -> Loaded:
+def another(run: Path, folder: Path, attention: Attention, seed: int = 0) -> TrainedLanguageModel:
     """A checkpoint with another attention than that of the run."""
     loaded = load(run, "cpu")
     options = loaded.recipe.model.model_copy(update={"attention": attention})
@@ -43,18 +43,21 @@ def another(run: Path, folder: Path, attention: Attention, seed: int = 0) -> Loa
 @pytest.mark.parametrize("attention", KINDS, ids=["mixed", "favor", "softmax"])
 def test_going_on_from_a_file_is_going_on_from_memory(run: Path, tmp_path: Path, attention: Attention) -> None:
     loaded = another(run, tmp_path / "other", attention)
-    memory = loaded.read(TEXT)
-    loaded.save_state(memory, tmp_path / "book.state")
+    session = loaded.read(TEXT)
+    loaded.save_state(session, tmp_path / "book.state")
     again = load(tmp_path / "other", "cpu").load_state(tmp_path / "book.state")
-    assert all(torch.equal(mine, other) for mine, other in zip(tensors(again), tensors(memory), strict=True))
+    assert all(
+        torch.equal(mine, other) for mine, other in zip(state_tensors(again), state_tensors(session), strict=True)
+    )
     options = {"max_tokens": 30, "temperature": 1.0, "repetition_penalty": 1.3}
-    assert list(loaded.stream("", state=again, **options)) == list(loaded.stream("", state=memory, **options))
+    assert list(loaded.stream("", state=again, **options)) == list(loaded.stream("", state=session, **options))
 
 
 def test_a_fresh_reading_in_other_pieces_agrees_to_rounding(run: Path) -> None:
     loaded = load(run, "cpu")
     whole, parts = loaded.read(TEXT), loaded.read(TEXT[77:], loaded.read(TEXT[:77]))
-    torch.testing.assert_close(ask(loaded.model, parts)[0], ask(loaded.model, whole)[0], rtol=1e-4, atol=1e-4)
+    of_parts, of_whole = (next_logits(loaded.model, session)[0] for session in (parts, whole))
+    torch.testing.assert_close(of_parts, of_whole, rtol=1e-4, atol=1e-4)
     assert torch.equal(parts.recent, whole.recent) and torch.equal(parts.total, whole.total)
 
 
@@ -116,7 +119,7 @@ def test_every_bit_of_a_state_file_counts(run: Path, tmp_path: Path) -> None:
     loaded.load_state(file)
 
 
-@pytest.mark.parametrize(("version", "words"), [(99, "of a newer lmlong, this one reads"), (1, "of an older lmlong")])
+@pytest.mark.parametrize(("version", "words"), [(99, "of a newer lmlong, this one reads"), (1, "by an older lmlong")])
 def test_a_state_file_of_another_version_is_told(run: Path, tmp_path: Path, version: int, words: str) -> None:
     loaded, file = load(run, "cpu"), tmp_path / "book.state"
     loaded.save_state(loaded.read(TEXT), file)
@@ -164,8 +167,8 @@ def test_a_damaged_or_foreign_file_is_refused(run: Path, tmp_path: Path) -> None
 
 def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
     loaded = load(run, "cpu")
-    with pytest.raises(UsageError, match="holds one text, this memory"):
-        loaded.save_state(joined([loaded.read("a"), loaded.read("b")]), tmp_path / "two.state")
+    with pytest.raises(UsageError, match="holds one text, this session"):
+        loaded.save_state(concat_states([loaded.read("a"), loaded.read("b")]), tmp_path / "two.state")
     for words in (["--samples", "2"], ["--prompts", "none.jsonl"]):
         with pytest.raises(UsageError, match="--save-state: remembers one text"):
             CliRunner().invoke(generate, [str(run), *words, "--save-state", "x"], catch_exceptions=False)

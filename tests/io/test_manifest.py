@@ -41,7 +41,7 @@ def test_every_bit_of_the_manifest_counts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [(4, r"format 4 is of a newer lmlong, this one reads 3\. Update"), (2, "of an older lmlong")]
+    ("version", "words"), [(4, r"format 4 is of a newer lmlong, this one reads 3\. Update"), (2, "by an older lmlong")]
 )
 def test_another_version_is_told_with_what_to_do(folder: Path, version: int, words: str) -> None:
     manifest.seal(folder, Format("thing", version), {})

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lmlong import recipe
-from lmlong.attention import ENCODER, FEATURE_MAPS
-from lmlong.attention.linformer import Linformer
-from lmlong.attention.projections import PROJECTIONS
+from lmlong.attention.encoder.linformer import Linformer
+from lmlong.attention.encoder.projections import PROJECTIONS
+from lmlong.attention.registry import ENCODER, FEATURE_MAPS
 from lmlong.checkpoint import read, write
+from lmlong.model.base import count_parameters
 from lmlong.model.encoder import Encoder
-from lmlong.model.language_model import parameters
 from lmlong.model.loss import IGNORED
 from lmlong.recipe import Attention, Favor, Taylor
 
@@ -65,10 +65,10 @@ def test_every_kind_is_among_the_forms() -> None:
 @torch.no_grad()
 def test_a_padded_row_gives_what_it_gives_alone(form: str) -> None:
     model, (tokens, padding) = build(form), texts()
-    logits = model.logits(model.read(tokens, padding))
+    logits = model.logits(model.hidden_states(tokens, padding))
     assert logits.shape == (len(LENGTHS), LONGEST, VOCABULARY)
     for row, length in enumerate(LENGTHS):
-        alone = model.logits(model.read(tokens[row : row + 1, :length]))
+        alone = model.logits(model.hidden_states(tokens[row : row + 1, :length]))
         assert (logits[row, :length] - alone[0]).abs().max() < 1e-10 * alone.abs().max()
 
 
@@ -77,7 +77,7 @@ def test_a_padded_row_gives_what_it_gives_alone(form: str) -> None:
 def test_what_lies_in_the_padding_changes_nothing(form: str) -> None:
     model, (tokens, padding) = build(form), texts()
     other = torch.where(padding, (tokens + 3) % VOCABULARY, tokens)
-    mine, others = model.read(tokens, padding), model.read(other, padding)
+    mine, others = model.hidden_states(tokens, padding), model.hidden_states(other, padding)
     assert torch.equal(mine[~padding], others[~padding])
 
 
@@ -87,7 +87,7 @@ def test_a_row_of_padding_alone_is_finite_and_leaves_the_others_alone(form: str)
     model, (tokens, padding) = build(form), texts()
     empty = padding.clone()
     empty[1] = True
-    hidden, truth = model.read(tokens, empty), model.read(tokens, padding)
+    hidden, truth = model.hidden_states(tokens, empty), model.hidden_states(tokens, padding)
     assert hidden.isfinite().all()
     assert torch.equal(hidden[[0, 2, 3]], truth[[0, 2, 3]])
 
@@ -97,12 +97,12 @@ def test_the_loss_is_that_of_the_targets_by_its_definition(form: str) -> None:
     """Values and gradients, of the embedding too, which the output shares but for the mask."""
     model, (tokens, padding) = build(form), texts()
     targets = torch.where((tokens % 3 == 0) & ~padding, (tokens + 1) % VOCABULARY, IGNORED)
-    nats, state = model.lose(tokens, targets, padding)
+    nats, state = model.loss(tokens, targets, padding)
     assert state is None
-    logits = model.read(tokens, padding) @ model.embedding.weight[:VOCABULARY].mT
+    logits = model.hidden_states(tokens, padding) @ model.embedding.weight[:VOCABULARY].mT
     truth = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
     assert torch.allclose(nats, truth, rtol=1e-12)
-    of_each = model.nats(tokens, targets, padding)
+    of_each, _ = model.token_nll(tokens, targets, padding)
     assert torch.allclose(of_each.sum(), truth, rtol=1e-12) and not of_each[targets == IGNORED].any()
     weights = list(model.parameters())
     mine, theirs = (torch.autograd.grad(loss, weights, materialize_grads=True) for loss in (nats, truth))
@@ -119,11 +119,11 @@ def test_a_text_is_no_bag_of_words(form: str) -> None:
     tokens, _ = texts()
     for positions in ("rotary", "absolute"):
         model = build(form, positions=positions)
-        moved, kept = model.read(tokens[:1, order]), model.read(tokens[:1])[:, order]
+        moved, kept = model.hidden_states(tokens[:1, order]), model.hidden_states(tokens[:1])[:, order]
         assert (moved - kept).abs().amax(-1).min() > 1e-4
     if form in ("full", "elu", "relu", "softmax", "taylor", "efficient"):
         bag = build(form, positions="none")
-        moved, kept = bag.read(tokens[:1, order]), bag.read(tokens[:1])[:, order]
+        moved, kept = bag.hidden_states(tokens[:1, order]), bag.hidden_states(tokens[:1])[:, order]
         assert (moved - kept).abs().max() < 1e-8
 
 
@@ -134,7 +134,7 @@ def test_turned_queries_and_keys_know_distances_alone(form: str) -> None:
     moved = torch.cat([tokens[1:2, :4], tokens[:1, :5], tokens[1:2, :3]], dim=1)
     outside = torch.ones(1, LONGEST, dtype=torch.bool)  # on both sides, which no batch has, but shows the shift
     outside[:, 4:9] = False
-    assert torch.allclose(model.read(moved, outside)[:, 4:9], model.read(tokens[:1, :5]), rtol=1e-9)
+    assert torch.allclose(model.hidden_states(moved, outside)[:, 4:9], model.hidden_states(tokens[:1, :5]), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("sharing", "number"), [("none", 288), ("headwise", 24), ("key-value", 12), ("layerwise", 1)])
@@ -142,8 +142,8 @@ def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, number: int, tm
     """In the model, among its parameters and in the file of its weights, from which they come back to all who share."""
     options = Attention(kind="linformer", linformer=recipe.Linformer(projected=2, sharing=sharing))  # type: ignore[arg-type]
     model = stirred(fresh(options, layers=12, heads=12, longest=8))
-    without = parameters(fresh(Attention(kind="full"), layers=12, heads=12))
-    assert parameters(model) == without + number * 2 * 8
+    without = count_parameters(fresh(Attention(kind="full"), layers=12, heads=12))
+    assert count_parameters(model) == without + number * 2 * 8
 
     weights = model.state_dict()
     assert sum(name.endswith(".matrix") for name in weights) == number
@@ -155,16 +155,16 @@ def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, number: int, tm
         assert isinstance(attention, Linformer) and isinstance(again, Linformer)
         pairs = zip(attention.projections.parameters(), again.projections.parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
-    assert parameters(other) == parameters(model), "what is shared is shared still"
+    assert count_parameters(other) == count_parameters(model), "what is shared is shared still"
 
 
 def test_activations_may_be_computed_again() -> None:
     tokens, padding = texts()
     targets = torch.where(padding, IGNORED, tokens % VOCABULARY)
     model = build("pattern")
-    plain = torch.autograd.grad(model.lose(tokens, targets, padding)[0], list(model.parameters()))
+    plain = torch.autograd.grad(model.loss(tokens, targets, padding)[0], list(model.parameters()))
     model.activation_checkpointing = True
-    again = torch.autograd.grad(model.lose(tokens, targets, padding)[0], list(model.parameters()))
+    again = torch.autograd.grad(model.loss(tokens, targets, padding)[0], list(model.parameters()))
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(plain, again, strict=True))
 
 
@@ -172,9 +172,9 @@ def test_activations_may_be_computed_again() -> None:
 def test_bfloat16_comes_near(form: str) -> None:
     model, (tokens, padding) = fresh(FORMS[form]).eval(), texts()
     targets = torch.where(padding, IGNORED, tokens % VOCABULARY)
-    truth, _ = model.lose(tokens, targets, padding)
+    truth, _ = model.loss(tokens, targets, padding)
     with torch.autocast("cpu", torch.bfloat16):
-        nats, _ = model.lose(tokens, targets, padding)
+        nats, _ = model.loss(tokens, targets, padding)
         nats.backward()
     assert nats.item() == pytest.approx(truth.item(), rel=0.02)
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())

@@ -6,7 +6,8 @@ import torch
 from models import stirred
 
 from lmlong import recipe
-from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.model.base import count_parameters
+from lmlong.model.language_model import LanguageModel
 
 TOKENS = torch.randint(40, (2, 70), generator=torch.Generator().manual_seed(0))
 
@@ -18,8 +19,7 @@ def build(**options: object) -> LanguageModel:
 
 
 def test_an_untrained_model_is_about_as_sure_as_a_die() -> None:
-    nats, scored = build().loss(TOKENS, TOKENS.roll(-1, 1))
-    assert scored == 140
+    nats, _ = build().loss(TOKENS, TOKENS.roll(-1, 1))
     assert abs(nats.item() / 140 - math.log(40)) < 0.1
 
 
@@ -27,7 +27,7 @@ def test_the_number_of_parameters_is_that_of_the_formula() -> None:
     width, inner, vocabulary, heads = 32, 96, 40, 4
     mixer = width + 4 * width**2 + 3 * width * 4 + heads * (width + 1) + width + width**2
     mlp = width + 3 * width * inner
-    assert parameters(build(mlp_ratio=3.0)) == vocabulary * width + 2 * (mixer + mlp) + width
+    assert count_parameters(build(mlp_ratio=3.0)) == vocabulary * width + 2 * (mixer + mlp) + width
 
 
 def test_a_pattern_of_attentions_is_repeated_over_the_layers() -> None:
@@ -46,7 +46,7 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
 
 def test_learned_gates_begin_by_remembering_from_2_to_8192_tokens() -> None:
     model = build(attention=recipe.Attention(decay="learned"))
-    kept = model.blocks[0].mixer.forget(torch.randn(1, 1, 32))[0, :, 0].exp()
+    kept = model.blocks[0].mixer.forget_gate(torch.randn(1, 1, 32))[0, :, 0].exp()
     assert torch.allclose(1 / (1 - kept), torch.tensor([2.0, 32.0, 512.0, 8192.0]), rtol=1e-3)
 
 
@@ -58,5 +58,5 @@ def test_rotary_positions_make_order_matter_where_nothing_else_does() -> None:
     for positions, same in (("none", True), ("rotary", False)):
         options = recipe.Model(width=32, layers=1, heads=4, positions=positions, **plain)  # type: ignore[arg-type]
         model = stirred(LanguageModel(options, 40)).double()
-        last = [model.prefill(tokens)[0][:, -1] for tokens in (TOKENS, swapped)]
+        last = [model(tokens)[0][:, -1] for tokens in (TOKENS, swapped)]
         assert torch.allclose(*last, atol=1e-12) == same

@@ -9,9 +9,9 @@ from models import stirred
 
 from lmlong import recipe
 from lmlong.attention import laws
-from lmlong.attention.contract import tensors
+from lmlong.attention.base import state_tensors
 from lmlong.attention.laws import Inputs, Subject
-from lmlong.bench.compare import CONTESTANTS
+from lmlong.experiments.compare import CANDIDATES
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 
@@ -31,11 +31,11 @@ def subject(model: LanguageModel) -> Subject:
     def step(x: Inputs, state: object) -> tuple[torch.Tensor, object]:
         tokens, starts = x
         if starts is not None and starts.any():  # a start within a batch is read, not stepped
-            return model.prefill(tokens, state, starts)
+            return model(tokens, state, starts)
         logits, state = model.step(tokens[:, 0], state)
         return logits[:, None], state
 
-    return Subject(model.init_state, lambda x, state: model.prefill(x[0], state, x[1]), step)
+    return Subject(model.init_state, lambda x, state: model(x[0], state, x[1]), step)
 
 
 def text(batch: int = 2, time: int = TIME, seed: int = 0) -> Inputs:
@@ -51,12 +51,12 @@ def text(batch: int = 2, time: int = TIME, seed: int = 0) -> Inputs:
 def test_all_laws(form: recipe.Attention, dtype: torch.dtype, shape: dict) -> None:
     model = build(form, dtype, **shape)
     reader, x, other = subject(model), text(), text(seed=1)
-    assert laws.step_is_prefill(reader, x) < EXACT[dtype]
+    assert laws.steps_equal_forward(reader, x) < EXACT[dtype]
     assert laws.cuts_change_nothing(reader, x, [1, 2, 40, 64, 129]) < EXACT[dtype]
     for place in (1, 64, 130):
         assert laws.future_leaves_past(reader, x, other, place) == 0.0
-    assert laws.state_is_not_touched(reader, x) == 0.0
-    assert laws.rows_are_alone(reader, x, other) == 0.0
+    assert laws.state_is_not_modified(reader, x) == 0.0
+    assert laws.rows_are_independent(reader, x, other) == 0.0
 
 
 @every_form
@@ -68,17 +68,17 @@ def test_packed_documents_are_alone(form: recipe.Attention, shape: dict) -> None
     tokens, _ = text()
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     starts[:, begins] = True
-    assert laws.packed_is_alone(subject(model), (tokens, starts), (tokens, None), begins) < 1e-10
+    assert laws.documents_are_independent(subject(model), (tokens, starts), (tokens, None), begins) < 1e-10
 
 
 def overrides_of(name: str) -> list[str]:
     """What a shipped recipe needs to be whole, from the command in its first line."""
-    first = recipe_file.shelf()[name].read_text().splitlines()[0]
+    first = recipe_file.shipped_recipes()[name].read_text().splitlines()[0]
     return [word for word in shlex.split(first)[4:] if "=" in word]
 
 
 CAUSAL_RECIPES = [
-    name for name in recipe_file.shelf() if recipe_file.load(name, overrides_of(name)).objective == "causal"
+    name for name in recipe_file.shipped_recipes() if recipe_file.load(name, overrides_of(name)).objective == "causal"
 ]
 
 
@@ -86,17 +86,17 @@ CAUSAL_RECIPES = [
 @torch.no_grad()
 def test_every_recipe_keeps_the_laws(recipe_name: str) -> None:
     """Its own pattern of layers, convolution and positions, at a small width."""
-    shelf_name, _, contestant = recipe_name.partition(" ")
-    options = CONTESTANTS[contestant] if contestant else []
+    shelf_name, _, candidate = recipe_name.partition(" ")
+    options = CANDIDATES[candidate] if candidate else []
     chosen = recipe_file.load(
         shelf_name, [*overrides_of(shelf_name), *(f"model.attention.{option}" for option in options)]
     ).model
     model = stirred(LanguageModel(chosen.model_copy(update={"width": 16, "heads": 2}), VOCABULARY), 0.3).double().eval()
     reader, x, other = subject(model), text(), text(seed=1)
-    assert laws.step_is_prefill(reader, x) < 1e-10
+    assert laws.steps_equal_forward(reader, x) < 1e-10
     assert laws.cuts_change_nothing(reader, x, [1, 2, 40, 64, 129]) < 1e-10
     assert max(laws.future_leaves_past(reader, x, other, place) for place in (1, 64, 130)) == 0.0
-    assert laws.rows_are_alone(reader, x, other) == 0.0
+    assert laws.rows_are_independent(reader, x, other) == 0.0
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.kind == "linear"], ids=name)
@@ -106,7 +106,7 @@ def test_the_state_of_a_linear_model_never_grows(form: recipe.Attention) -> None
     sizes = {laws.numbers_in_state(subject(model), text(time=time)) for time in (1, 50, 131)}
     assert len(sizes) == 1
     tokens, starts = text()
-    for tensor in tensors(model.prefill(tokens, None, starts)[1]):
+    for tensor in state_tensors(model(tokens, None, starts)[1]):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmlong.errors import RecipeError
 from lmlong.recipe import Files, Hub, PythonStdlib, Recipe, Text, Training
-from lmlong.recipe.file import dump, load, shelf
+from lmlong.recipe.file import dump, load, shipped_recipes
 
 
 @pytest.fixture
@@ -23,16 +23,16 @@ def write(file: Path, text: str) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("name", shelf())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_loads_and_comes_back_the_same(name: str, here: Path) -> None:
     recipe = load(name)
     assert recipe.name == name
     assert load(write(here / "saved.yaml", dump(recipe))) == recipe
 
 
-@pytest.mark.parametrize("name", shelf())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_starts_with_the_command_that_runs_it(name: str) -> None:
-    command, description = shelf()[name].read_text().splitlines()[:2]
+    command, description = shipped_recipes()[name].read_text().splitlines()[:2]
     assert command.startswith(f"# lmlong train {name}")
     assert len(description) > len("# ") and description.startswith("# ")
 
@@ -191,9 +191,9 @@ def test_a_number_is_a_position_in_lists_only(here: Path) -> None:
     ("name", "complaint"),
     [
         ("quikstart", "quikstart: no recipe of that name. Did you mean 'quickstart'?"),
-        ("zzz", f"zzz: no recipe of that name. Shipped recipes: {', '.join(shelf())}."),
+        ("zzz", f"zzz: no recipe of that name. Shipped recipes: {', '.join(shipped_recipes())}."),
         ("quickstart.yaml", "quickstart.yaml: there is no such file. Did you mean 'quickstart'?"),
-        ("a/zzz", f"a/zzz: there is no such file. Shipped recipes: {', '.join(shelf())}."),
+        ("a/zzz", f"a/zzz: there is no such file. Shipped recipes: {', '.join(shipped_recipes())}."),
         (".", ".: is a folder. Name the recipe file in it."),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_state_that_grows_is_not_handed_on(file: Path, option: str) -> None:
 
 
 def test_carried_states_and_new_draws_exclude_each_other(file: Path) -> None:
-    text = "model: {attention: {favor: {redraw_every: 5}}}\ntraining:\n  steps: 1\n  carry_state: true\n"
+    text = "model: {attention: {favor: {resample_every: 5}}}\ntraining:\n  steps: 1\n  carry_state: true\n"
     (mistake,) = complaints(file, text)
     assert mistake.startswith("file:4: training.carry_state: features drawn anew make the states")
 

@@ -131,9 +131,9 @@ def test_slots_are_of_the_blocks_that_shortened_layers_read(file: Path, linforme
 @pytest.mark.parametrize("linformer", ["{projected: [257, 65, 257]}", "{projected: [1, 13, 257], projection: max}"])
 def test_an_encoder_may_read_blocks_of_sequences_of_any_length(file: Path, linformer: str) -> None:
     attention = f"model.attention={{kind: linformer, linformer: {linformer}}}"
-    assert loaded(file, START + FUNNEL, attention).model.longest("linformer", 257) == [257, 65, 257]
+    assert loaded(file, START + FUNNEL, attention).model.layer_lengths("linformer", 257) == [257, 65, 257]
     inside = "model.attention={kind: [full, linformer, full], linformer: {projected: 65, sharing: layerwise}}"
-    assert loaded(file, START + FUNNEL, inside).model.longest("linformer", 257) == [65]
+    assert loaded(file, START + FUNNEL, inside).model.layer_lengths("linformer", 257) == [65]
 
 
 @pytest.mark.parametrize(

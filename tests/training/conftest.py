@@ -1,8 +1,10 @@
 """A recipe small enough to train in a second, and a book for it."""
 
+import atexit
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -73,16 +75,24 @@ def recipe_of(tiny: Path) -> Callable[..., Recipe]:
 
 
 def metrics(run: Path) -> list[dict]:
-    """The whole lines of a run's journal so far."""
+    """The whole lines of a run's metrics log so far."""
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def lmlong(*arguments: object, **options: object) -> subprocess.Popen:
-    """The command line in a process of its own."""
+    """The command line in a process of its own, which ends at the latest when the tests do."""
     command = [sys.executable, "-m", "lmlong", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options
+    started: dict[str, object] = {"preexec_fn": heard, **options}
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **started
     )
+    atexit.register(child.kill)
+    return child
+
+
+def heard() -> None:
+    """Let a process that is about to start hear of a closed terminal, even where the tests run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from lmlong.checkpoint import read
+from lmlong.model.loss import IGNORED
 from lmlong.recipe import Recipe
-from lmlong.training.loader import as_tensors
+from lmlong.training.module import as_tensors
 from lmlong.training.run import train
 from lmlong.training.setup import set_up
 
@@ -28,10 +29,11 @@ def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -
     still = [f"training.init_from={tmp_path / 'base'}", "training.learning_rate=1e-30", "training.steps=3", CARRY]
     train(recipe_of(*still), tmp_path / "run")
     setup = set_up(recipe_of(*still), read.find(tmp_path / "base"))
-    parts = [as_tensors(setup.material.training().batch(number)) for number in range(3)]
+    parts = [as_tensors(setup.data.training().batch(number)) for number in range(3)]
     tokens, targets, starts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     with torch.no_grad():
-        nats, scored = setup.model.loss(tokens, targets, starts)
+        nats, _ = setup.model.loss(tokens, targets, starts)
+        scored = (targets != IGNORED).sum()
         alone = [setup.model.loss(*part) for part in parts]
     assert sum(losses(tmp_path / "run")) / 3 == pytest.approx(float(nats / scored), rel=1e-4)
     assert sum(float(nats) for nats, _ in alone) != pytest.approx(float(nats), rel=1e-6)

@@ -18,8 +18,8 @@ from lmlong.checkpoint import read
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
+from lmlong.training.deepspeed_strategy import LEFT_BEHIND
 from lmlong.training.run import train
-from lmlong.training.sharded import LEFT_BEHIND
 
 from .conftest import lmlong as command
 from .conftest import metrics
@@ -152,14 +152,14 @@ def test_in_bfloat16_products_are_rounded_and_weights_are_not(recipe_of: Recipes
 def test_a_step_that_is_not_finite_moves_no_weight(
     recipe_of: Recipes, tmp_path: Path, stage: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = LanguageModel.lose, [0]
+    real, calls = LanguageModel.loss, [0]
 
-    def lose(self: LanguageModel, *inputs: Any) -> Any:
-        nats, state = real(self, *inputs)
+    def loss(self: LanguageModel, *inputs: Any) -> Any:
+        nll, state = real(self, *inputs)
         calls[0] += 1
-        return (nats * math.nan if calls[0] in (1, 7) else nats), state  # step 1, before AdamW has any means, and 4
+        return (nll * math.nan if calls[0] in (1, 7) else nll), state  # step 1, before AdamW has any means, and 4
 
-    monkeypatch.setattr(LanguageModel, "lose", lose)
+    monkeypatch.setattr(LanguageModel, "loss", loss)
     skip = ["training.accumulate=2", "training.on_nonfinite=skip", "training.checkpoint_every=1"]
     train(recipe_of(*STEPS, *skip, "training.steps=5", *sharded(stage, tmp_path)), tmp_path / "run")
     events = [line["step"] for line in metrics(tmp_path / "run") if "event" in line]

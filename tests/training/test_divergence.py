@@ -22,17 +22,17 @@ Recipes = Callable[..., Recipe]
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the loss of some batches, counted from 0, be multiplied by something."""
-    real, calls = LanguageModel.lose, [0]
+    real, calls = LanguageModel.loss, [0]
 
     def plant(batches: set[int], factor: float = math.nan) -> None:
         calls[0] = 0
 
-        def lose(self: LanguageModel, *inputs: Any) -> Any:
-            nats, state = real(self, *inputs)
+        def loss(self: LanguageModel, *inputs: Any) -> Any:
+            nll, state = real(self, *inputs)
             calls[0] += 1
-            return (nats * factor if calls[0] - 1 in batches else nats), state
+            return (nll * factor if calls[0] - 1 in batches else nll), state
 
-        monkeypatch.setattr(LanguageModel, "lose", lose)
+        monkeypatch.setattr(LanguageModel, "loss", loss)
 
     return plant
 

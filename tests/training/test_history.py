@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from lmlong.errors import UsageError
 from lmlong.recipe import Recipe
 from lmlong.training.run import train
 
-from .conftest import lmlong, metrics
+from .conftest import heard, lmlong, metrics
 
 Recipes = Callable[..., Recipe]
 OFTEN = ["training.validate_every=1", "training.checkpoint_every=1"]
@@ -37,7 +38,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 def worth(run: Path) -> dict[int, float]:
-    """What each step was found to be worth, by the journal."""
+    """What each step was found to be worth, by the metrics_log."""
     return {line["step"]: line["validation"]["bits_per_byte"] for line in metrics(run) if "validation" in line}
 
 
@@ -79,7 +80,7 @@ def test_a_figure_that_is_no_number_is_never_the_best(checkpoints: Path) -> None
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Path:
     """A run of three checkpoints of which one was worth nothing that is a number."""
-    from lmlong.training.checkpoints import Checkpoints
+    from lmlong.training.checkpoint_store import CheckpointStore
 
     class Trainer:
         is_global_zero, global_step = True, 0
@@ -87,7 +88,7 @@ def checkpoints(tmp_path: Path) -> Path:
         def save_checkpoint(self, path: Path, storage_options: dict) -> None:
             write.write(path, write.Contents({"a": torch.ones(1)}, {}, "", b"", self.global_step, **storage_options))
 
-    trainer, kept = Trainer(), Checkpoints(tmp_path / "checkpoints", keep_last=9)
+    trainer, kept = Trainer(), CheckpointStore(tmp_path / "checkpoints", keep_last=9)
     for trainer.global_step, validated in ((1, float("nan")), (2, 3.0), (3, float("inf")), (4, 3.0)):
         kept.save(trainer, validated)  # type: ignore[arg-type]
     return tmp_path
@@ -345,14 +346,29 @@ def test_a_terminal_that_is_really_closed_leaves_a_checkpoint(tiny: Path, tmp_pa
     run = tmp_path / "run"
     child, terminal = pty.fork()
     if not child:
+        heard()
         command = [sys.executable, "-m", "lmlong", "train", str(tiny), "--out", str(run), "training.steps=100000"]
         os.execv(sys.executable, command)
-    while not metrics(run):
-        os.read(terminal, 1 << 16)
-    os.close(terminal)  # which has the kernel send SIGHUP
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 129
+    try:
+        while not metrics(run):
+            os.read(terminal, 1 << 16)
+        os.close(terminal)  # which has the kernel send SIGHUP
+        assert os.waitstatus_to_exitcode(ended(child)) == 129
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
     assert linked(run, "latest") == losses(run)[-1][0]
+
+
+def ended(child: int, seconds: float = 60) -> int:
+    """The status of a process that ends within some time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(0.01)
+    raise TimeoutError(f"process {child} goes on")
 
 
 def test_a_run_under_nohup_goes_on(tiny: Path, tmp_path: Path) -> None:

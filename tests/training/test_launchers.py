@@ -11,7 +11,7 @@ import pytest
 
 from lmlong.errors import UsageError
 from lmlong.recipe import Recipe
-from lmlong.training.launch import check_launch, is_first
+from lmlong.training.distributed import check_launch, is_main_process
 from lmlong.training.run import train
 
 from .conftest import metrics
@@ -102,6 +102,6 @@ def test_in_a_shell_of_slurm_lmlong_starts_its_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("SLURM_JOB_NAME", "bash")
-    assert not is_first()
+    assert not is_main_process()
     monkeypatch.setenv("SLURM_JOB_NAME", "books")
-    assert is_first()
+    assert is_main_process()

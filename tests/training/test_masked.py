@@ -10,9 +10,9 @@ import torch
 
 from lmlong.checkpoint import read
 from lmlong.errors import CheckpointError, UsageError
-from lmlong.model.scoring import score
+from lmlong.model.metrics import loss_totals
 from lmlong.recipe import Recipe
-from lmlong.training.loader import as_tensors
+from lmlong.training.module import as_tensors
 from lmlong.training.run import train
 from lmlong.training.setup import set_up
 
@@ -28,9 +28,13 @@ KINDS = {
     "layerwise": ["model.attention.kind=linformer", SLOTS, "model.attention.linformer.sharing=layerwise"],
     "conv": ["model.attention.kind=linformer", SLOTS, "model.attention.linformer.projection=conv"],
     "elu": [],
-    "favor": ["model.attention.feature_map=favor", "model.attention.favor.redraw_every=3"],
+    "favor": ["model.attention.feature_map=favor", "model.attention.favor.resample_every=3"],
     "pattern": ["model.attention.kind=[linformer, full]", SLOTS],
-    "funnel": ["model.attention.kind=[linformer, full]", SLOTS, "model.downsample={factor: 7, kind: conv, layers: 1}"],
+    "hourglass": [
+        "model.attention.kind=[linformer, full]",
+        SLOTS,
+        "model.downsample={factor: 7, kind: conv, layers: 1}",
+    ],
 }
 FUNNEL = ["model.layers=3", "model.attention.kind=full", "model.downsample={factor: 3, kind: max}"]
 POOLED = [*KINDS["linformer"], "model.attention.linformer={projected: 16, projection: mean}"]
@@ -55,7 +59,7 @@ def same(some: Path, others: Path) -> bool:
     return losses(some) == losses(others) and all(torch.equal(mine[name], w) for name, w in weights(others).items())
 
 
-@pytest.mark.parametrize("options", [KINDS["full"], POOLED, FUNNEL], ids=["full", "linformer", "funnel"])
+@pytest.mark.parametrize("options", [KINDS["full"], POOLED, FUNNEL], ids=["full", "linformer", "hourglass"])
 def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_path: Path, options: list[str]) -> None:
     """Letters in turn, each as frequent as the others: only the visible ones around tell a hidden one."""
     (tmp_path / "book.txt").write_text("abcdefgh" * 2000)
@@ -68,8 +72,8 @@ def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_p
 def test_the_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -> None:
     outcome = train(masked(), tmp_path / "run")
     setup = set_up(masked(), read.find(tmp_path / "run"))
-    batches = [as_tensors(batch) for batch in setup.material.validation()]
-    again = score(setup.model.eval(), batches, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
+    batches = [as_tensors(batch) for batch in setup.data.validation()]
+    again = loss_totals(setup.model.eval(), batches, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
     assert outcome.validation is not None
     assert again.nats == pytest.approx(outcome.validation.nats, rel=1e-6)
     assert again.tokens == outcome.validation.tokens == sum(int((t != -100).sum()) for _, t, _ in batches)
@@ -124,9 +128,9 @@ def test_parts_and_processes_are_the_step_of_the_whole_batch(
 
 @pytest.mark.parametrize("rows", ["windows", "documents"])
 def test_blocks_change_nothing_of_what_is_read(masked: Recipes, rows: str) -> None:
-    flat, funnel = (set_up(masked(f"text.rows={rows}", *options)).material for options in ([], KINDS["funnel"]))
+    flat, hourglass = (set_up(masked(f"text.rows={rows}", *options)).data for options in ([], KINDS["hourglass"]))
     for step in range(3):
-        pairs = zip(flat.training().batch(step), funnel.training().batch(step), strict=True)
+        pairs = zip(flat.training().batch(step), hourglass.training().batch(step), strict=True)
         assert all(np.array_equal(mine, others) for mine, others in pairs)
 
 
@@ -136,7 +140,7 @@ def test_bfloat16_learns_what_float32_learns(masked: Recipes, tmp_path: Path) ->
     assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "32"), rel=0.02)
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(2, "layerwise"), (3, "favor"), (3, "layerwise"), (3, "funnel")])
+@pytest.mark.parametrize(("stage", "kind"), [(2, "layerwise"), (3, "favor"), (3, "layerwise"), (3, "hourglass")])
 def test_deepspeed_is_the_same_run(masked: Recipes, tmp_path: Path, stage: int, kind: str) -> None:
     options = [*KINDS[kind], "training.schedule=constant"]
     train(masked(*options), tmp_path / "alone")

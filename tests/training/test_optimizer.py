@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lmlong import recipe
-from lmlong.model.language_model import LanguageModel, parameters
+from lmlong.model.base import count_parameters
+from lmlong.model.language_model import LanguageModel
 from lmlong.training.optimizer import count_steps, make_optimizer, make_schedule, rate
 
 
@@ -21,17 +22,17 @@ def test_the_warm_up_is_a_line_from_zero_to_the_peak() -> None:
 
 
 def test_the_cosine_falls_by_half_in_the_middle_and_to_the_final_rate_at_the_end() -> None:
-    course = options(schedule="cosine", final_learning_rate=0.1)
-    assert rate(10, 100, course) == 1
-    assert rate(55, 100, course) == pytest.approx(0.55)
-    assert rate(100, 100, course) == pytest.approx(0.1)
+    callback = options(schedule="cosine", final_learning_rate=0.1)
+    assert rate(10, 100, callback) == 1
+    assert rate(55, 100, callback) == pytest.approx(0.55)
+    assert rate(100, 100, callback) == pytest.approx(0.1)
 
 
 def test_warmup_stable_decay_stays_at_the_peak_until_its_decay() -> None:
-    course = options(schedule="warmup-stable-decay", decay_fraction=0.2)
-    assert {rate(step, 100, course) for step in range(10, 81)} == {1.0}
-    assert rate(90, 100, course) == pytest.approx(0.5)
-    assert rate(100, 100, course) == 0
+    callback = options(schedule="warmup-stable-decay", decay_fraction=0.2)
+    assert {rate(step, 100, callback) for step in range(10, 81)} == {1.0}
+    assert rate(90, 100, callback) == pytest.approx(0.5)
+    assert rate(100, 100, callback) == 0
 
 
 def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
@@ -40,15 +41,15 @@ def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
 
 def test_the_schedule_sets_the_rate_of_the_optimizer() -> None:
     model = torch.nn.Linear(2, 2)
-    course = options(learning_rate=0.5, schedule="cosine")
-    optimizer = make_optimizer(model, course)  # type: ignore[arg-type]
-    schedule = make_schedule(optimizer, course, 100)
+    callback = options(learning_rate=0.5, schedule="cosine")
+    optimizer = make_optimizer(model, callback)  # type: ignore[arg-type]
+    schedule = make_schedule(optimizer, callback, 100)
     seen = []
     for _ in range(100):
         seen.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    assert seen == pytest.approx([0.5 * rate(step, 100, course) for step in range(100)])
+    assert seen == pytest.approx([0.5 * rate(step, 100, callback) for step in range(100)])
 
 
 def test_only_matrices_decay() -> None:
@@ -57,7 +58,7 @@ def test_only_matrices_decay() -> None:
     assert all(weight.ndim == 2 for weight in decayed)
     inner = 96
     assert sum(weight.numel() for weight in decayed) == 50 * 32 + 2 * (5 * 32**2 + 3 * 32 * inner)
-    assert sum(weight.numel() for weight in [*decayed, *others]) == parameters(model)
+    assert sum(weight.numel() for weight in [*decayed, *others]) == count_parameters(model)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,6 @@ def test_a_run_ends_by_steps_or_tokens_whichever_comes_first(
 
 
 def test_a_closed_form_of_the_whole_cosine() -> None:
-    course = options(warmup_steps=0)
-    total = sum(rate(step, 100, course) for step in range(100))
+    callback = options(warmup_steps=0)
+    total = sum(rate(step, 100, callback) for step in range(100))
     assert total == pytest.approx(sum((1 + math.cos(math.pi * step / 100)) / 2 for step in range(100)))

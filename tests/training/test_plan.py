@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from lmlong.errors import UsageError
-from lmlong.model.language_model import parameters
+from lmlong.model.base import count_parameters
 from lmlong.recipe import Recipe
 from lmlong.training import plan
-from lmlong.training.rehearsal import Shape, rehearse
+from lmlong.training.profile import BatchShape, profile_step
 from lmlong.training.setup import set_up
 
 Recipes = Callable[..., Recipe]
@@ -23,13 +23,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short: None) -> None:
     recipe = recipe_of(*LONG, "training.accumulate=3")
-    growth = plan.Growth(recipe, 4, segmented=False)
-    measured = rehearse(recipe, Shape(4, 4096, None)).peak
+    growth = plan.MemoryModel(recipe, 4, segmented=False)
+    measured = profile_step(recipe, BatchShape(4, 4096, None)).peak
     # what an allocator holds on to differs from time to time by more than one would like: tools/plan_accuracy.py
-    assert growth.demand(4, None).bytes == pytest.approx(measured, rel=0.35)
-    assert growth.second.parameters == parameters(set_up(recipe).model)
+    assert growth.cost(4, None).bytes == pytest.approx(measured, rel=0.35)
+    assert growth.second.parameters == count_parameters(set_up(recipe).model)
 
-    of_two, of_four = growth.demand(2, None), growth.demand(4, None)
+    of_two, of_four = growth.cost(2, None), growth.cost(4, None)
     little = of_two.bytes + (of_four.bytes - of_two.bytes) // 4
     proposal = plan._fit(recipe, little, growth)
     assert proposal == (["training.batch_size=2", "training.accumulate=6"], of_two)

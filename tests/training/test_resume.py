@@ -11,9 +11,9 @@ import torch
 from lmlong.checkpoint import read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.recipe import Recipe
-from lmlong.training.randomness import random_states, restore
 from lmlong.training.resume import changes, resume_point
 from lmlong.training.run import train
+from lmlong.training.state import random_states, restore
 
 Recipes = Callable[..., Recipe]
 

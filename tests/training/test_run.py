@@ -8,14 +8,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lmlong.attention import kernels
+from lmlong.attention.linear import triton
 from lmlong.checkpoint import manifest, read
+from lmlong.data.batches import validation_batches
 from lmlong.errors import CheckpointError, DivergedError, UsageError
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.scoring import score
+from lmlong.model.metrics import loss_totals
 from lmlong.recipe import Recipe
-from lmlong.text.batches import validation_batches
-from lmlong.training.loader import as_tensors
+from lmlong.training.module import as_tensors
 from lmlong.training.resume import resume_point
 from lmlong.training.run import train
 from lmlong.training.setup import set_up
@@ -42,7 +42,7 @@ def test_a_run_learns_and_its_last_figure_is_that_of_its_weights(recipe_of: Reci
     setup = set_up(recipe_of(), read.find(tmp_path / "run"))
     tokens = setup.tokens
     batches = validation_batches(tokens.validation.tokens, tokens.tokenizer.bos, tokens.tokenizer.eos, 64, 3)
-    again = score(
+    again = loss_totals(
         setup.model.eval(), (as_tensors(batch) for batch in batches), torch.from_numpy(tokens.tokenizer.token_bytes)
     )
     assert again.nats == pytest.approx(outcome.validation.nats, rel=1e-6)
@@ -94,7 +94,7 @@ def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Pat
 
 
 def test_a_run_that_redraws_its_features_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path) -> None:
-    favor = ["model.attention.feature_map=favor", "model.attention.favor.redraw_every=3", "training.accumulate=2"]
+    favor = ["model.attention.feature_map=favor", "model.attention.favor.resample_every=3", "training.accumulate=2"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(recipe_of(*favor, "training.schedule=constant"), whole)
     for steps in (4, 6, 12):
@@ -103,12 +103,12 @@ def test_a_run_that_redraws_its_features_goes_on_to_the_same_bit(recipe_of: Reci
     assert all(torch.equal(tensor, weights(parts)[name]) for name, tensor in weights(whole).items())
 
 
-def test_features_are_redrawn_only_when_their_step_has_come(recipe_of: Recipes, tmp_path: Path) -> None:
-    favor = ["model.attention.feature_map=favor", "model.attention.favor.redraw_every=3"]
+def test_features_are_resampled_only_when_their_step_has_come(recipe_of: Recipes, tmp_path: Path) -> None:
+    favor = ["model.attention.feature_map=favor", "model.attention.favor.resample_every=3"]
     rows = {}
     for steps in (1, 3, 4, 6, 7):
         train(recipe_of(*favor, f"training.steps={steps}"), tmp_path / str(steps))
-        rows[steps] = weights(tmp_path / str(steps))["blocks.0.mixer.attention.feature_map.rows"]
+        rows[steps] = weights(tmp_path / str(steps))["blocks.0.mixer.attention.feature_map.projection"]
     assert torch.equal(rows[1], rows[3]) and torch.equal(rows[4], rows[6])
     assert not torch.equal(rows[3], rows[4]) and not torch.equal(rows[6], rows[7])
 
@@ -221,7 +221,7 @@ def test_a_run_by_kernels_learns_what_a_run_by_torch_learns(recipe_of: Recipes, 
     assert losses(tmp_path / "triton") == pytest.approx(losses(tmp_path / "torch"), rel=1e-5)
     model = set_up(recipe_of("training.kernel=triton")).model
     assert isinstance(model, LanguageModel)
-    assert all(block.mixer.attention.scan_by is kernels.load() for block in model.blocks)
+    assert all(block.mixer.attention.kernel is triton.load_scan() for block in model.blocks)
 
 
 def test_bfloat16_learns_what_float32_learns(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -25,13 +25,15 @@ from torch import Tensor
 from torch.nn.functional import elu, scaled_dot_product_attention
 
 from lmlong import recipe
-from lmlong.attention import CAUSAL, chunked
-from lmlong.attention.scan import quadratic
-from lmlong.attention.spans import Attend
-from lmlong.bench.cost import machine, once, taken
-from lmlong.lengths import name_length, parse_lengths
+from lmlong.attention.linear import chunk
+from lmlong.attention.linear.autograd import Scan
+from lmlong.attention.linear.naive import quadratic
+from lmlong.attention.registry import CAUSAL
+from lmlong.bench.timer import time_once, time_rounds
+from lmlong.model.device import describe_machine
+from lmlong.report.lengths import name_length, parse_lengths
 
-CHUNK = 16
+CHUNK_SIZE = 16
 CHECKED = 256
 """Tokens on which the outputs are checked."""
 AGREES = 1e-3
@@ -47,14 +49,14 @@ class Contestant(NamedTuple):
     features: int | None  # of a head; None for softmax
 
 
-def ours(feature_map: str, by: Attend | None = None) -> Contestant:
+def ours(feature_map: str, by: Scan | None = None) -> Contestant:
     options = recipe.Attention(
         feature_map=feature_map,  # type: ignore[arg-type]
         decay="none",
         favor=recipe.Favor(features=RANDOM_FEATURES),
     )
     attention = CAUSAL["linear"](HEADS, WIDTH, options)
-    attention.scan_by = by or attention.scan_by
+    attention.kernel = by or attention.kernel
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention.to(q.device)(q, k, v, attention.init_state(ROWS, q.device, q.dtype))[0]
@@ -124,7 +126,7 @@ def flash_linear_attention(form: str) -> Callable[[], Contestant]:
 
 PROJECTS: dict[str, tuple[str | None, tuple[str, ...], Callable[[], Contestant]]] = {
     "lmlong elu": (None, ("cpu", "cuda"), lambda: ours("elu")),
-    "lmlong elu by torch": (None, ("cpu",), lambda: ours("elu", chunked.attend)),
+    "lmlong elu by torch": (None, ("cpu",), lambda: ours("elu", chunk.scan)),
     "lmlong favor": (None, ("cpu", "cuda"), lambda: ours("favor")),
     "torch softmax": (None, ("cpu", "cuda"), torch_softmax),
     "fast-transformers elu": ("fast_transformers", ("cpu", "cuda"), fast_transformers),
@@ -155,21 +157,21 @@ def available(device: torch.device, only: list[str]) -> dict[str, Contestant]:
     return found
 
 
-def error(contestant: Contestant, device: torch.device) -> float:
+def error(candidate: Contestant, device: torch.device) -> float:
     """How far its outputs are from the definition in float64, by norm."""
     q, k, v = inputs(CHECKED, device)[:3]
     with torch.no_grad():
-        found = contestant.attend(q, k, v).double()
-        truth = contestant.definition(q.double(), k.double(), v.double())
+        found = candidate.attend(q, k, v).double()
+        truth = candidate.definition(q.double(), k.double(), v.double())
     return float((found - truth).norm() / truth.norm())
 
 
-def leak(contestant: Contestant, device: torch.device) -> float:
+def leak(candidate: Contestant, device: torch.device) -> float:
     """How far the first output moves when the last key is another: not at all, if the future is hidden."""
     q, k, v = inputs(CHECKED, device)[:3]
     other = torch.cat([k[:, :, :-1], 5 * k[:, :, -1:]], dim=2)
     with torch.no_grad():
-        return float((contestant.attend(q, other, v)[:, :, 0] - contestant.attend(q, k, v)[:, :, 0]).abs().max())
+        return float((candidate.attend(q, other, v)[:, :, 0] - candidate.attend(q, k, v)[:, :, 0]).abs().max())
 
 
 def inputs(length: int, device: torch.device) -> list[Tensor]:
@@ -187,7 +189,7 @@ def both_passes(attend: Attention, length: int, device: torch.device) -> Callabl
 def best_possible(features: int, length: int, product_speed: float, copy_speed: float) -> float:
     """Seconds of the chunked form's operations or bytes, whichever take longer, forward and backward; the shorter its
     chunks, the fewer the operations, and 16 tokens still fill the widest vectors."""
-    within, state = 2 * CHUNK * (features + WIDTH), 4 * features * WIDTH  # a token's: in its chunk, to and from S
+    within, state = 2 * CHUNK_SIZE * (features + WIDTH), 4 * features * WIDTH  # a token's: in its chunk, to and from S
     operations = 3.5 * ROWS * HEADS * length * (within + state)  # the backward pass is that of 5 products for 2
     numbers = 4 * ROWS * HEADS * length * WIDTH * 2  # queries, keys, values, outputs, and their gradients
     return max(operations / product_speed, 4 * numbers / copy_speed)
@@ -196,9 +198,9 @@ def best_possible(features: int, length: int, product_speed: float, copy_speed: 
 def speeds_of_the_machine(device: torch.device) -> tuple[float, float]:
     """Operations per second of a large product, and bytes per second of a copy, in float32."""
     a, b = torch.randn(2048, 2048, device=device), torch.randn(64_000_000, device=device)
-    product = min(once(lambda: a @ a, device) for _ in range(5))
+    product = min(time_once(lambda: a @ a, device) for _ in range(5))
     into = torch.empty_like(b)
-    copy = min(once(lambda: into.copy_(b), device) for _ in range(5))
+    copy = min(time_once(lambda: into.copy_(b), device) for _ in range(5))
     return 2 * 2048**3 / product, 2 * b.nbytes / copy
 
 
@@ -212,21 +214,21 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    contestants = available(device, options.only)
-    errors = {name: error(one, device) for name, one in contestants.items()}
+    candidates = available(device, options.only)
+    errors = {name: error(one, device) for name, one in candidates.items()}
     for name, off in errors.items():
         verdict = "agrees with its definition" if off < AGREES else "DOES NOT agree with its definition"
-        moved = leak(contestants[name], device)
+        moved = leak(candidates[name], device)
         hidden = f", and its first output MOVES by {moved:.0e} with the last key" if moved else ""
         print(f"{name}: {verdict}, off by {off:.0e}{hidden}")
     product, copy = speeds_of_the_machine(device)
-    print(f"\n{machine(device)}: {product / 1e9:,.0f} GFLOP/s, {copy / 1e9:,.0f} GB/s")
+    print(f"\n{describe_machine(device)}: {product / 1e9:,.0f} GFLOP/s, {copy / 1e9:,.0f} GB/s")
     print(f"float32, {ROWS} row, {HEADS} heads of width {WIDTH}, forward and backward\n")
     print("| tokens | project | ms | times as fast as torch softmax | of the best possible |\n|---|---|---|---|---|")
     slow: set[str] = set()
     for length in options.lengths:
         passes = {}
-        for name, one in contestants.items():
+        for name, one in candidates.items():
             if name in slow:
                 continue
             passes[name] = both_passes(one.attend, length, device)
@@ -234,8 +236,8 @@ def main() -> None:
             passes[name]()
             if 4 * (time.perf_counter() - begun) > options.limit:
                 slow.add(name)
-        seconds = {name: statistics.median(rounds) for name, rounds in taken(passes, device).items()}
-        for name, one in contestants.items():
+        seconds = {name: statistics.median(rounds) for name, rounds in time_rounds(passes, device).items()}
+        for name, one in candidates.items():
             if name not in seconds:
                 continue
             ratio = f"{seconds['torch softmax'] / seconds[name]:.2f}" if "torch softmax" in seconds else "-"

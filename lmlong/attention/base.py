@@ -1,0 +1,83 @@
+"""The interface of causal attention: a state that goes in and comes out, and a reference formula.
+
+B batch, H heads, T time, K key dim, V value dim.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+State = TypeVar("State", bound=NamedTuple)
+
+
+class CausalAttention(nn.Module, ABC, Generic[State]):
+    """Attention to the past alone, whose whole memory is its state.
+
+    q, k: (B, H, T, K); v: (B, H, T, V). `document_starts` (B, T) marks the first token of a document: there the state
+    is reset. `log_decay` (B, H, T), at most 0, is passed to `gated` attentions, and to no others.
+    """
+
+    heads: int
+    head_dim: int
+    """The width of a head's keys and values."""
+
+    gated = False
+    """Whether the block must supply a `log_decay` learned from each token."""
+
+    uses_rope = False
+    """Whether RoPE is applied to queries and keys, unless the recipe says otherwise: an attention with no other notion
+    of order needs it."""
+
+    state_growth: Literal["constant", "per token"] = "constant"
+    """Whether the size of the state grows with the tokens read."""
+
+    largest_scale = 1e4
+    """Largest standard deviation of q and k up to which outputs and gradients are as exact as the number format."""
+
+    @abstractmethod
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
+        """Return the state before the first token; `dtype` is that of the keys and values to come."""
+
+    @abstractmethod
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        document_starts: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Return outputs (B, H, T, V) and the state after any number of tokens, from one to a whole prompt."""
+
+    @abstractmethod
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document_starts: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> Tensor:
+        """Return the outputs by the formula, with a T x T matrix of weights; `forward` must equal it."""
+
+    @abstractmethod
+    def state_numbers(self, tokens: int) -> int:
+        """Return how many numbers the state of one row holds after `tokens` tokens."""
+
+
+def state_tensors(state: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors of a state, however its tuples are nested."""
+    if isinstance(state, Tensor):
+        yield state
+    elif state is not None:
+        for part in state:
+            yield from state_tensors(part)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums: float32, or float64 where the inputs are."""
+    return torch.promote_types(dtype, torch.float32)

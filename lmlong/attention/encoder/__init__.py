@@ -1,0 +1,1 @@
+"""Bidirectional attentions, for encoders."""

@@ -1,0 +1,131 @@
+"""Feature maps, which replace softmax's exponential: sim(q, k) = phi(q) . phi(k) is never negative.
+
+Each maps queries and keys to as many features, every token by itself: a map that scaled a key by other keys would let
+the future change the past.
+
+B batch, H heads, T time, D head dim, F features.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+
+class FeatureMap(nn.Module, ABC):
+    """(B, H, T, D) -> (B, H, T, F), each token by itself."""
+
+    largest_scale = 1e4
+    """Largest deviation of q and k up to which outputs and gradients stay as exact as the number format allows."""
+
+    uses_rope = False
+    """Whether RoPE is applied to queries and keys, unless the recipe says otherwise."""
+
+    def __init__(self, features: int):
+        super().__init__()
+        self.features = features
+
+    @abstractmethod
+    def query(self, q: Tensor) -> Tensor:
+        """Return phi(q)."""
+
+    def key(self, k: Tensor) -> Tensor:
+        """Return phi(k), which is the same map unless a subclass says otherwise."""
+        return self.query(k)
+
+
+ELU_FLOOR = 1e-4
+
+
+class Elu(FeatureMap):
+    """elu(x) + 1 (Katharopoulos et al. 2020), plus a far smaller floor, which keeps the denominator from 0."""
+
+    def query(self, q: Tensor) -> Tensor:
+        return _EluPlusOne.apply(q)
+
+
+class _EluPlusOne(torch.autograd.Function):
+    """exp of the negative part, which is its own gradient, plus the positive part and the floor.
+
+    Adding 1 to torch's elu would round small features away in bfloat16. A power of 2 takes torch a third of the time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x32 = x.to(torch.promote_types(x.dtype, torch.float32))
+        derivative = x32.clamp(max=0).mul_(1 / math.log(2)).exp2_()
+        ctx.save_for_backward(derivative.to(x.dtype))
+        return x32.clamp(min=0).add_(derivative).add_(ELU_FLOOR).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (derivative,) = ctx.saved_tensors
+        return derivative * grads[0]
+
+
+class Relu(FeatureMap):
+    """relu(x) plus a floor, which keeps the denominator from 0 where all features are off."""
+
+    FLOOR = 1e-2
+
+    def query(self, q: Tensor) -> Tensor:
+        return torch.relu(q) + self.FLOOR
+
+
+class Cosine(FeatureMap):
+    """[1, c x / |x|]: sim is 1 + c^2 cos(q, k), softmax to first order, kept positive by unit norms (Su 2020)."""
+
+    uses_rope = True
+
+    SHRINK = 0.99
+    """c: below 1 by more than bfloat16 rounds, else opposite vectors would give a denominator of 0 or less."""
+
+    TINY = 1e-6
+
+    def __init__(self, head_dim: int):
+        super().__init__(1 + head_dim)
+
+    def query(self, q: Tensor) -> Tensor:
+        x32 = q.to(torch.promote_types(q.dtype, torch.float32))
+        length = (x32.square().sum(-1, keepdim=True) + self.TINY).sqrt()
+        direction = (self.SHRINK * x32 / length).to(q.dtype)
+        return torch.cat([torch.ones_like(direction[..., :1]), direction], dim=-1)
+
+
+class Softmax(FeatureMap):
+    """Softmax over the features of each token, for queries and keys alike, in the form that can be causal (after
+    Shen et al. 2018), plus a floor, since the product of two different one-hot vectors is 0."""
+
+    FLOOR = 1e-4
+
+    def query(self, q: Tensor) -> Tensor:
+        return q.softmax(-1).to(q.dtype) + self.FLOOR
+
+
+class Taylor(FeatureMap):
+    """[1, x, x (x) x / sqrt 2] of a small learned projection: 1 + s + s^2 / 2, the exponential of s to second order.
+
+    The projections are normalized to one length, so that |s| is at most sqrt(inner): the sum of squares and mixed terms
+    is positive in exact numbers only, and would round below 0 where s is large.
+    """
+
+    def __init__(self, heads: int, head_dim: int, inner: int):
+        # of x (x) x each pair is kept once, with weight sqrt 2, which leaves all products unchanged
+        super().__init__(1 + inner + inner * (inner + 1) // 2)
+        self.query_projection = nn.Parameter(torch.randn(heads, head_dim, inner) * head_dim**-0.5)
+        self.key_projection = nn.Parameter(torch.randn(heads, head_dim, inner) * head_dim**-0.5)
+        self.inner = inner
+
+    def query(self, q: Tensor) -> Tensor:
+        return self._expand(q, self.query_projection)
+
+    def key(self, k: Tensor) -> Tensor:
+        return self._expand(k, self.key_projection)
+
+    def _expand(self, x: Tensor, weight: Tensor) -> Tensor:
+        x = rms_norm(x @ weight.to(x.dtype), (self.inner,), eps=1e-6) * self.inner**-0.25
+        left, right = torch.triu_indices(self.inner, self.inner, offset=1, device=x.device)
+        return torch.cat([torch.ones_like(x[..., :1]), x, x[..., left] * x[..., right], x * x * 0.5**0.5], dim=-1)

@@ -1,0 +1,231 @@
+"""The linear attention scan in chunks, by torch's matrix products: all chunks of a span at once, on any device, in any
+dtype.
+
+Each v has 1 as its last entry, so that z is the last column of S, and the denominator the last entry of n:
+
+    W_ts = g_(s+1) ... g_t      P_ts = (fq_t . fk_s) W_ts
+    n_t = sum_s P_ts v_s + a_t S^T fq_t                     S' = r S + sum_s u_s fk_s v_s^T
+
+over the tokens s <= t of a chunk, S before it and S' after it. The decay mask W_ts is the decay of token s at token t,
+a_t that of S at token t and r at the end of the chunk, and u_s that of token s there. With dx for the gradient of x,
+and A_ts = (dn_t . v_s) W_ts,
+
+    dfq_t = sum_s A_ts fk_s + a_t S dn_t                    dv_s = sum_t P_ts dn_t + u_s dS'^T fk_s
+    dfk_s = sum_t A_ts fq_t + u_s dS' v_s                   dS = r dS' + sum_t a_t fq_t dn_t^T
+
+P_ts dP_ts is a part of fq_t . dfq_t and of fk_s . dfk_s alike, and of the gradient of each log g between s and t. So
+
+    dlog g_t = sum_(i >= t) (fq_i . dfq_i - fk_i . dfk_i) + <S', dS'>
+
+N chunks, B batch, H heads, C tokens in a chunk, T time, F features, V value dim.
+"""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lmlong.attention.linear import autograd
+from lmlong.attention.linear.autograd import (
+    MIN_DENOMINATOR,
+    FeatureVjp,
+    QKFeatures,
+    SavedSpan,
+    Scan,
+    ScanGrads,
+    ScanInputs,
+    ScanOutputs,
+)
+
+CHUNK_SIZE = 64
+"""Tokens in a chunk: within it attention is a masked product, between chunks it is the state."""
+
+MIN_LOG2_DECAY = -100.0
+"""Lower bound of exponents of 2: negligible beside a token's own weight, and no slow denormal number."""
+
+
+class Chunks(NamedTuple):
+    """The tokens of a span; the last chunk is padded with zeros, which add nothing to any state."""
+
+    fq: Tensor  # (N, B, H, C, F)
+    fk: Tensor  # (N, B, H, C, F)
+    v: Tensor  # (N, B, H, C, V)
+
+
+class Decay(NamedTuple):
+    """The decay masks of all chunks, (N, B or 1, H or 1, ...); None where nothing decays and no document starts."""
+
+    mask: Tensor | None  # W (..., C, C)
+    from_state: Tensor | None  # a (..., C, 1), multiplies the queries' outputs from the state
+    to_end: Tensor | None  # u (..., C, 1), multiplies what keys add to the state
+    chunk: Tensor | None  # r (..., 1, 1), multiplies the state, in its dtype
+
+
+class ChunkGrads(NamedTuple):
+    """The gradients of a span."""
+
+    fq: Tensor  # (N, B, H, C, F)
+    fk: Tensor  # (N, B, H, C, F)
+    v: Tensor  # (N, B, H, C, V)
+    log_decay: Tensor | None  # (N, B, H, C)
+    S: Tensor  # (B, H, F, V + 1)
+
+
+class ChunkKernel:
+    """A span in chunks of equal length."""
+
+    def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
+        fq, fk = features.query(_flat_chunks(inputs.q)), features.key(_flat_chunks(inputs.k))
+        x = _feature_chunks(fq, fk, inputs)
+        decay = decay_masks(inputs.document_starts, inputs.log_decay, fq.dtype, state.dtype)
+        states = chunk_states(x, decay, state)
+        numerators, denominators = chunk_outputs(x, decay, states)
+        from_chunks(denominators.clamp_(min=MIN_DENOMINATOR), out.denominators)
+        from_chunks(numerators / denominators[..., None], out.y)
+        # cloned: a view would keep the states of all chunks alive
+        return states[-1].clone()
+
+    def backward(self, features: QKFeatures, weights: list[Tensor], saved: SavedSpan, out: ScanGrads) -> Tensor:
+        inputs, outputs, state, dy, dstate = saved
+        vjp = FeatureVjp(features, weights, _flat_chunks(inputs.q), _flat_chunks(inputs.k))
+        x = _feature_chunks(vjp.fq, vjp.fk, inputs)
+        decay = decay_masks(inputs.document_starts, inputs.log_decay, vjp.fq.dtype, dstate.dtype)
+        states = chunk_states(x, decay, state)
+        y, denominators = map(to_chunks, outputs)
+        denominators = denominators.clamp(min=MIN_DENOMINATOR)  # the last chunk is padded with zeros
+        dn = to_chunks(dy) / denominators[..., None]
+        dm = (dn * y).sum(-1, keepdim=True).neg_().mul_((denominators > MIN_DENOMINATOR)[..., None])
+        dn = torch.cat([dn, dm], dim=-1).to(x.fq.dtype)
+        grads = chunk_grads(x, decay, states, dn, dstate, out.inputs.log_decay is not None)
+        dq, dk = vjp.backward(grads.fq.flatten(0, 1), grads.fk.flatten(0, 1), out.weights)
+        shape = x.v.shape[:2]
+        dinputs = (dq.unflatten(0, shape), dk.unflatten(0, shape), grads.v, None, grads.log_decay)
+        for into, grad in zip(out.inputs, dinputs, strict=True):
+            if into is not None and grad is not None:
+                from_chunks(grad, into)
+        return grads.S
+
+
+scan: Scan = partial(autograd.scan, ChunkKernel())
+
+
+def decay_masks(
+    document_starts: Tensor | None, log_decay: Tensor | None, dtype: torch.dtype, state_dtype: torch.dtype
+) -> Decay:
+    """Return the decay masks of a span, from its document starts (B, T) and log decays (B, H, T)."""
+    mask = from_state = None
+    if log_decay is not None:
+        # exp2, which torch computes three times as fast as exp
+        total = to_chunks(log_decay.to(state_dtype) / math.log(2)).cumsum(-1)
+        # clamped before exp2: differences to the future are positive and could overflow
+        mask = (total[..., :, None] - total[..., None, :]).clamp_(MIN_LOG2_DECAY, 0).exp2_()
+        from_state = total.clamp_(min=MIN_LOG2_DECAY).exp2_()
+    # checking the starts costs nothing on a CPU, but would wait for a GPU
+    if document_starts is not None and (document_starts.device.type != "cpu" or bool(document_starts.any())):
+        starts = to_chunks(document_starts[:, None].to(state_dtype))
+        before = starts.sum(-1, keepdim=True).cumsum(0) - starts.sum(-1, keepdim=True)
+        document = before + starts.cumsum(-1)  # documents that started in this span up to each token
+        same = (document[..., :, None] == document[..., None, :]).to(state_dtype)
+        carried = (document == before).to(state_dtype)
+        mask = same if mask is None else mask.mul_(same)
+        from_state = carried if from_state is None else from_state.mul_(carried)
+    if mask is None or from_state is None:
+        return Decay(None, None, None, None)
+    to_end, chunk = mask[..., -1, :, None], from_state[..., -1:, None]
+    return Decay(mask.to(dtype).tril_(), from_state[..., None].to(dtype), to_end.to(dtype), chunk)
+
+
+def chunk_states(x: Chunks, decay: Decay, S: Tensor) -> Tensor:
+    """Return the states before each chunk and after the last, (N + 1, B, H, F, V + 1), given the first."""
+    states = S.new_empty(len(x.v) + 1, *S.shape)
+    fk = x.fk if decay.to_end is None else x.fk * decay.to_end
+    states[0] = S
+    states[1:, ..., :-1] = fk.mT @ x.v
+    states[1:, ..., -1] = fk.sum(-2, dtype=S.dtype)  # summed exactly, where products would round
+    return _accumulate(states, decay.chunk)
+
+
+def chunk_outputs(x: Chunks, decay: Decay, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numerators (N, B, H, C, V) and denominators (N, B, H, C)."""
+    fq = x.fq if decay.from_state is None else x.fq * decay.from_state
+    S, z = states[:-1, ..., :-1].to(fq.dtype), states[:-1, ..., None, :, -1].contiguous()
+    weights = _masked(x.fq @ x.fk.mT, decay)
+    denominators = (fq * z).sum(-1)
+    return _add_matmul(fq @ S, weights, x.v), denominators + weights.sum(-1, dtype=denominators.dtype)
+
+
+def chunk_grads(x: Chunks, decay: Decay, states: Tensor, dn: Tensor, dS: Tensor, decays: bool) -> ChunkGrads:
+    """Return the gradients of a span, from those of its outputs, dn (N, B, H, C, V + 1), and of the state after it."""
+    v = pad(x.v, (0, 1), value=1)
+    dn_state = dn if decay.from_state is None else dn * decay.from_state
+    dstates = _accumulate(torch.cat([x.fq.mT @ dn_state, dS[None]]), decay.chunk, backwards=True)
+    dS_after = dstates[1:].to(dn.dtype)
+    dfk, dv = v @ dS_after.mT, x.fk @ dS_after[..., :-1]
+    if decay.to_end is not None:
+        dfk, dv = dfk.mul_(decay.to_end), dv.mul_(decay.to_end)
+    A = _masked(dn @ v.mT, decay)
+    dfq = _add_matmul(dn_state @ states[:-1].to(dn.dtype).mT, A, x.fk)
+    dfk = _add_matmul(dfk, A.mT, x.fq)
+    weights = _masked(x.fq @ x.fk.mT, decay)
+    dv = _add_matmul(dv, weights.mT, dn[..., :-1])
+    dlog_decay = None
+    if decays:
+        pairs = (x.fq * dfq).sum(-1, dtype=dS.dtype) - (x.fk * dfk).sum(-1, dtype=dS.dtype)
+        dlog_decay = pairs.flip(-1).cumsum(-1).flip(-1) + (states[1:] * dstates[1:]).sum((-1, -2))[..., None]
+    return ChunkGrads(dfq, dfk, dv, dlog_decay, dstates[0])
+
+
+def to_chunks(x: Tensor) -> Tensor:
+    """Return (B, H, T, ...) as (N, B, H, C, ...), contiguous, padded with zeros."""
+    size = min(CHUNK_SIZE, x.shape[2])
+    missing = -x.shape[2] % size
+    if missing:
+        x = pad(x, (*(0, 0) * (x.ndim - 3), 0, missing))
+    return x.unflatten(2, (-1, size)).movedim(2, 0).contiguous()
+
+
+def from_chunks(x: Tensor, out: Tensor) -> None:
+    """Write (N, B, H, C, ...) to (B, H, T, ...)."""
+    size = x.shape[3]
+    whole, rest = divmod(out.shape[2], size)
+    out[:, :, : whole * size].unflatten(2, (whole, size)).copy_(x[:whole].movedim(0, 2))
+    if rest:
+        out[:, :, whole * size :] = x[whole, :, :, :rest]
+
+
+def _flat_chunks(x: Tensor) -> Tensor:
+    """Return (B, H, T, ...) as (N B, H, C, ...)."""
+    return to_chunks(x).flatten(0, 1)
+
+
+def _feature_chunks(fq: Tensor, fk: Tensor, inputs: ScanInputs) -> Chunks:
+    """Return the chunks of features (N B, H, C, F), with zeros for the padding of the last one."""
+    v = to_chunks(inputs.v).to(fq.dtype)
+    fq, fk = fq.unflatten(0, v.shape[:2]), fk.unflatten(0, v.shape[:2])
+    if missing := len(v) * v.shape[3] - inputs.v.shape[2]:
+        real = fk.new_ones(len(v), 1, 1, v.shape[3], 1)
+        real[-1, ..., -missing:, :] = 0
+        fk = fk * real
+    return Chunks(fq, fk, v)
+
+
+def _accumulate(states: Tensor, decay: Tensor | None, backwards: bool = False) -> Tensor:
+    """Add to each state the decayed one before it, or after it when going backwards."""
+    each = states.unbind()
+    steps = range(len(each) - 1)
+    for n in reversed(steps) if backwards else steps:
+        into, source = (each[n], each[n + 1]) if backwards else (each[n + 1], each[n])
+        into.add_(source if decay is None else source * decay[n])
+    return states
+
+
+def _masked(weights: Tensor, decay: Decay) -> Tensor:
+    return weights.tril_() if decay.mask is None else weights.mul_(decay.mask)
+
+
+def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    total.flatten(0, 2).baddbmm_(left.flatten(0, 2), right.flatten(0, 2))
+    return total

@@ -1,0 +1,61 @@
+"""Linear attention by its definition: the recurrence token by token, and the same as a T x T matrix of weights.
+
+    S_t = g_t S_(t-1) + fk_t v_t^T      z_t = g_t z_(t-1) + fk_t      y_t = fq_t S_t / fq_t . z_t
+
+B batch, H heads, T time, F features, V value dim. `fq` and `fk` are queries and keys after their feature map, not
+negative; g_t = exp(log_decay_t), and 0 where a document starts.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.attention.linear.autograd import MIN_DENOMINATOR
+
+
+class LinearState(NamedTuple):
+    S: Tensor  # (B, H, F, V) sum of fk v^T, float32 or more
+    z: Tensor  # (B, H, F)    sum of fk, float32 or more
+
+
+def quadratic(
+    fq: Tensor, fk: Tensor, v: Tensor, document_starts: Tensor | None = None, log_decay: Tensor | None = None
+) -> Tensor:
+    """Return y_t = sum_s<=t w_ts v_s / sum_s<=t w_ts, w_ts = (fq_t . fk_s) g_s+1 ... g_t. Slow; the reference."""
+    time = fq.shape[2]
+    weights = fq @ fk.mT
+    if log_decay is not None:
+        total = log_decay.cumsum(-1)
+        weights = weights * (total[..., :, None] - total[..., None, :]).tril().exp().to(weights.dtype)
+    mask = torch.ones(time, time, dtype=torch.bool, device=fq.device).tril()
+    if document_starts is not None:
+        document = document_starts.cumsum(1)
+        mask = mask & (document[:, None, :, None] == document[:, None, None, :])
+    weights = weights.masked_fill(~mask, 0)
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def recurrent_step(
+    fq: Tensor,
+    fk: Tensor,
+    v: Tensor,
+    state: LinearState,
+    document_starts: Tensor | None = None,
+    log_decay: Tensor | None = None,
+) -> tuple[Tensor, LinearState]:
+    """Return the output of one token (T = 1) and the state after it, by the recurrence itself."""
+    dtype = state.S.dtype
+    S, z = state
+    if log_decay is not None:
+        decay = log_decay.to(dtype).exp()  # (B, H, 1)
+        S, z = S * decay[..., None], z * decay
+    if document_starts is not None:
+        reset = document_starts[:, :, None]  # (B, 1, 1)
+        S, z = S.masked_fill(reset[..., None], 0), z.masked_fill(reset, 0)
+    fq_t, fk_t = fq[:, :, 0].to(dtype), fk[:, :, 0].to(dtype)
+    S = S + fk_t[..., :, None] * v.to(dtype)
+    z = z + fk_t
+    numerator = (fq_t[..., None, :] @ S)[..., 0, :]
+    denominator = (fq_t * z).sum(-1, keepdim=True).clamp_min(MIN_DENOMINATOR)
+    return (numerator / denominator).to(v.dtype)[:, :, None], LinearState(S, z)

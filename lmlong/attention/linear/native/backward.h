@@ -1,0 +1,147 @@
+// The backward pass of a span: forwards to the state before each of its chunks, then back from the last chunk to the
+// first. dx is the gradient of x; n are the numerators and m the denominators of the outputs, as in chunk.py.
+
+#pragma once
+
+#include "forward.h"
+
+namespace {
+
+struct Backward {
+    const Line& line;
+    const Job& job = line.job;
+    const FeatureMap feature_map = FeatureMap(line.job.feature_map);
+    const Int F = line.F, V = line.V, size = state_size(line), chunks = padded(job.time) / TILE;
+    Decay decay;
+    // q and k are features as soon as they are loaded, and dq and dk their gradients
+    float *q, *k, *v, *y, *dn, *q_derivative, *k_derivative, *qT, *kT, *vT, *dnT, *dqT, *dkT;
+    float *rows, *dstate, *states;            // `states`: before each chunk, and after the last
+    const float *state_before, *state_after;  // of the chunk
+    alignas(64) float weights[TILE * TILE], dweights[TILE * TILE], dweightsT[TILE * TILE], dm[TILE];
+
+    Backward(const Line& line, Scratch scratch) : line(line) {
+        for (float** x : {&q, &k, &q_derivative, &k_derivative, &qT, &kT, &dqT, &dkT}) *x = scratch.take(TILE * F);
+        for (float** x : {&v, &y, &dn, &vT, &dnT}) *x = scratch.take(TILE * V);
+        rows = scratch.take(TILE * std::max(V, F));
+        dstate = scratch.take(size);
+        states = scratch.take((chunks + 1) * size);
+    }
+
+    void run() {
+        compute_states();
+        load_state(line, job.dstate_after, dstate);
+        for (Int begin = (chunks - 1) * TILE; begin >= 0; begin -= TILE) {
+            state_before = states + begin / TILE * size, state_after = state_before + size;
+            load(begin);
+            backward_outputs(begin);
+            attention_weights();
+            backward_q();
+            backward_k();
+            backward_v(begin);
+            if (job.dlog_decay.data) backward_log_decay(begin);
+            if (!decay.none) scale_rows(q, F, decay.from_state);
+            update_state(line, decay.chunk, q, dn, dm, dstate);
+            backward_feature_map(job.dq, begin, dqT, q_derivative);
+            backward_feature_map(job.dk, begin, dkT, k_derivative);
+        }
+        store_state(line, dstate, job.dstate_before);
+    }
+
+    void compute_states() {
+        float* state = states;
+        load_state(line, job.state_before, state);
+        for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
+            std::copy_n(state, size, state + size);
+            decay_masks(line, begin, decay);
+            line.load(job.k, begin, job.features, k), line.load(job.v, begin, job.value_dim, v);
+            apply_feature_map(feature_map, line.tokens(begin), job.features, k);
+            if (!decay.none) scale_rows(k, F, decay.to_end);
+            update_state(line, decay.chunk, k, v, ONES, state + size);
+        }
+    }
+
+    void load(Int begin) {
+        decay_masks(line, begin, decay);
+        line.load(job.q, begin, job.features, q, -TILE), line.load(job.k, begin, job.features, k, -TILE);
+        line.load(job.v, begin, job.value_dim, v, -TILE), line.load(job.y, begin, job.value_dim, y, -TILE);
+        line.load(job.dy, begin, job.value_dim, dn, -TILE);
+        apply_feature_map(feature_map, line.tokens(begin), job.features, q, q_derivative);
+        apply_feature_map(feature_map, line.tokens(begin), job.features, k, k_derivative);
+    }
+
+    // From dy to dn = dy / m and dm = -dn . y, which is 0 where m was clamped
+    void backward_outputs(Int begin) {
+        alignas(64) float sums[TILE * TILE] = {}, sumsT[TILE * TILE], inverse[TILE] = {}, unclamped[TILE] = {};
+        for (Int t = 0; t < line.tokens(begin); t++) {
+            const float denominator = *line.pointer(job.denominators, begin + t);
+            inverse[t] = 1 / denominator;
+            unclamped[t] = denominator > MIN_DENOMINATOR ? 1 : 0;
+        }
+        scale_rows(dn, V, inverse);
+        for (Int t = 0; t < TILE; t++)
+            for (Int i = t * V; i < (t + 1) * V; i += TILE)
+                for (Int j = 0; j < TILE; j++) sums[t * TILE + j] += dn[i + j] * y[i + j];
+        transpose(sums, TILE, TILE, sumsT);
+        std::fill_n(dm, TILE, 0.0f);
+        for (Int j = 0; j < TILE; j++)
+            for (Int t = 0; t < TILE; t++) dm[t] -= sumsT[j * TILE + t];
+        for (Int t = 0; t < TILE; t++) dm[t] = unclamped[t] > 0 ? dm[t] : 0.0f;
+    }
+
+    // The weights within the chunk and their gradients, [s][t]
+    void attention_weights() {
+        transpose(q, TILE, F, qT), transpose(v, TILE, V, vT), transpose(dn, TILE, V, dnT);
+        std::fill_n(weights, TILE * TILE, 0.0f);
+        add_matmul(weights, TILE, TILE, {k, F, 1}, qT, F);
+        apply_mask(decay, weights);
+        for (Int s = 0; s < TILE; s++) std::copy_n(dm, TILE, dweights + s * TILE);
+        add_matmul(dweights, TILE, TILE, {v, V, 1}, dnT, V);
+        apply_mask(decay, dweights);
+        transpose(dweights, TILE, TILE, dweightsT);
+    }
+
+    void backward_q() {
+        const float* z = state_before + F * V;
+        for (Int f = 0; f < F; f++)
+            for (Int t = 0; t < TILE; t++) dqT[f * TILE + t] = z[f] * dm[t];
+        add_matmul(dqT, F, TILE, {state_before, V, 1}, dnT, V);
+        if (!decay.none) scale_columns(dqT, F, decay.from_state);
+        add_matmul(dqT, F, TILE, {k, 1, F}, dweights, TILE);
+    }
+
+    void backward_k() {
+        const float* dz = dstate + F * V;
+        for (Int f = 0; f < F; f++) std::fill_n(dkT + f * TILE, TILE, dz[f]);
+        add_matmul(dkT, F, TILE, {dstate, V, 1}, vT, V);
+        if (!decay.none) scale_columns(dkT, F, decay.to_end);
+        add_matmul(dkT, F, TILE, {q, 1, F}, dweightsT, TILE);
+    }
+
+    void backward_v(Int begin) {
+        std::fill_n(rows, TILE * V, 0.0f);
+        add_matmul(rows, TILE, V, {k, F, 1}, dstate, F);
+        if (!decay.none) scale_rows(rows, V, decay.to_end);
+        add_matmul(rows, TILE, V, {weights, TILE, 1}, dn, TILE);
+        line.store(job.dv, begin, job.value_dim, rows);
+    }
+
+    void backward_log_decay(Int begin) {
+        transpose(k, TILE, F, kT);
+        float pairs[TILE] = {}, sum = dot(state_after, dstate, size);
+        for (Int i = 0; i < F * TILE; i += TILE)
+            for (Int t = 0; t < TILE; t++) pairs[t] += qT[i + t] * dqT[i + t] - kT[i + t] * dkT[i + t];
+        for (Int t = TILE - 1; t >= 0; t--) {
+            sum += pairs[t];
+            if (t < line.tokens(begin)) *line.pointer(job.dlog_decay, begin + t) = sum;
+        }
+    }
+
+    void backward_feature_map(const StridedTensor& into, Int begin, const float* gradT, const float* derivative) {
+        transpose(gradT, F, TILE, rows);
+        if (feature_map != IDENTITY)
+            for (Int i = 0; i < TILE * F; i++) rows[i] *= derivative[i];
+        line.store(into, begin, job.features, rows);
+    }
+};
+
+}  // namespace

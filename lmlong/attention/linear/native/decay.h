@@ -1,0 +1,56 @@
+// The decay masks of a chunk, from log decays and document starts.
+
+#pragma once
+
+#include "job.h"
+
+namespace {
+
+struct Decay {  // the letters are those of chunk.py
+    alignas(64) float mask[TILE * TILE];               // W, [s][t]
+    alignas(64) float from_state[TILE], to_end[TILE];  // a, u
+    float chunk;                                       // r
+    bool none = false;                                 // nothing decays and no document starts
+};
+
+void decay_masks(const Line& line, Int begin, Decay& decay) {
+    const Job& job = line.job;
+    alignas(64) float total[TILE], document[TILE];
+    float log2_decay = 0, documents = 0;
+    for (Int t = 0; t < TILE; t++) {
+        const bool valid = t < line.tokens(begin);
+        if (valid && job.document_starts.data) documents += *line.pointer<bool>(job.document_starts, begin + t);
+        if (valid && job.log_decay.data) log2_decay += *line.pointer(job.log_decay, begin + t) * LOG2_E;
+        total[t] = log2_decay, document[t] = documents;
+    }
+    const bool none = !job.log_decay.data && documents == 0;
+    if (none && decay.none) return;
+    decay.none = none;
+    // clamped before the power: differences to the future are positive and could overflow
+    auto clamped_exp2 = [](FloatVec exponent) {
+        const FloatVec zero = {}, least = zero + MIN_LOG2_DECAY;
+        return simd_exp2(exponent > zero ? zero : exponent < least ? least : exponent);
+    };
+    for (Int i = 0; i < TILE; i += LANES) {
+        const FloatVec total_t = lanes(total + i), document_t = lanes(document + i), zero = {};
+        FloatVec t;
+        UNROLL(j, LANES) t[j] = i + j;
+        UNROLL(s, TILE) {
+            const FloatVec weight = document_t == document[s] ? clamped_exp2(total_t - total[s]) : zero;
+            lanes(decay.mask + s * TILE + i) = t >= float(s) ? weight : zero;
+        }
+        lanes(decay.from_state + i) = document_t == 0.0f ? clamped_exp2(total_t) : zero;
+        lanes(decay.to_end + i) = document_t == documents ? clamped_exp2(log2_decay - total_t) : zero;
+    }
+    decay.chunk = decay.from_state[TILE - 1];
+}
+
+// Masked weights become 0 even where they are not finite
+void apply_mask(const Decay& decay, float* weights) {
+    for (Int i = 0; i < TILE * TILE; i += LANES) {
+        const FloatVec mask = lanes(decay.mask + i);
+        lanes(weights + i) = mask > 0.0f ? lanes(weights + i) * mask : mask;
+    }
+}
+
+}  // namespace

@@ -1,0 +1,77 @@
+// The forward pass of a span: its outputs, their denominators and the state after it.
+
+#pragma once
+
+#include "state.h"
+
+namespace {
+
+struct Forward {
+    const Line& line;
+    const Job& job = line.job;
+    const Int F = line.F, V = line.V;
+    Decay decay;
+    float *q, *k, *v, *qT, *y, *state;  // q and k are features as soon as they are loaded
+    alignas(64) float weights[TILE * TILE], denominators[TILE];
+
+    Forward(const Line& line, Scratch scratch) : line(line) {
+        for (float** x : {&q, &k, &qT}) *x = scratch.take(TILE * F);
+        for (float** x : {&v, &y}) *x = scratch.take(TILE * V);
+        state = scratch.take(state_size(line));
+    }
+
+    void run() {
+        load_state(line, job.state_before, state);
+        for (Int begin = 0; begin < job.time; begin += TILE) {
+            load(begin);
+            attention_weights();
+            outputs();
+            store(begin);
+        }
+        store_state(line, state, job.state_after);
+    }
+
+    void load(Int begin) {
+        decay_masks(line, begin, decay);
+        line.load(job.q, begin, job.features, q), line.load(job.k, begin, job.features, k);
+        line.load(job.v, begin, job.value_dim, v);
+        apply_feature_map(FeatureMap(job.feature_map), line.tokens(begin), job.features, q);
+        apply_feature_map(FeatureMap(job.feature_map), line.tokens(begin), job.features, k);
+        transpose(q, TILE, F, qT);
+    }
+
+    // The weights within the chunk, [s][t], and the denominators
+    void attention_weights() {
+        std::fill_n(weights, TILE * TILE, 0.0f);
+        add_matmul(weights, TILE, TILE, {k, F, 1}, qT, F);
+        apply_mask(decay, weights);
+
+        const float* z = state + F * V;
+        std::fill_n(denominators, TILE, 0.0f);
+        for (Int f = 0; f < F; f++)
+            for (Int t = 0; t < TILE; t++) denominators[t] += z[f] * qT[f * TILE + t];
+        for (Int t = 0; t < TILE; t++) denominators[t] *= decay.from_state[t];
+        for (Int s = 0; s < TILE; s++)
+            for (Int t = 0; t < TILE; t++) denominators[t] += weights[s * TILE + t];
+        for (float& x : denominators) x = x < MIN_DENOMINATOR ? MIN_DENOMINATOR : x;  // NaN stays NaN
+    }
+
+    // The numerators of the outputs, and the state after the chunk
+    void outputs() {
+        std::fill_n(y, TILE * V, 0.0f);
+        add_matmul(y, TILE, V, {q, F, 1}, state, F);
+        if (!decay.none) scale_rows(y, V, decay.from_state), scale_rows(k, F, decay.to_end);
+        add_matmul(y, TILE, V, {weights, 1, TILE}, v, TILE);
+        update_state(line, decay.chunk, k, v, ONES, state);
+    }
+
+    void store(Int begin) {
+        float inverse[TILE];
+        for (Int t = 0; t < TILE; t++) inverse[t] = 1 / denominators[t];
+        scale_rows(y, V, inverse);
+        line.store(job.y, begin, job.value_dim, y);
+        for (Int t = 0; t < line.tokens(begin); t++) *line.pointer(job.denominators, begin + t) = denominators[t];
+    }
+};
+
+}  // namespace

@@ -1,0 +1,97 @@
+// The arguments of a scan, and access to the tokens of one head of one row, a chunk of TILE tokens at a time. Tensors
+// are float32 or bfloat16; everything is computed in float32.
+//
+// H heads, F features, V value dim.
+
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+typedef uint32_t Bits __attribute__((may_alias));
+
+struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data` is null where there is no such tensor
+    void* data;
+    Int row, head, token;  // strides
+    Int bfloat16;          // else float32
+};
+
+struct Job {
+    Int lines, heads, time, features, value_dim, feature_map;  // a line is one head of one row
+    StridedTensor q, k, v, document_starts, log_decay, y, denominators, dy, dq, dk, dv, dlog_decay;
+    // states (lines, F, V + 1), z last: `state_after` is an output of the forward pass, `dstate_before` of the backward
+    float *state_before, *state_after;
+    float *dstate_before, *dstate_after;
+    float* scratch;                  // of all workers
+    Int scratch_size, worker, line;  // of one worker; workers that have come, and lines that are begun
+};
+
+enum FeatureMap { IDENTITY, ELU, RELU };
+
+struct Line {  // one head of one row
+    const Job& job;
+    const Int index, row, head, F, V;  // F and V padded
+
+    Line(const Job& job, Int index)
+        : job(job), index(index), row(index / job.heads), head(index % job.heads), F(padded(job.features)),
+          V(padded(job.value_dim)) {}
+
+    // The rows of a chunk, padded with zeros; those `ahead` of them are prefetched
+    void load(const StridedTensor& x, Int begin, Int width, float* rows, Int ahead = TILE) const;
+    void store(const StridedTensor& x, Int begin, Int width, const float* rows) const;
+    Int tokens(Int begin) const { return std::min(TILE, job.time - begin); }
+
+    template <typename T = float>
+    T* pointer(const StridedTensor& x, Int token) const {
+        return static_cast<T*>(x.data) + row * x.row + head * x.head + token * x.token;
+    }
+};
+
+struct Scratch {  // the memory of one worker
+    float* free;
+
+    float* take(Int size) {
+        float* taken = free;
+        free += size;
+        return taken;
+    }
+};
+
+template <typename T>
+void prefetch(const T* from, Int width) {
+    for (Int i = 0; i < width; i += 64 / sizeof(T)) __builtin_prefetch(from + i, 0, 2);
+}
+
+void Line::load(const StridedTensor& x, Int begin, Int width, float* rows, Int ahead) const {
+    for (Int t = 0; t < TILE; t++, rows += padded(width)) {
+        const Int valid = t < tokens(begin) ? width : 0;
+        if (x.bfloat16) {
+            const uint16_t* from = pointer<uint16_t>(x, begin + t);
+            for (Int i = 0; i < valid; i++) reinterpret_cast<Bits*>(rows)[i] = Bits(from[i]) << 16;
+            prefetch(from + ahead * x.token, width);
+        } else {
+            const float* from = pointer(x, begin + t);
+            std::copy_n(from, valid, rows);
+            prefetch(from + ahead * x.token, width);
+        }
+        std::fill(rows + valid, rows + padded(width), 0.0f);
+    }
+}
+
+void Line::store(const StridedTensor& x, Int begin, Int width, const float* rows) const {
+    for (Int t = 0; t < tokens(begin); t++, rows += padded(width)) {
+        if (x.bfloat16) {
+            uint16_t* into = pointer<uint16_t>(x, begin + t);
+            const Bits* from = reinterpret_cast<const Bits*>(rows);
+            for (Int i = 0; i < width; i++) {
+                const uint32_t nearest_even = (from[i] + 0x7fff + ((from[i] >> 16) & 1)) >> 16;
+                into[i] = rows[i] == rows[i] ? nearest_even : 0x7fc0;  // NaN stays NaN
+            }
+        } else {
+            std::copy_n(rows, width, pointer(x, begin + t));
+        }
+    }
+}
+
+}  // namespace

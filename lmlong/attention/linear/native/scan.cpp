@@ -1,0 +1,37 @@
+// The causal scan over a span of tokens and its gradient: the formulas of chunk.py, one head of one row at a time, in
+// chunks so small that everything stays in the nearest cache.
+//
+// An x of a chunk lies in rows, one per token; xT is its transpose, one row per feature. With both at hand every matrix
+// product multiplies single numbers with vectors: `add_matmul`. All widths are padded with zeros to multiples of TILE.
+// Constants that are not defined here come from library.py.
+
+#include "backward.h"
+
+namespace {
+
+// Run by several workers at once: each takes line after line
+template <typename Pass>
+void run_lines(Job* job) {
+    const Int worker = __atomic_fetch_add(&job->worker, 1, __ATOMIC_RELAXED);
+    while (true) {
+        const Int index = __atomic_fetch_add(&job->line, 1, __ATOMIC_RELAXED);
+        if (index >= job->lines) return;
+        const Line line(*job, index);
+        Pass(line, Scratch{job->scratch + worker * job->scratch_size}).run();
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void scan_forward(Job* job) { run_lines<Forward>(job); }
+
+void scan_backward(Job* job) { run_lines<Backward>(job); }
+
+// The floats of scratch memory that a worker needs for the backward pass of a span, which are more than for the forward
+Int scratch_size(Int time, Int features, Int value_dim) {
+    const Int F = padded(features), V = padded(value_dim);
+    return TILE * (8 * F + 5 * V + std::max(V, F)) + F * (V + 1) * (padded(time) / TILE + 2);
+}
+}

@@ -1,0 +1,68 @@
+// Features of a chunk, and the state that they are added to.
+
+#pragma once
+
+#include "decay.h"
+
+namespace {
+
+constexpr float ONES[TILE] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+// Map the rows of queries or keys to their features, in place; `derivative` is that of the feature map, if it is wanted
+void apply_feature_map(FeatureMap feature_map, Int tokens, Int width, float* rows, float* derivative = nullptr) {
+    if (feature_map == IDENTITY) return;
+    for (Int t = 0; t < TILE; t++, rows += padded(width), derivative += derivative ? padded(width) : 0) {
+        for (Int i = 0; i < padded(width); i += LANES) {
+            const FloatVec x = lanes(rows + i), zero = {};
+            const FloatVec positive = x < zero ? zero : x, negative = x > zero ? zero : x;  // NaN stays NaN
+            if (feature_map == ELU) {
+                const FloatVec exponent = negative * LOG2_E;
+                const FloatVec power = simd_exp2(exponent < -126.0f ? zero - 126.0f : exponent);
+                lanes(rows + i) = positive + power + ELU_FLOOR;
+                if (derivative) lanes(derivative + i) = power;
+            } else {
+                lanes(rows + i) = positive + RELU_FLOOR;
+                if (derivative) lanes(derivative + i) = x > zero ? zero + 1.0f : zero;
+            }
+        }
+        std::fill(rows + (t < tokens ? width : 0), rows + padded(width), 0.0f);
+    }
+}
+
+Int state_size(const Line& line) { return line.F * (line.V + 1); }  // S (F, V), then z (F,)
+
+void load_state(const Line& line, const float* from, float* state) {
+    const Int features = line.job.features, value_dim = line.job.value_dim;
+    std::fill_n(state, state_size(line), 0.0f);
+    from += line.index * features * (value_dim + 1);
+    for (Int f = 0; f < features; f++, from += value_dim + 1) {
+        std::copy_n(from, value_dim, state + f * line.V);
+        state[line.F * line.V + f] = from[value_dim];
+    }
+}
+
+void store_state(const Line& line, const float* state, float* into) {
+    const Int features = line.job.features, value_dim = line.job.value_dim;
+    into += line.index * features * (value_dim + 1);
+    for (Int f = 0; f < features; f++, into += value_dim + 1) {
+        std::copy_n(state + f * line.V, value_dim, into);
+        into[value_dim] = state[line.F * line.V + f];
+    }
+}
+
+// S = decay S + sum_t fk_t v_t^T and z = decay z + sum_t fk_t last_t, for fk and v in rows; `last` holds the last number
+// of each v, the one that makes z the last column of S
+void update_state(const Line& line, float decay, const float* fk, const float* v, const float* last, float* state) {
+    const Int F = line.F, V = line.V;
+    if (decay != 1.0f)
+        for (Int i = 0; i < state_size(line); i++) state[i] *= decay;
+    add_matmul(state, F, V, {fk, 1, F}, v, TILE);
+    float* z = state + F * V;
+    for (Int f = 0; f < F; f += LANES) {
+        FloatVec sum = {};
+        UNROLL(t, TILE) sum += lanes(fk + t * F + f) * last[t];
+        lanes(z + f) += sum;
+    }
+}
+
+}  // namespace

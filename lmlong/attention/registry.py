@@ -1,0 +1,48 @@
+"""Every attention and feature map by its name in recipes; a new one is a line here."""
+
+from collections.abc import Callable, Sequence
+
+from lmlong import recipe
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.encoder.base import EncoderAttention
+from lmlong.attention.encoder.efficient import EfficientAttention
+from lmlong.attention.encoder.full import FullAttention
+from lmlong.attention.encoder.linear import BidirectionalLinearAttention
+from lmlong.attention.encoder.linformer import linformer_layers
+from lmlong.attention.favor import Favor
+from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Relu, Softmax, Taylor
+from lmlong.attention.linear.layer import LinearAttention
+from lmlong.attention.softmax import SoftmaxAttention
+from lmlong.attention.window import WindowAttention
+
+FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
+    "elu": lambda heads, head_dim, options: Elu(head_dim),
+    "relu": lambda heads, head_dim, options: Relu(head_dim),
+    "cosine": lambda heads, head_dim, options: Cosine(head_dim),
+    "softmax": lambda heads, head_dim, options: Softmax(head_dim),
+    "taylor": lambda heads, head_dim, options: Taylor(heads, head_dim, options.taylor.width),
+    "favor": lambda heads, head_dim, options: Favor(
+        heads, head_dim, options.favor.features or 2 * head_dim, options.favor.form, options.favor.norms
+    ),
+}
+
+CAUSAL: dict[str, Callable[[int, int, recipe.Attention], CausalAttention]] = {
+    "linear": lambda heads, head_dim, options: LinearAttention(
+        heads, head_dim, FEATURE_MAPS[options.feature_map](heads, head_dim, options), options.decay
+    ),
+    "window": lambda heads, head_dim, options: WindowAttention(heads, head_dim, options.window),
+    "softmax": lambda heads, head_dim, options: SoftmaxAttention(heads, head_dim),
+}
+
+ENCODER: dict[str, Callable[[Sequence[int], int, int, recipe.Attention], list[EncoderAttention]]] = {
+    "full": lambda lengths, heads, head_dim, options: [FullAttention() for _ in lengths],
+    "linformer": lambda lengths, heads, head_dim, options: linformer_layers(
+        lengths, heads, head_dim, options.linformer
+    ),
+    "efficient": lambda lengths, heads, head_dim, options: [EfficientAttention() for _ in lengths],
+    "linear": lambda lengths, heads, head_dim, options: [
+        BidirectionalLinearAttention(FEATURE_MAPS[options.feature_map](heads, head_dim, options)) for _ in lengths
+    ],
+}
+"""(longest input of each layer, heads, head dim, options) -> the attentions of all layers, made together since
+Linformer's may share matrices."""

@@ -1,0 +1,39 @@
+"""Results of a measurement in every form that was asked for: a table, JSON, a plot."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmlong.errors import UsageError
+
+if TYPE_CHECKING:
+    from lmlong.report.figure import Figure
+
+STDOUT = Path("-")
+
+
+def check_files(json_file: Path | None, plot: Path | None) -> None:
+    """Refuse files that cannot be written, before hours are spent on what they should hold."""
+    for file in (json_file, plot):
+        if file and not os.access(file.parent, os.W_OK):
+            raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
+    if plot:
+        from lmlong.report.plot import check_format
+
+        check_format(plot)
+
+
+def show(table: str, values: Any, json_file: Path | None, plot: Path | None, figure: "Figure | None" = None) -> None:
+    """Print the table, unless JSON goes to standard output; write the values as JSON and draw the figure if asked."""
+    if plot and figure:
+        from lmlong.report.plot import save
+
+        save(figure, plot)
+    if json_file != STDOUT:
+        click.echo(table)
+    if json_file:
+        with click.open_file(str(json_file), "w", encoding="utf-8") as out:
+            out.write(json.dumps(values, indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,48 @@
+"""lmlong spectrum: the singular values of attention."""
+
+from pathlib import Path
+
+import click
+
+from lmlong.cli import options
+from lmlong.cli.output import check_files, show
+from lmlong.cli.runs import load_runs
+
+
+@click.command()
+@options.runs
+@click.option("--lengths", default="512", show_default=True, metavar="N,...", help="Tokens of a text; k is 1,024.")
+@click.option("--texts", default=8, show_default=True, type=click.IntRange(1), help="Texts at each length.")
+@options.data
+@options.tokens
+@options.json_file
+@options.plot("the spectra")
+@options.device
+def spectrum(
+    runs: tuple[str, ...],
+    lengths: str,
+    texts: int,
+    data: tuple[str, ...],
+    tokens: int | None,
+    json_file: Path | None,
+    plot: Path | None,
+    device: str,
+) -> None:
+    """Measure the singular values of each RUN's attention matrices, by layer and head.
+
+    Where a few of them hold most of the sum, keys and values can be shortened to a few slots, as Linformer does.
+
+    \b
+    Example: two lengths of one run.
+      lmlong spectrum softmax --lengths 128,512 --plot spectrum.png
+    """
+    from lmlong.evaluation.spectrum import measure_spectra
+    from lmlong.evaluation.spectrum_report import figure, table, to_json
+    from lmlong.inference.loading import open_run
+    from lmlong.report.lengths import parse_lengths
+
+    wanted = parse_lengths(lengths)
+    check_files(json_file, plot)
+    loaded = load_runs(runs, lambda run: open_run(run, device), data, tokens)
+    found = [each for run in loaded for each in measure_spectra(*run, wanted, texts)]
+    show(table(found), to_json(found), json_file, plot, figure(found) if plot else None)

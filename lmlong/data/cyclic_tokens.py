@@ -1,0 +1,52 @@
+"""The tokens of a text as a cycle in which documents begin at multiples of a factor, with padding between them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Row(NamedTuple):
+    """Tokens in the order they are read, and the next token of each; padding is eos, which has no target."""
+
+    tokens: np.ndarray  # (time,) int64
+    next_tokens: np.ndarray  # (time,) int64
+    document_starts: np.ndarray  # (time,) bool, true where the state is reset
+
+
+class CyclicTokens:
+    """The first `count` tokens of a text, or all, as a cycle: the first follows the last. `starts` are those of its
+    documents."""
+
+    def __init__(
+        self, tokens: np.ndarray, starts: np.ndarray, bos: int, eos: int, factor: int = 1, count: int | None = None
+    ):
+        self.tokens, self.bos, self.eos, self.factor = tokens, bos, eos, factor
+        self.begins = starts if len(starts) and starts[0] == 0 else np.concatenate([[0], starts])  # in the text
+        self.sizes = np.diff(self.begins, append=len(tokens) if count is None else count)
+        self.offsets = np.concatenate([[0], round_up(self.sizes, factor).cumsum()])  # of the documents in the cycle
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def row(self, begin: int, end: int) -> Row:
+        """Return the row from one position in the cycle to another."""
+        positions = np.arange(begin, end) % len(self)
+        document = np.searchsorted(self.offsets, positions, side="right") - 1
+        within = positions - self.offsets[document]
+        return self._row_at(self.begins[document] + within, within < self.sizes[document])
+
+    def piece(self, begin: int, end: int) -> Row:
+        """Return the tokens from one position in the text to another, padded to a multiple of the factor."""
+        at = np.arange(begin, begin + int(round_up(np.array(end - begin), self.factor)))
+        return self._row_at(at, at < end)
+
+    def _row_at(self, at: np.ndarray, real: np.ndarray) -> Row:
+        """Return the tokens at positions in the text, and the next token of each; padding where `real` is false."""
+        tokens, next_tokens = (self.tokens.take(at + ahead, mode="wrap").astype(np.int64) for ahead in (0, 1))
+        tokens = np.where(real, tokens, self.eos)
+        return Row(tokens, next_tokens, tokens == self.bos)
+
+
+def round_up(sizes: np.ndarray, factor: int) -> np.ndarray:
+    """Return each size rounded up to a multiple of the factor."""
+    return -(-sizes // factor) * factor

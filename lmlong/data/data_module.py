@@ -1,0 +1,88 @@
+"""The data module of each objective: batches to train on, and a text to validate on."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from lmlong.data.batches import Arrays, CausalBatch, TrainingBatches, validation_batches
+from lmlong.data.cyclic_tokens import CyclicTokens
+from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
+from lmlong.data.rows import Documents, Rows, Streams, Windows
+from lmlong.data.token_dataset import Tokens
+from lmlong.recipe import Recipe
+
+
+class DataModule(ABC):
+    """The text of a recipe as batches of its objective."""
+
+    factor = 1
+    """Documents are padded to a multiple of this many tokens."""
+
+    def __init__(self, recipe: Recipe, tokens: Tokens):
+        self.recipe, self.tokens = recipe, tokens
+        self.length = recipe.text.sequence_length
+
+    @abstractmethod
+    def training(self) -> TrainingBatches:
+        """Return all batches of the run, in order."""
+
+    @abstractmethod
+    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[Arrays]:
+        """Return the validation text or its first `limit` tokens, in batches whose number is a multiple of `ranks`."""
+
+    def rows(self) -> list[Rows]:
+        """Return the rows of each source of the training text."""
+        bos, eos = self.tokens.tokenizer.bos, self.tokens.tokenizer.eos
+        texts = [CyclicTokens(file.tokens, file.starts, bos, eos, self.factor) for file in self.tokens.train]
+        return [self._rows(text, (self.recipe.seed, number)) for number, text in enumerate(texts)]
+
+    @abstractmethod
+    def _rows(self, text: CyclicTokens, key: tuple[int, ...]) -> Rows:
+        """Return the rows of one source."""
+
+
+class CausalDataModule(DataModule):
+    """Tokens, and the next token of each as its target."""
+
+    def __init__(self, recipe: Recipe, tokens: Tokens):
+        super().__init__(recipe, tokens)
+        self.factor = recipe.model.factor  # so that the blocks of a batch begin and end together
+
+    def training(self) -> TrainingBatches:
+        training, eos = self.recipe.training, self.tokens.tokenizer.eos
+        return TrainingBatches(self.rows(), self.tokens.weights, eos, training.batch_size, training.carry_state)
+
+    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[CausalBatch]:
+        tokens, tokenizer = self.tokens.validation.tokens, self.tokens.tokenizer
+        rows = self.recipe.training.batch_size
+        return validation_batches(tokens, tokenizer.bos, tokenizer.eos, self.length, rows, limit, ranks, self.factor)
+
+    def _rows(self, text: CyclicTokens, key: tuple[int, ...]) -> Rows:
+        if self.recipe.text.rows == "documents":
+            return Documents(text, self.length, key, self.recipe.sequences_per_step)
+        return (Streams if self.recipe.training.carry_state else Windows)(text, self.length, key)
+
+
+class MaskedDataModule(DataModule):
+    """Tokens, some of them masked, and the masked ones as targets."""
+
+    def __init__(self, recipe: Recipe, tokens: Tokens):
+        super().__init__(recipe, tokens)
+        self.masker = Masker(recipe.text.masking, tokens.tokenizer)
+        self.whole_documents = recipe.text.rows == "documents"
+
+    def training(self) -> TrainingBatches:
+        rows, seed = self.recipe.training.batch_size, self.recipe.seed
+        return MaskedBatches(self.rows(), self.tokens.weights, self.masker, rows, seed)
+
+    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[MaskedBatch]:
+        text = self.tokens.validation.first(limit)
+        pieces = ValidationPieces.of(text, self.length, self.whole_documents)
+        return pieces.batches(text.tokens, self.masker, self.recipe.training.batch_size, ranks)
+
+    def _rows(self, text: CyclicTokens, key: tuple[int, ...]) -> Rows:
+        if self.whole_documents:
+            return Documents(text, self.length, key, self.recipe.sequences_per_step, packed=False)
+        return Windows(text, self.length, key)
+
+
+DATA_MODULES: dict[str, type[DataModule]] = {"causal": CausalDataModule, "masked": MaskedDataModule}

@@ -1,0 +1,137 @@
+"""Bytes on disk -> text in pieces of bounded size, exactly: no newline is translated, no byte order mark dropped."""
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+import zstandard
+
+from lmlong.errors import UsageError
+
+CHUNK = 1 << 16
+# Bounds the size of one decompressed chunk: a zstd block of four bytes may stand for 128 kB.
+COMPRESSED_CHUNK = 1 << 10
+COMPRESSED = (".gz", ".zst")
+
+Errors = Literal["strict", "replace"]
+
+
+class Measure(NamedTuple):
+    """Hash and size of a document, from one pass over it; `digest` depends on nothing but the text."""
+
+    digest: bytes
+    bytes: int  # of the text in UTF-8: those read, less those replaced, plus their replacements
+    read_bytes: int  # of the document as stored
+    replaced_bytes: int  # read, but not UTF-8
+
+
+class Skipped(NamedTuple):
+    """A document that is left out, with the reason."""
+
+    name: str
+    reason: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that can be read any number of times, a piece at a time."""
+
+    name: str
+    chunks: Callable[[], Iterator[bytes]]
+    errors: Errors = "strict"
+
+    def pieces(self) -> Iterator[str]:
+        """Iterate over the text as strings of bounded size, none of them empty."""
+        return (piece for piece, _ in decode(self.chunks(), self.name, self.errors))
+
+    def measure(self) -> Measure:
+        """Return the hash and size of the document, read once."""
+        digest, size, read, replaced = sha256(), 0, 0, 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal read
+            for chunk in self.chunks():
+                read += len(chunk)
+                yield chunk
+
+        for piece, bad in decode(counted(), self.name, self.errors):
+            data = piece.encode()
+            digest.update(data)
+            size, replaced = size + len(data), replaced + bad
+        return Measure(digest.digest(), size, read, replaced)
+
+
+def file_document(path: Path, errors: Errors) -> Document:
+    """Return a whole file as one document."""
+    return Document(str(path), lambda: read(path), errors)
+
+
+def text_document(name: str, text: str, errors: Errors) -> Document:
+    """Return a text in memory as a document; a lone surrogate in it is an error like any other."""
+    data = text.encode("utf-8", "surrogatepass")
+    return Document(name, lambda: slices(data), errors)
+
+
+def decode(chunks: Iterator[bytes], name: str, errors: str) -> Iterator[tuple[str, int]]:
+    """Iterate over pieces of text, each with the number of its bytes that were not UTF-8 and were replaced."""
+    rest, offset = b"", 0
+    for chunk in chain(chunks, [b""]):  # the empty chunk marks the end
+        data = rest + chunk
+        try:
+            text, used = codecs.utf_8_decode(data, errors, not chunk)
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{name}: byte {offset + error.start} is not UTF-8 ({error.reason}). Mend the file, or set "
+                "text.errors=replace to put U+FFFD in the place of such bytes."
+            ) from None
+        rest, offset = data[used:], offset + used
+        if text:
+            yield text, _replaced(data[:used], text)
+
+
+def _replaced(data: bytes, text: str) -> int:
+    """Return how many bytes of `data` were replaced by U+FFFD in `text`."""
+    put_in = text.count("\ufffd") - data.count("\ufffd".encode())
+    return len(data) - (len(text.encode()) - put_in * len("\ufffd".encode())) if put_in else 0
+
+
+def read(path: Path, decompress: bool = True) -> Iterator[bytes]:
+    """Iterate over the bytes of a file in chunks, decompressed if its name ends in .gz or .zst."""
+    suffix = path.suffix if decompress else ""
+    try:
+        with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
+            yield from _decompress_zst(file) if suffix == ".zst" else _chunks(file, CHUNK)
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
+        raise UsageError(f"{path}: damaged or not a {path.suffix} file ({error}).") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from None
+
+
+def slices(data: bytes) -> Iterator[bytes]:
+    """Iterate over bytes in memory, in chunks."""
+    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
+
+
+def _chunks(file: BinaryIO | gzip.GzipFile, size: int) -> Iterator[bytes]:
+    while chunk := file.read(size):
+        yield chunk
+
+
+def _decompress_zst(file: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    """Decompress all frames of a zstd file; unlike the library's stream reader, this notices a truncated last one."""
+    frame = None
+    for data in _chunks(file, COMPRESSED_CHUNK):
+        while data:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            yield from slices(frame.decompress(data))
+            data = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame:
+        raise EOFError("it ends in the middle")

@@ -1,0 +1,26 @@
+"""Random numbers and orders as pure functions: nothing to store, nothing to save, the same on every machine."""
+
+from hashlib import blake2b
+
+ROUNDS = 4
+
+
+def draw(*key: int) -> int:
+    """Return a random number below 2**64 that depends on `key` alone."""
+    return int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "big")
+
+
+def shuffled(index: int, size: int, key: tuple[int, ...]) -> int:
+    """Return the element at `index` of a random order of range(size), computed without the others.
+
+    A Feistel network permutes the numbers of an even count of bits; a result beyond `size` goes through it again.
+    """
+    half = ((size - 1).bit_length() + 1) // 2
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for turn in range(ROUNDS):
+            left, right = right, left ^ draw(*key, turn, right) & mask
+        index = left << half | right
+        if index < size:
+            return index

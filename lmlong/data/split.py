@@ -1,0 +1,82 @@
+"""The split into training and validation text, by each document's content, never by its position among others."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Literal, NamedTuple
+
+from lmlong.data.reading import Document, Measure, Skipped
+from lmlong.errors import UsageError
+
+FEW = 20  # with fewer documents the end of each is held out, since a hash could well choose none of them
+
+
+class Part(NamedTuple):
+    """The part of a document that belongs to one split, from `start` to `end` in bytes of UTF-8."""
+
+    document: Document
+    start: int
+    end: int
+    split: Literal["train", "validation"]
+    read: Measure  # of the whole document
+
+    def pieces(self) -> Iterator[str]:
+        """Iterate over the text of this part; a character that crosses a boundary belongs to the part before it."""
+        offset = 0
+        for piece in self.document.pieces():
+            data = piece.encode()
+            text = data[_character_boundary(data, self.start - offset) : _character_boundary(data, self.end - offset)]
+            if text:
+                yield text.decode()
+            offset += len(data)
+            if offset >= self.end:
+                return
+        if offset < self.end:
+            raise UsageError(f"{self.document.name}: became shorter while it was read. Try again when it is at rest.")
+
+
+def split(entries: Iterable[Document | Skipped], fraction: float) -> Iterator[Part | Skipped]:
+    """Divide documents so that about `fraction` of their text is validation; 0 and 1 give all of it to one split."""
+    measured = _measure(entries)
+    first: list[tuple[Document, Measure]] = []
+    for entry in measured:
+        if isinstance(entry, Skipped):
+            yield entry
+        else:
+            first.append(entry)
+            if len(first) == FEW:
+                break
+    divide = _by_position if len(first) < FEW and 0 < fraction < 1 else _by_hash
+    for entry in chain(first, measured):
+        if isinstance(entry, Skipped):
+            yield entry
+        else:
+            yield from divide(*entry, fraction)
+
+
+def _measure(entries: Iterable[Document | Skipped]) -> Iterator[tuple[Document, Measure] | Skipped]:
+    for entry in entries:
+        if isinstance(entry, Skipped):
+            yield entry
+        elif (measure := entry.measure()).bytes:
+            yield entry, measure
+        else:
+            yield Skipped(entry.name, "empty", measure.read_bytes)
+
+
+def _by_hash(document: Document, measure: Measure, fraction: float) -> Iterator[Part]:
+    held_out = int.from_bytes(measure.digest[:8], "big") < fraction * 2**64
+    yield Part(document, 0, measure.bytes, "validation" if held_out else "train", measure)
+
+
+def _by_position(document: Document, measure: Measure, fraction: float) -> Iterator[Part]:
+    boundary = max(1, round(measure.bytes * (1 - fraction)))
+    yield Part(document, 0, boundary, "train", measure)
+    yield Part(document, boundary, measure.bytes, "validation", measure)
+
+
+def _character_boundary(data: bytes, offset: int) -> int:
+    """Return `offset` within `data`, moved forward to the beginning of a character."""
+    offset = min(max(offset, 0), len(data))
+    while offset < len(data) and data[offset] & 0xC0 == 0x80:
+        offset += 1
+    return offset

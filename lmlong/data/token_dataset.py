@@ -1,0 +1,123 @@
+"""Documents -> token files in the cache, made once for each content of the sources and each tokenizer.
+
+A folder of the cache holds tokenizer.model, info.json, validation.tokens, train-0.tokens and so on, one for each
+training source, and beside each token file the positions at which its documents begin.
+"""
+
+import json
+from collections import Counter
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from lmlong import recipe
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.reading import Skipped
+from lmlong.data.sources import Input, open_inputs
+from lmlong.data.split import split
+from lmlong.data.token_file import Count, TokenFile, TokenWriter, read_tokens
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizer_training import tokenizer_of
+from lmlong.errors import UsageError
+from lmlong.io import manifest
+from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.manifest import Format
+
+FORMAT = Format("tokens", 3)
+
+TEXT = (".tokens", ".starts")
+"""Suffixes of the files that hold the text."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of a recipe's text, with all that training needs to know of them."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    train: list[TokenFile]  # one for each source
+    weights: list[float]  # of the sources
+    validation: TokenFile
+    info: dict[str, Any]  # what was read, skipped and written
+    identity: str  # the same for the same tokens, wherever the text was stored
+
+
+def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> Tokens:
+    """Return the tokens of a recipe's text, from the cache or made now; `tokenizer` replaces the recipe's."""
+    inputs = open_inputs(text)
+    chosen = tokenizer or tokenizer_of(inputs, text.tokenizer)
+    key = key_of(FORMAT, text.errors, chosen.hash, [(entry.source.fingerprint, entry.held_out) for entry in inputs])
+    folder = fetch(cache_folder() / "tokens" / key, FORMAT, lambda temporary: _write(temporary, inputs, chosen))
+    tokens = _open(folder, [options.weight for options in text.sources])
+    _check(tokens, text)
+    return tokens
+
+
+def _write(folder: Path, inputs: list[Input], tokenizer: Tokenizer) -> None:
+    """Write the token files to a folder of the cache."""
+    sizes = [entry.source.bytes for entry in inputs]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
+    described = []
+    with ExitStack() as stack:
+        bar = stack.enter_context(tqdm(desc="tokens", total=total, unit="B", unit_scale=True, disable=None))
+        validation = stack.enter_context(closing(TokenWriter(folder / "validation.tokens", tokenizer)))
+        for number, entry in enumerate(inputs):
+            path = folder / f"train-{number}.tokens"
+            writers = {"validation": validation}
+            if entry.held_out < 1:
+                writers["train"] = stack.enter_context(closing(TokenWriter(path, tokenizer)))
+            described.append(_write_source(entry, writers, bar))
+    tokenizer.save(folder / "tokenizer.model")
+    info = {"tokenizer": tokenizer.hash, "vocabulary": tokenizer.vocabulary, "sources": described}
+    (folder / "info.json").write_text(json.dumps(info, indent=2) + "\n")
+
+
+def _write_source(entry: Input, writers: dict[str, TokenWriter], bar: tqdm) -> dict[str, Any]:
+    """Append the documents of one source to the token files of its splits, and return counts of read and skipped."""
+    read = Counter({"documents": 0, "bytes": 0, "replaced_bytes": 0, "put_in_bytes": 0})
+    skipped: dict[str, Counter[str]] = {}
+    counts = {split: Count() for split in writers}
+    for part in split(entry.source.documents(), entry.held_out):
+        if isinstance(part, Skipped):
+            skipped.setdefault(part.reason, Counter()).update(documents=1, bytes=part.bytes)
+            continue
+        written = writers[part.split].write(part.pieces())
+        counts[part.split] = counts[part.split].add(written)
+        bar.update(written.bytes)
+        if part.start == 0:
+            found = part.read
+            put_in = found.bytes - (found.read_bytes - found.replaced_bytes)
+            read.update(documents=1, bytes=found.read_bytes, replaced_bytes=found.replaced_bytes, put_in_bytes=put_in)
+    splits = {split: counts[split]._asdict() for split in sorted(counts)}
+    return {"name": entry.source.name, "read": read, "skipped": skipped, **splits}
+
+
+def _open(folder: Path, weights: list[float]) -> Tokens:
+    tokenizer = tokenizers.load(folder / "tokenizer.model")
+    train = [read_tokens(folder / f"train-{number}.tokens", tokenizer) for number in range(len(weights))]
+    validation = read_tokens(folder / "validation.tokens", tokenizer)
+    files = manifest.read(folder, FORMAT).files
+    identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
+    return Tokens(
+        folder, tokenizer, train, weights, validation, json.loads((folder / "info.json").read_text()), identity
+    )
+
+
+def _check(tokens: Tokens, text: recipe.Text) -> None:
+    """Refuse a text that is too short to train or to validate on."""
+    need = text.sequence_length + 1 if text.rows == "windows" else 2
+    for file, source in zip(tokens.train, tokens.info["sources"], strict=False):
+        if len(file.tokens) < need:
+            raise UsageError(
+                f"{source['name']}: the training text has {len(file.tokens):,} tokens, one sequence takes {need:,}: "
+                "add text or lower text.sequence_length."
+            )
+    if not len(tokens.validation.tokens) and text.validation.sources:
+        raise UsageError("the validation text is empty: text.validation.sources hold no text. Name others.")
+    if not len(tokens.validation.tokens):
+        documents = sum(source["read"]["documents"] for source in tokens.info["sources"])
+        raise UsageError(
+            f"the validation text is empty: of {documents:,} documents, text.validation.fraction="
+            f"{text.validation.fraction} holds out none. Raise it, or name text.validation.sources."
+        )

@@ -1,0 +1,166 @@
+"""Text <-> token ids without loss: decode(encode(text)) == text for every Python string.
+
+In every tokenizer a token stands for bytes; decoding is a table of them, so streams and byte counts are exact.
+"""
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from lmlong import recipe
+from lmlong.data import sentencepiece_model
+from lmlong.errors import UsageError
+
+BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
+
+# Long texts are encoded in parts. A part ends before the first newline past PART characters, or after twice as many, so
+# that the same text gives the same tokens however it arrives.
+PART = 8192
+
+
+def _keep_surrogates(error: UnicodeError) -> tuple[str, int]:
+    """Decode a lone surrogate as `surrogatepass` does, and every other broken byte as U+FFFD."""
+    assert isinstance(error, UnicodeDecodeError)
+    try:
+        return error.object[error.start : error.start + 3].decode("utf-8", "surrogatepass")[0], error.start + 3
+    except UnicodeDecodeError:
+        return "\ufffd", error.end
+
+
+LOSSLESS = "lmlong.lossless"
+codecs.register_error(LOSSLESS, _keep_surrogates)
+
+
+class Tokenizer(ABC):
+    """A tokenizer: ids that stand for bytes, and bos and eos, which stand for the ends of a document."""
+
+    def __init__(self, file: bytes, table: list[bytes], bos: int, eos: int):
+        self.vocabulary = len(table)
+        self.bos = bos
+        self.eos = eos
+        self.token_bytes = np.array([len(data) for data in table], dtype=np.int64)
+        self.hash = sha256(file).hexdigest()
+        self.file = file
+        self._table = table
+
+    @abstractmethod
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of a text short enough to be encoded at once."""
+
+    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
+        """Iterate over the ids of a text that comes in pieces, as int64 arrays; how it is cut makes no difference."""
+        for part in _parts(pieces):
+            yield np.array(self.encode_part(part), dtype=np.int64)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; bos and eos are not added, and nothing in the text encodes to them."""
+        return [token for part in _parts([text]) for token in self.encode_part(part)]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of any ids; bytes that are no character become U+FFFD."""
+        return self.decode_bytes(tokens).decode("utf-8", LOSSLESS)
+
+    def decode_bytes(self, tokens: Iterable[int]) -> bytes:
+        """Return the bytes of ids, whether or not they are whole characters."""
+        return b"".join(self._table[token] for token in tokens)
+
+    def stream(self) -> "TextStream":
+        """Return a decoder for tokens that come one by one."""
+        return TextStream(self._table)
+
+    def save(self, path: Path | str) -> None:
+        """Write the tokenizer to a file for `load`."""
+        try:
+            Path(path).write_bytes(self.file)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """Subwords of a sentencepiece model, with byte fallback."""
+
+    def __init__(self, model: bytes, name: str):
+        self._processor = sentencepiece_model.processor(model, name)
+        table = sentencepiece_model.table(self._processor)
+        super().__init__(model, table, self._processor.bos_id(), self._processor.eos_id())
+        self._bytes = sentencepiece_model.byte_ids(self._processor)
+
+    def encode_part(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        for number, run in enumerate(sentencepiece_model.UNSAFE.split(text)):
+            if number % 2:
+                tokens.extend(self._bytes[byte] for byte in run.encode("utf-8", "surrogatepass"))
+            elif run:
+                tokens.extend(self._processor.encode(run))
+        return tokens
+
+
+class ByteTokenizer(Tokenizer):
+    """One token for each byte of UTF-8."""
+
+    def __init__(self) -> None:
+        super().__init__(BYTES_FILE, [bytes([byte]) for byte in range(256)] + [b"", b""], bos=256, eos=257)
+
+    def encode_part(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "surrogatepass"))
+
+
+class TextStream:
+    """An incremental decoder, which holds back the bytes of an incomplete character."""
+
+    def __init__(self, table: Sequence[bytes]):
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")(LOSSLESS)
+
+    def feed(self, token: int) -> str:
+        """Return the characters that this token completes."""
+        return self._decoder.decode(self._table[token])
+
+    def finish(self) -> str:
+        """Return U+FFFD for an incomplete character at the end, or nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+def load(path: Path | str) -> Tokenizer:
+    """Load a tokenizer from a file written by `save`, or from any sentencepiece .model that can be made lossless."""
+    try:
+        file = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}). A tokenizer is a file.") from None
+    return ByteTokenizer() if file == BYTES_FILE else SentencePieceTokenizer(file, str(path))
+
+
+def train(pieces: Iterable[str], options: recipe.Tokenizer) -> Tokenizer:
+    """Return the tokenizer of a recipe, trained on these pieces of text unless there is nothing to train."""
+    if options.kind == "bytes":
+        return ByteTokenizer()
+    if options.path is not None:
+        return load(options.path)
+    return SentencePieceTokenizer(sentencepiece_model.train(pieces, options), "the tokenizer just trained")
+
+
+def _parts(pieces: Iterable[str]) -> Iterator[str]:
+    """Cut a text into parts that depend on nothing but its content."""
+    rest = ""
+    for piece in pieces:
+        rest += piece
+        start = 0
+        while len(rest) - start > 2 * PART:
+            end = _cut(rest, start)
+            yield rest[start:end]
+            start = end
+        rest = rest[start:]
+    while rest:
+        end = _cut(rest, 0)
+        yield rest[:end]
+        rest = rest[end:]
+
+
+def _cut(text: str, start: int) -> int:
+    """Return the end of the part that begins at `start`."""
+    newline = text.find("\n", start + PART, start + 2 * PART)
+    return newline if newline >= 0 else min(start + 2 * PART, len(text))

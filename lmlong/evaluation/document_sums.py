@@ -1,0 +1,62 @@
+"""Sums of the loss for each document, and the standard errors of their ratios.
+
+Tokens of one document are alike, so the standard errors are over documents, not tokens.
+"""
+
+import math
+
+import numpy as np
+
+from lmlong.model.metrics import LossTotals
+
+
+class Sums:
+    """The nats, tokens and bytes of the targets of each document of a text."""
+
+    def __init__(self, documents: int):
+        self.nats, self.tokens, self.bytes = (np.zeros(documents) for _ in range(3))
+
+    def add(self, document: int, nats: float, tokens: int, size: int) -> None:
+        self.nats[document] += nats
+        self.tokens[document] += tokens
+        self.bytes[document] += size
+
+    @property
+    def documents(self) -> int:
+        """The number of documents with targets."""
+        return int(np.count_nonzero(self.tokens))
+
+    @property
+    def totals(self) -> LossTotals:
+        return LossTotals(math.fsum(self.nats), int(self.tokens.sum()), int(self.bytes.sum()))
+
+    @property
+    def nats_error(self) -> float:
+        """Standard error of the nats per token."""
+        return error_of_ratio(self.nats, self.tokens)
+
+    @property
+    def bits_error(self) -> float:
+        """Standard error of the bits per byte."""
+        return error_of_ratio(self.nats / math.log(2), self.bytes)
+
+    def bits_error_from(self, other: "Sums") -> float:
+        """Return the standard error of the change in bits per byte from other sums of the same targets."""
+        return error_of_ratio((self.nats - other.nats) / math.log(2), self.bytes)
+
+    def above(self, other: "Sums") -> tuple[float, float]:
+        """Return by how many nats per token these exceed others on the same targets, and the standard error."""
+        assert np.array_equal(self.tokens, other.tokens), "not the same targets"
+        more = self.nats - other.nats
+        return float(more.sum() / self.tokens.sum()), error_of_ratio(more, self.tokens)
+
+
+def error_of_ratio(above: np.ndarray, below: np.ndarray) -> float:
+    """Return the standard error of sum(above) / sum(below) over independent pairs; nan for fewer than two."""
+    counted = below > 0
+    above, below = above[counted], below[counted]
+    count = len(below)
+    if count < 2:
+        return math.nan
+    off = above - above.sum() / below.sum() * below
+    return math.sqrt(count / (count - 1) * float((off**2).sum())) / float(below.sum())

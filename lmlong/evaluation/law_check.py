@@ -1,0 +1,188 @@
+"""The laws of causal attention, held against a trained model: in its own number format, on its own device.
+
+How exact a format is differs from model to model, so it is measured: the definition of the same model, a full matrix of
+weights in each layer, is computed in the model's format and in float64, and four times their distance is allowed.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.attention import laws
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.laws import Inputs, Subject
+from lmlong.evaluation.state_health import Denominators, denominators
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.state_size import size
+from lmlong.model.decode.fast_step import make_fast_step
+from lmlong.model.language_model import LanguageModel
+
+MIN_DENOMINATOR = 1e-20
+"""Ten orders of magnitude above where denominators are clamped."""
+
+FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
+
+
+class Verdict(NamedTuple):
+    """One law, and how far a model is from it."""
+
+    number: int  # in attention/laws.py
+    law: str
+    measured: float
+    allowed: float
+
+    @property
+    def kept(self) -> bool:
+        return self.measured <= self.allowed
+
+
+class LawReport(NamedTuple):
+    verdicts: list[Verdict]
+    denominators: list[Denominators]
+    precision: str
+    rows: int
+    tokens: int
+
+    @property
+    def kept(self) -> bool:
+        return all(verdict.kept for verdict in self.verdicts)
+
+
+@torch.no_grad()
+def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor) -> LawReport:
+    """Hold every law against the model, over tokens (rows, time) and the first tokens of their documents."""
+    model, precision = loaded.model, loaded.recipe.training.precision
+    with _step_in_torch(model):
+        with _autocast(model, precision):
+            found = denominators(model, tokens, document_starts)
+            text = (tokens, document_starts)
+            verdicts = [*_same_text(model, precision, text), _state_size(model, tokens), _scales(model)]
+        smallest = min((bucket.smallest for bucket in found), default=1.0)
+        # a bound from above, like all others
+        inverse = 1 / smallest if smallest > 0 else float("inf")
+        verdicts.append(Verdict(10, "1 / smallest denominator", inverse, 1 / MIN_DENOMINATOR))
+        if loaded.fast_step_at_once:
+            verdicts.append(_fast_step(model, tokens))
+    return LawReport(verdicts, found, precision, *tokens.shape)
+
+
+def _same_text(model: LanguageModel, precision: str, text: Inputs) -> Iterator[Verdict]:
+    """Laws 1 to 7: ways of computing the same text."""
+    tokens, document_starts = text
+    assert tokens is not None and document_starts is not None
+    subject, time = _subject(model), tokens.shape[1]
+    with torch.autocast(tokens.device.type, enabled=False):
+        truth = _by_definition(copy.deepcopy(model).double(), text)
+    # states are in float32 whatever the format is, and summed in another order each way
+    rounding = max(torch.finfo(FORMATS.get(precision, torch.float32)).eps, 4 * torch.finfo(torch.float32).eps)
+    allowed = 4 * max(laws.error(_by_definition(model, text), truth), rounding)
+    other = (tokens.roll(1, 0).flip(1), document_starts.flip(1))
+    # rows that complete blocks at different times may be batched in more than one way, each as good: one row has one
+    row = text if model.hourglass is None else (tokens[:1], document_starts[:1])
+    logits, _ = subject.forward(text, subject.init_state(len(tokens)))
+
+    yield Verdict(1, "forward = definition in float64", laws.error(logits, truth), allowed)
+    yield Verdict(2, "token by token = forward", laws.steps_equal_forward(subject, row), allowed)
+    parts = laws.cuts_change_nothing(subject, row, [1, time // 3, time // 2])
+    yield Verdict(3, "any cut = forward", parts, allowed)
+    cuts = (1, time // 3, time // 2, time - 1)
+    future = max(laws.future_leaves_past(subject, text, other, position) for position in cuts)
+    yield Verdict(4, "the future never changes the past", future, 0.0)
+    yield Verdict(5, "a state is not modified", laws.state_is_not_modified(subject, text), 0.0)
+    yield Verdict(6, "rows are independent", laws.rows_are_independent(subject, text, other), 0.0)
+    begins = [0, time // 3, time // 3 + 1, time // 2]
+    starts = torch.zeros_like(document_starts).index_fill(1, torch.tensor(begins, device=tokens.device), True)
+    packed = laws.documents_are_independent(subject, (tokens, starts), (tokens, None), begins)
+    yield Verdict(7, "packed documents are independent", packed, allowed)
+
+
+def _state_size(model: LanguageModel, tokens: Tensor) -> Verdict:
+    read = [model.layer_tokens(layer, tokens.shape[1]) for layer in range(len(model.blocks))]
+    declared = sum(attention.state_numbers(time) for attention, time in zip(model.attentions, read, strict=True))
+    _, state = model.hidden_states(tokens[:1])
+    held = sum(size(block.attention).numbers for block in state.blocks)
+    return Verdict(8, "numbers in the state beyond those declared", float(abs(held - declared)), 0.0)
+
+
+def _scales(model: LanguageModel) -> Verdict:
+    """Law 9: inputs of any size that the attention promises to bear give outputs that are finite and not 0."""
+    bad = 0
+    for attention in {type(attention): attention for attention in model.attentions}.values():
+        for scale in (1e-4, 1e-2, 1.0, 1e2, 1e4):
+            y = _random_output(attention, min(scale, attention.largest_scale), model.embedding.weight)
+            bad += int((~y.isfinite()).sum()) + int((y.float().norm(dim=-1) == 0).sum())
+    return Verdict(9, "outputs not finite or dead at scales 1e-4 to 1e4", float(bad), 0.0)
+
+
+def _random_output(attention: CausalAttention, scale: float, like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, attention.heads, 300, attention.head_dim)
+    q, k, v = (torch.randn(shape, generator=generator).to(like) for _ in range(3))
+    log_decay = torch.full(shape[:3], -0.01, device=like.device) if attention.gated else None
+    state = attention.init_state(1, like.device, like.dtype)
+    return attention(q * scale, k * scale, v, state, None, log_decay)[0]
+
+
+def _subject(model: LanguageModel) -> Subject:
+    """Return the model as the laws see it: (tokens, document_starts) to logits."""
+
+    def forward(x: Inputs, state: Any) -> tuple[Tensor, Any]:
+        assert x[0] is not None
+        return model(x[0], state, x[1])
+
+    def step(x: Inputs, state: Any) -> tuple[Tensor, Any]:
+        tokens, document_starts = x
+        assert tokens is not None
+        if document_starts is not None:  # `step` goes on with a document, it begins none
+            return model(tokens, state, document_starts)
+        logits, state = model.step(tokens[:, 0], state)
+        return logits[:, None], state
+
+    return Subject(model.init_state, forward, step)
+
+
+def _fast_step(model: LanguageModel, tokens: Tensor) -> Verdict:
+    """Law 11: the step that texts are generated by, which computes in float32 whatever the model was trained in."""
+    text = (tokens if model.hourglass is None else tokens[:1], None)
+    truth = _by_definition(copy.deepcopy(model).double(), text)
+    allowed = 4 * max(laws.error(_by_definition(model, text), truth), 4 * torch.finfo(torch.float32).eps)
+    fast = copy.copy(model)
+    fast.fast_step = make_fast_step(fast)
+    subject = Subject(model.init_state, _subject(model).forward, _subject(fast).step)
+    error = laws.steps_equal_forward(subject, text)
+    return Verdict(11, "fast decode step = forward, in float32", error, allowed)
+
+
+def _by_definition(model: LanguageModel, text: Inputs) -> Tensor:
+    """Return the logits of a text by the reference of each layer's attention."""
+
+    def replace(attention: CausalAttention, inputs: tuple[Any, ...], output: tuple[Tensor, Any]) -> Any:
+        q, k, v, _, *others = inputs
+        return attention.reference(q, k, v, *others).to(v.dtype), output[1]
+
+    tokens, document_starts = text
+    assert tokens is not None
+    with ExitStack() as hooks:
+        for attention in model.attentions:
+            hooks.callback(attention.register_forward_hook(replace).remove)
+        return model(tokens, None, document_starts)[0]
+
+
+@contextmanager
+def _step_in_torch(model: LanguageModel) -> Iterator[None]:
+    """While this lasts, the model decodes by torch."""
+    fast_step, model.fast_step = model.fast_step, None
+    try:
+        yield
+    finally:
+        model.fast_step = fast_step
+
+
+def _autocast(model: LanguageModel, precision: str) -> AbstractContextManager:
+    """Return the number format the model was trained in."""
+    dtype = FORMATS.get(precision, torch.float32)
+    return torch.autocast(model.embedding.weight.device.type, dtype, enabled=dtype != torch.float32)

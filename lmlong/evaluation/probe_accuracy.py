@@ -1,0 +1,123 @@
+"""Accuracy of the likeliest token where a text repeats something, by how far back it was said."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from lmlong.data.token_file import TokenFile
+from lmlong.errors import UsageError
+from lmlong.evaluation.document_sums import error_of_ratio
+from lmlong.evaluation.probes import PROBES, SHORTEST, ProbeText, Trial
+from lmlong.evaluation.scorer import TOKENS_AT_ONCE
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.report.lengths import name_length
+
+DISTANCES = (64, 256, 1024, 4096)
+"""The default distances, in tokens."""
+
+TEXT = 100_000
+"""Tokens of the held-out text used as filler; longer distances repeat them."""
+
+
+class ProbeScore(NamedTuple):
+    """The answers to one probe at one distance."""
+
+    probe: str
+    distance: int
+    right: np.ndarray  # (trials,)
+    asked: np.ndarray  # (trials,)
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.right.sum() / self.asked.sum())
+
+    @property
+    def error(self) -> float:
+        """Standard error over the trials."""
+        return error_of_ratio(self.right, self.asked)
+
+
+class ProbeResult(NamedTuple):
+    """All answers of one model."""
+
+    name: str
+    trained_length: int
+    scores: list[ProbeScore]
+
+
+def measure_probes(
+    name: str,
+    loaded: TrainedLanguageModel,
+    text: TokenFile,
+    probes: Sequence[str],
+    distances: Sequence[int],
+    trials: int,
+    seed: int,
+) -> ProbeResult:
+    """Return how many answers of a model are right, by probe and distance."""
+    if distances[0] < SHORTEST:
+        raise UsageError(f"--lengths: {distances[0]} is too short for a probe. Give lengths from {SHORTEST} up.")
+    source = _probe_text(loaded, text)
+    found = []
+    total = len(probes) * trials * sum(distances)
+    with tqdm(total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
+        for probe, distance in product(probes, distances):
+            bar.set_description(f"{name}: {probe} at {name_length(distance)}")
+            key = (seed, list(PROBES).index(probe), distance)
+            texts = (PROBES[probe](source, distance, np.random.default_rng([*key, row])) for row in range(trials))
+            right, asked = [], []
+            for few in _batches(texts):
+                for correct in answered(loaded.model, few, loaded.tokenizer.bos):
+                    right.append(correct.sum())
+                    asked.append(len(correct))
+                bar.update(distance * len(few))
+            found.append(ProbeScore(probe, distance, np.array(right, float), np.array(asked, float)))
+    return ProbeResult(name, loaded.recipe.text.sequence_length, found)
+
+
+@torch.inference_mode()
+def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np.ndarray]:
+    """Return for each trial whether each token asked for is the likeliest one."""
+    longest = max(len(trial.tokens) for trial in trials)
+    tokens = np.full((len(trials), longest + 1), bos)  # one more at the front begins the document
+    asked = np.zeros((len(trials), longest), dtype=bool)
+    for row, trial in enumerate(trials):
+        tokens[row, 1 : len(trial.tokens) + 1] = trial.tokens
+        asked[row, trial.asked] = True
+    given = torch.from_numpy(tokens).to(model.embedding.weight.device)
+    places = torch.from_numpy(asked).to(given.device)
+    correct, state = torch.zeros_like(places), None
+    for begin in range(0, longest, PIECE):
+        end = min(begin + PIECE, longest)
+        hidden, state = model.hidden_states(given[:, begin:end], state)
+        wanted = places[:, begin:end]
+        if wanted.any():
+            likeliest = model.logits(hidden[wanted]).argmax(-1)
+            correct[:, begin:end][wanted] = likeliest == given[:, begin + 1 : end + 1][wanted]
+    return [correct[row][places[row]].cpu().numpy() for row in range(len(trials))]
+
+
+def _batches(trials: Iterator[Trial]) -> Iterator[list[Trial]]:
+    """Yield as many trials together as make about TOKENS_AT_ONCE tokens."""
+    held: list[Trial] = []
+    for trial in trials:
+        held.append(trial)
+        if len(held) * len(trial.tokens) >= TOKENS_AT_ONCE:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+def _probe_text(loaded: TrainedLanguageModel, text: TokenFile) -> ProbeText:
+    """Return the held-out text without bos and eos, and its words."""
+    tokenizer = loaded.tokenizer
+    tokens = np.asarray(text.tokens[:TEXT])
+    tokens = tokens[tokenizer.token_bytes[tokens] > 0]
+    return ProbeText(tokenizer, tokens, sorted(set(re.findall(r"\b[a-z]{4,8}\b", tokenizer.decode(tokens)))))

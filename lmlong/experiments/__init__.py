@@ -1,0 +1,1 @@
+"""Models trained in order to be compared."""

@@ -1,0 +1,139 @@
+"""The error of random features against softmax attention: by number and form of the features, by size of the inputs.
+
+S seeds, T tokens, D width, M features.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lmlong.attention.favor import Norms, draw_projection
+from lmlong.attention.linear.naive import quadratic
+from lmlong.attention.softmax import causal_mask
+
+Form = Literal["positive", "hyperbolic", "trig"]
+
+WIDTHS = (16, 64)
+DEVIATIONS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+FEATURES = (16, 32, 64, 128, 256)
+TOKENS = 128
+
+
+class FeatureSetting(NamedTuple):
+    """One kind of random features, and the inputs it is tried on."""
+
+    width: int
+    deviation: float  # of the entries of queries and keys
+    features: int  # as wide for each form, so trig and hyperbolic draw half as many rows
+    form: Form
+    orthogonal: bool
+    norms: Norms
+
+
+class FeatureError(NamedTuple):
+    """The error of causal attention's outputs relative to their norm, over the seeds."""
+
+    setting: FeatureSetting
+    median: float
+    lower: float  # quartiles
+    upper: float
+
+
+def study_approximation(
+    seeds: int = 40,
+    widths: Sequence[int] = WIDTHS,
+    deviations: Sequence[float] = DEVIATIONS,
+    features: Sequence[int] = FEATURES,
+) -> list[FeatureError]:
+    """Measure every form, with orthogonal and independent rows of every kind of norm; each seed has its own inputs."""
+    forms: tuple[Form, ...] = get_args(Form)
+    norms: tuple[Norms, ...] = get_args(Norms)
+    settings = [
+        FeatureSetting(*values) for values in product(widths, deviations, features, forms, (True, False), norms)
+    ]
+    return [measure_error(setting, seeds) for setting in tqdm(settings, leave=False, disable=None)]
+
+
+def measure_error(setting: FeatureSetting, seeds: int) -> FeatureError:
+    """Measure the errors of one setting."""
+    q, k, v = _inputs(setting, seeds)
+    mask = causal_mask(TOKENS, q.device)
+    truth = (q @ k.mT / setting.width**0.5).masked_fill(~mask, -torch.inf).softmax(-1) @ v
+    rows = torch.stack([_rows(setting, seed) for seed in range(seeds)])[:, None]
+    scale = setting.width**-0.25
+    features = _features(q * scale, rows, setting.form), _features(k * scale, rows, setting.form)
+    errors = (quadratic(*features, v) - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
+    lower, median, upper = errors.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=errors.dtype)).tolist()
+    return FeatureError(setting, median, lower, upper)
+
+
+def _inputs(setting: FeatureSetting, seeds: int) -> Iterator[Tensor]:
+    """Yield queries, keys and values (S, 1, T, D), the same for every form; for each seed by a generator of its own."""
+    for part in range(3):
+        drawn = torch.stack(
+            [
+                torch.randn(
+                    TOKENS, setting.width, generator=torch.Generator().manual_seed(3 * seed + part), dtype=torch.float64
+                )
+                for seed in range(seeds)
+            ]
+        )
+        yield drawn[:, None] * (1.0 if part == 2 else setting.deviation)
+
+
+def _rows(setting: FeatureSetting, seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(1_000_003 + seed)
+    count = setting.features if setting.form == "positive" else setting.features // 2
+    return draw_projection(count, setting.width, setting.norms, draw, setting.orthogonal)
+
+
+def _features(x: Tensor, rows: Tensor, form: Form) -> Tensor:
+    """Return one of the three forms as its paper writes it; a constant factor is left out, since it cancels."""
+    u, half_square = x @ rows.mT, x.square().sum(-1, keepdim=True) / 2
+    if form == "positive":
+        return (u - half_square).exp()
+    if form == "hyperbolic":
+        return torch.cat([u, -u], dim=-1).sub(half_square).exp()
+    return torch.cat([u.cos(), u.sin()], dim=-1) * half_square.exp()
+
+
+class ApproximationCase(NamedTuple):
+    """The errors at one width and deviation, with as many features as were tried at most."""
+
+    width: int
+    deviation: float
+    forms: dict[str, float]  # orthogonal rows, chi norms
+    norms: dict[str, float]  # positive features, orthogonal rows
+    gain: float  # error of independent rows over that of orthogonal ones: positive, chi; the median over all numbers
+
+    @property
+    def winner(self) -> str:
+        return min(self.forms, key=lambda form: self.forms[form])
+
+
+def approximation_cases(results: Sequence[FeatureError]) -> list[ApproximationCase]:
+    """Return a summary for each width and deviation."""
+    median = {result.setting: result.median for result in results}
+    numbers = sorted({setting.features for setting in median})
+    found = []
+    for width, deviation in sorted({(setting.width, setting.deviation) for setting in median}):
+
+        def of(features: int, form: Form, orthogonal: bool = True, norms: Norms = "chi") -> float:
+            return median[FeatureSetting(width, deviation, features, form, orthogonal, norms)]  # noqa: B023
+
+        gains = [of(m, "positive", orthogonal=False) / of(m, "positive") for m in numbers]
+        found.append(
+            ApproximationCase(
+                width,
+                deviation,
+                {form: of(numbers[-1], form) for form in get_args(Form)},
+                {norms: of(numbers[-1], "positive", norms=norms) for norms in get_args(Norms)},
+                statistics.median(gains),
+            )
+        )
+    return found

@@ -1,0 +1,106 @@
+"""Attentions trained alike: same text, same tokens, same learning rates to choose from, several seeds."""
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lmlong.data.token_dataset import prepare
+from lmlong.experiments.kept_results import KeptResult
+from lmlong.inference.loading import load
+from lmlong.inference.state_size import state_size
+from lmlong.model.base import count_parameters
+from lmlong.recipe import Recipe
+from lmlong.recipe import file as recipe_file
+from lmlong.training.metrics_log import read_entries
+from lmlong.training.run import train
+
+CANDIDATES = {
+    "softmax": ["kind=softmax"],
+    "window": ["kind=window", "window=64"],
+    "elu": ["feature_map=elu", "decay=none"],
+    "relu": ["feature_map=relu", "decay=none"],
+    "cosine": ["feature_map=cosine", "decay=none"],
+    "softmax-features": ["feature_map=softmax", "decay=none"],
+    "taylor": ["feature_map=taylor", "decay=none"],
+    "favor": ["feature_map=favor", "decay=none"],
+    "elu-learned": ["feature_map=elu", "decay=learned"],
+    "elu-learned-window": ["kind=[linear, linear, linear, window]", "feature_map=elu", "decay=learned", "window=64"],
+}
+"""What is compared, by name: options below model.attention."""
+
+
+class ComparedRun(NamedTuple):
+    """The result of one run."""
+
+    candidate: str
+    rate: float
+    seed: int
+    bits_per_byte: float
+    tokens: int
+    tokens_per_second: float
+    parameters: int
+    state_bytes: int  # after as many tokens as a training sequence has
+
+
+class CandidateResult(NamedTuple):
+    """One candidate at its best learning rate, over all seeds."""
+
+    name: str
+    runs: list[ComparedRun]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(run.bits_per_byte for run in self.runs)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over the seeds; 0 for a single one."""
+        return statistics.stdev(run.bits_per_byte for run in self.runs) if len(self.runs) > 1 else 0.0
+
+
+def compare_attentions(
+    recipe: str, overrides: Sequence[str], names: Sequence[str], rates: Sequence[float], seeds: int, out: Path
+) -> tuple[list[CandidateResult], list[ComparedRun]]:
+    """Return the results and all runs; each run has a folder under `out`, and is continued or reused if it exists.
+
+    The learning rate is chosen by the first seed; the others run at the best one only.
+    """
+    results, runs = [], []
+    for name in names:
+        first = [trained_run(recipe, overrides, name, rate, 0, out) for rate in rates]
+        best = min(first, key=lambda run: run.bits_per_byte)
+        more = [trained_run(recipe, overrides, name, best.rate, seed, out) for seed in range(1, seeds)]
+        results.append(CandidateResult(name, [best, *more]))
+        runs += [*first, *more]
+    return results, runs
+
+
+def trained_run(recipe: str, overrides: Sequence[str], name: str, rate: float, seed: int, out: Path) -> ComparedRun:
+    """Train a candidate, unless `out` holds its run."""
+    options = [f"model.attention.{option}" for option in CANDIDATES[name]]
+    chosen = recipe_file.load(recipe, [*overrides, *options, f"training.learning_rate={rate}", f"seed={seed}"])
+    made_of = {"recipe": chosen.model_dump(), "text": prepare(chosen.text).identity}
+    kept = KeptResult(out, f"{name}-{rate:g}-{seed}", made_of)
+
+    def made() -> dict[str, Any]:
+        print(f"{name}, learning rate {rate:g}, seed {seed}", file=sys.stderr)
+        outcome = train(chosen, kept.folder, resume="auto")
+        if outcome.signal is not None:  # half a run is no result; the same command goes on with it
+            raise SystemExit(128 + outcome.signal)
+        return ComparedRun(name, rate, seed, *_measured(kept.folder, chosen))._asdict()
+
+    return ComparedRun(**kept.get(made))
+
+
+def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int]:
+    """Return the numbers of a finished run; its speed is the median of its log, which no pause distorts."""
+    lines = read_entries(folder / "metrics.jsonl")
+    bits = next(line["validation"]["bits_per_byte"] for line in reversed(lines) if "validation" in line)
+    speed = statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
+    training, length = recipe.training, recipe.text.sequence_length
+    tokens = lines[-1]["step"] * training.batch_size * training.accumulate * length
+    model = load(folder).model
+    state = state_size(model)
+    return bits, tokens, speed, count_parameters(model), state.empty.bytes + length * state.per_token.bytes

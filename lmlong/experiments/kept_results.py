@@ -1,0 +1,53 @@
+"""Results kept in files, each under the hash of all its settings, so that none is taken for another."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmlong import __version__
+from lmlong.errors import UsageError
+from lmlong.io.cache import key_of
+from lmlong.io.files import flush, read_signed, signed
+from lmlong.model.device import describe_machine, pick_device
+
+
+class KeptResult:
+    """The file of one result below `out`; its name ends in a hash of the settings, which it holds too."""
+
+    def __init__(self, out: Path, label: str, settings: dict[str, Any]):
+        device = pick_device("auto")
+        by = {
+            "lmlong": __version__,
+            "torch": torch.__version__,
+            "machine": describe_machine(device),
+        }
+        self.settings = json.loads(json.dumps({**settings, "by": by}))
+        self.name = f"{label}-{key_of(self.settings)[:12]}"
+        self.file = out / f"{self.name}.json"
+        self.folder = out / self.name
+        """A folder for other files of the same experiment."""
+
+    def get(self, make: Callable[[], Any]) -> Any:
+        """Return the result as JSON values: the kept one, or one made now."""
+        if (known := self._read()) is not None:
+            return known["result"]
+        try:  # before hours are spent on what could not be kept
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self.file.parent}: no place for results ({error.strerror}). Name another.") from None
+        text = signed({"settings": self.settings, "result": make()})
+        staged = self.file.with_name(f".{self.file.name}.partial")
+        staged.write_text(text, encoding="utf-8")
+        flush(staged)
+        staged.replace(self.file)
+        return json.loads(text)["result"]
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            known = read_signed(self.file.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return known if known.get("settings") == self.settings else None

@@ -1,0 +1,90 @@
+"""Attentions trained on associative recall: how many pairs fit into a state of which width."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lmlong.experiments.kept_results import KeptResult
+from lmlong.experiments.recall_data import RecallScore
+from lmlong.experiments.recall_grid import RecallGrid
+from lmlong.experiments.recall_model import TESTS, answers_of, one_thread, recall_options, recall_scores, train_recall
+from lmlong.inference.state_size import state_size
+from lmlong.model.base import count_parameters
+from lmlong.report.json_values import json_values
+
+
+class RecallResult(NamedTuple):
+    """The scores of one model."""
+
+    candidate: str
+    width: int
+    rate: float
+    seed: int
+    parameters: int
+    state_bytes: int  # after the longest row
+    scores: dict[int, RecallScore]  # by number of pairs
+
+    @property
+    def mean(self) -> float:
+        """The mean of the accuracies, every number of pairs counting alike."""
+        return sum(score.accuracy for score in self.scores.values()) / len(self.scores)
+
+
+@one_thread()
+def study_recall(
+    grid: RecallGrid, names: Sequence[str], seed: int, out: Path
+) -> tuple[list[RecallResult], list[RecallResult]]:
+    """Return the best model of each candidate and width, and all models; what `out` holds is not trained again."""
+    models = [(name, width) for name in names for width in grid.widths]
+    for name, width in models:
+        recall_options(name, width)  # what cannot be built is refused before the first is trained
+    best, runs = [], []
+    for name, width in models:
+        tried = list(search(grid, name, width, seed, out))
+        best.append(max(tried, key=lambda run: run.mean))
+        runs += tried
+    return best, runs
+
+
+def search(grid: RecallGrid, name: str, width: int, seed: int, out: Path) -> Iterator[RecallResult]:
+    """Yield a model for each learning rate, up to one that answers everything: none could be better."""
+    for rate in grid.rates:
+        run = trained_recall(grid, name, width, rate, seed, out)
+        yield run
+        if run.mean == 1:
+            return
+
+
+def trained_recall(grid: RecallGrid, name: str, width: int, rate: float, seed: int, out: Path) -> RecallResult:
+    """Train and score a model, unless `out` holds its result for the same settings."""
+    options = recall_options(name, width)
+    made_of = {
+        "grid": grid._replace(widths=(width,), rates=(rate,))._asdict(),
+        "model": options.model_dump(),
+        "seed": seed,
+        "tests": TESTS,
+    }
+
+    def made() -> dict[str, Any]:
+        model = train_recall(grid, options, rate, seed)
+        state = state_size(model)
+        size = state.empty.bytes + grid.tokens_per_pair * max(grid.pairs) * state.per_token.bytes
+        scores = recall_scores(partial(answers_of, model), grid, seed)
+        recalled = ", ".join(f"{score.accuracy:.3f} of {pairs}" for pairs, score in scores.items())
+        print(f"{name}, width {width}, learning rate {rate:g}: recalls {recalled} pairs", file=sys.stderr)
+        return to_json(RecallResult(name, width, rate, seed, count_parameters(model), size, scores))
+
+    return _from_json(KeptResult(out, f"{name}-{width}-{rate:g}-{seed}", made_of).get(made))
+
+
+def to_json(result: RecallResult) -> dict[str, Any]:
+    """Return the result of a model, its scores as a list."""
+    scores = [{"pairs": pairs, **score._asdict()} for pairs, score in result.scores.items()]
+    return json_values({**result._asdict(), "scores": scores})
+
+
+def _from_json(values: dict[str, Any]) -> RecallResult:
+    scores = {line["pairs"]: RecallScore(line["right"], line["asked"]) for line in values["scores"]}
+    return RecallResult(**{**values, "scores": scores})

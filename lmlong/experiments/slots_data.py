@@ -1,0 +1,102 @@
+"""The data of the slots experiment: texts of which some tokens are hidden.
+
+R rows, T tokens.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.data.masking import Masker
+from lmlong.data.token_dataset import prepare
+from lmlong.experiments.slots_grid import AT_ONCE, EncoderSetting
+from lmlong.model.loss import IGNORED
+from lmlong.recipe import file as recipe_file
+from lmlong.recipe.text import Masking
+
+HIDDEN = 0.5
+"""Share of the second half of a copy that is hidden."""
+
+SYMBOLS = 16
+"""The number of symbols of copies: without looking back, one guess in so many is right."""
+
+TESTS = 16
+"""The blocks of AT_ONCE tokens in a test."""
+
+
+class MaskedBatch(NamedTuple):
+    """Rows with the mask token where a token is hidden, which is the target there."""
+
+    tokens: Tensor  # (R, T)
+    targets: Tensor  # (R, T), IGNORED where nothing is hidden
+
+
+class MaskedTask(NamedTuple):
+    """The batches of training and of the test, each a function of its number."""
+
+    vocabulary: int
+    identity: list[object]  # of what is read
+    step: Callable[[int], MaskedBatch]
+    test: Callable[[int], MaskedBatch]
+
+
+def task_of(setting: EncoderSetting, seed: int) -> MaskedTask:
+    return copies(setting.length, seed) if setting.task == "copies" else words(setting.length, seed)
+
+
+def copies(length: int, seed: int) -> MaskedTask:
+    """Return random symbols said twice, some hidden the second time: only the token length / 2 before tells them."""
+
+    def drawn(*key: int) -> MaskedBatch:
+        draw = np.random.default_rng((seed, *key))
+        said = draw.integers(SYMBOLS, size=(AT_ONCE // length, length // 2))
+        chosen = draw.random(said.shape) < HIDDEN
+        again = np.where(chosen, SYMBOLS, said), np.where(chosen, said, IGNORED)
+        first = said, np.full_like(said, IGNORED)
+        return MaskedBatch(
+            *(torch.from_numpy(np.concatenate(halves, axis=1)) for halves in zip(first, again, strict=True))
+        )
+
+    return MaskedTask(
+        SYMBOLS, [SYMBOLS, HIDDEN, AT_ONCE, TESTS], lambda step: drawn(0, step), lambda number: drawn(1, number)
+    )
+
+
+def words(length: int, seed: int) -> MaskedTask:
+    """Return windows of the text of the recipe `compare`; the same tokens of the test are hidden at every length."""
+    tokens = prepare(recipe_file.load("compare").text)
+    (train,), test, vocabulary = tokens.train, tokens.validation.tokens, tokens.tokenizer.vocabulary
+    masker = Masker(Masking(kind="plain"), tokens.tokenizer)
+
+    def windows(text: np.ndarray, begins: np.ndarray, *key: int) -> MaskedBatch:
+        rows = [masker.mask_row(text[begin : begin + length].astype(np.int64), key, begin) for begin in begins.tolist()]
+        return MaskedBatch(*(torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True)))
+
+    def step(number: int) -> MaskedBatch:
+        draw = np.random.default_rng((seed, number))
+        begins = draw.integers(len(train.tokens) - length, size=AT_ONCE // length)
+        return windows(train.tokens, begins, seed, 0, number)
+
+    def block(number: int) -> MaskedBatch:
+        begin = number * ((len(test) - AT_ONCE) // TESTS)
+        return windows(test, np.arange(begin, begin + AT_ONCE, length), seed, 1)
+
+    return MaskedTask(vocabulary, [tokens.identity, AT_ONCE, TESTS], step, block)
+
+
+def encoder_options(setting: EncoderSetting, width: int) -> recipe.Model:
+    """Return two layers with heads of width 32, alike in all but the attention."""
+    linformer = recipe.Linformer.model_validate({"projected": setting.slots or 1, "sharing": setting.sharing})
+    return recipe.Model(
+        width=width,
+        layers=2,
+        heads=max(width // 32, 1),
+        convolution=0,
+        attention=recipe.Attention(
+            kind="full" if setting.slots is None else "linformer", decay="none", linformer=linformer
+        ),
+    )

@@ -1,0 +1,49 @@
+"""The training loop of the experiments: small models in float32, trained from batches made on the fly."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lmlong import recipe
+from lmlong.model.base import TextModel
+from lmlong.model.device import pick_device
+from lmlong.model.loss import IGNORED
+from lmlong.training.optimizer import make_optimizer, make_schedule
+
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets (B, T); targets are IGNORED where nothing is predicted."""
+
+Model = TypeVar("Model", bound=TextModel)
+
+
+def seeded(seed: int, make: Callable[[], Model]) -> Model:
+    """Return a model on the device of this machine, its weights drawn from a seed of their own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make().to(pick_device("auto"))
+
+
+def fit(
+    model: TextModel, batches: Callable[[int], Sequence[Batch]], steps: int, learning_rate: float, bar_row: int = 0
+) -> None:
+    """Train a model by AdamW with warm-up over a tenth of the steps.
+
+    `batches(step)` are the batches of one step, whose mean losses count alike.
+    """
+    device = model.embedding.weight.device
+    options = recipe.Training(steps=steps, learning_rate=learning_rate, warmup_steps=max(steps // 10, 1))
+    optimizer = make_optimizer(model, options)
+    schedule = make_schedule(optimizer, options, steps)
+    for step in tqdm(range(steps), leave=False, disable=None, position=bar_row):
+        optimizer.zero_grad()
+        parts = batches(step)
+        for batch in parts:
+            tokens, targets = (part.to(device) for part in batch)
+            nll, _ = model.loss(tokens, targets)
+            (nll / (targets != IGNORED).sum() / len(parts)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+        optimizer.step()
+        schedule.step()

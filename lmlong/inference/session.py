@@ -1,0 +1,78 @@
+"""A session: the state after a text and its last tokens, with all that is needed to continue, of constant size.
+
+B rows, V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.attention.base import state_tensors
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.state import rebuild_state
+
+PREFILL_TOKENS = 2048
+"""Tokens read at once: a text of any length takes the memory of this many."""
+
+RECENT = 1024
+"""Number of the last tokens that are kept, for what needs the text itself."""
+
+NO_TOKEN = -1
+"""The token before the beginning."""
+
+
+class Session(NamedTuple):
+    """A text up to its last token, which is known but not read yet: its logits come next."""
+
+    state: ModelState  # of all tokens but the last
+    last: Tensor  # (B,) the last token
+    recent: Tensor  # (B, RECENT) the last tokens, with this one; NO_TOKEN before the beginning
+    total: Tensor  # (B,) number of tokens, with this one
+
+
+def prefill(model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None) -> Session:
+    """Return the session of one row after tokens in pieces of any size, from `session` or from none."""
+    held: list[int] = []
+    for piece in pieces:
+        held.extend(piece)
+        while len(held) > PREFILL_TOKENS:
+            session = _read(model, held[:PREFILL_TOKENS], session)
+            held = held[PREFILL_TOKENS:]
+    session = _read(model, held, session) if held else session
+    assert session is not None, "nothing to read"
+    return session
+
+
+@torch.inference_mode()
+def _read(model: LanguageModel, tokens: list[int], session: Session | None) -> Session:
+    """Return the session after new tokens: reads the last token of `session` and all new ones but the last."""
+    new = torch.tensor([tokens], device=model.embedding.weight.device)
+    if session is None:
+        nothing = torch.full((1, RECENT), NO_TOKEN, device=new.device)
+        session = Session(model.init_state(1), new[:, :1], nothing, torch.zeros_like(new[:, 0]))
+        unread = new[:, :-1]
+    else:
+        unread = torch.cat([session.last[:, None], new[:, :-1]], dim=1)
+    state = model.hidden_states(unread, session.state)[1] if unread.shape[1] else session.state
+    recent = torch.cat([session.recent, new], dim=1)[:, -RECENT:].clone()
+    return Session(state, new[:, -1].clone(), recent, session.total + new.shape[1])
+
+
+@torch.inference_mode()
+def next_logits(model: LanguageModel, session: Session) -> tuple[Tensor, ModelState]:
+    """Return the logits (B, V) of the next token, and the state after the last one."""
+    return model.step(session.last, session.state)
+
+
+@torch.inference_mode()
+def append_token(session: Session, state: ModelState, token: Tensor) -> Session:
+    """Return the session with one more token (B,), after `next_logits` gave `state`."""
+    recent = torch.cat([session.recent[:, 1:], token[:, None]], dim=1)
+    return Session(state, token, recent, session.total + 1)
+
+
+def repeat_rows(session: Session, times: int) -> Session:
+    """Return the session with each row repeated `times` times, next to each other."""
+    return rebuild_state(session, iter([x.repeat_interleave(times, dim=0) for x in state_tensors(session)]))

@@ -1,0 +1,1 @@
+"""The decode step of a model in C++, for a CPU."""

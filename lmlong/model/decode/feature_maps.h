@@ -1,0 +1,115 @@
+// The feature maps, of one query or key of one head.
+
+#pragma once
+
+#include <cmath>
+
+#include "matmul.h"
+
+namespace {
+
+// The factor that brings x to a mean square of 1
+float rms_norm_scale(const float* x, Int size) {
+    FloatVec sums = {};
+    Int i = 0;
+    for (; i + LANES <= size; i += LANES) sums += lanes(x + i) * lanes(x + i);
+    float sum = 0;
+    UNROLL(j, LANES) sum += sums[j];
+    for (; i < size; i++) sum += x[i] * x[i];
+    return 1 / std::sqrt(sum / size + 1e-6f);
+}
+
+// x = e^(x - shift), in place, for padded x
+void exp_(float* x, Int size, float shift) {
+    for (Int i = 0; i < size; i += LANES) lanes(x + i) = simd_exp(lanes(x + i) - shift);
+}
+
+float max_of(const float* x, Int size) {
+    float max = x[0];
+    for (Int i = 1; i < size; i++) max = x[i] > max ? x[i] : max;
+    return max;
+}
+
+float sum_of(const float* x, Int size) {
+    float sum = 0;
+    for (Int i = 0; i < size; i++) sum += x[i];
+    return sum;
+}
+
+// y (rows) = weight[head] x, for weight (heads, rows, width)
+void project(const float* weight, Int rows, Int head, const float* x, Int width, float* y) {
+    matmul({weight + head * rows * width, nullptr, FLOAT32, rows, width}, {0, rows}, x, 0, 1, y, 0, nullptr);
+}
+
+void cosine_features(const float* x, Int head_dim, float* y) {
+    float square = COSINE_TINY;
+    for (Int i = 0; i < head_dim; i++) square += x[i] * x[i];
+    const float factor = COSINE_SHRINK / std::sqrt(square);
+    y[0] = 1;
+    for (Int i = 0; i < head_dim; i++) y[1 + i] = x[i] * factor;
+}
+
+// [1, u, u_i u_j for i < j, u_i^2 / sqrt 2] of a normalized projection u
+void taylor_features(const float* u, Int inner, float* y) {
+    const float factor = rms_norm_scale(u, inner) * std::pow(float(inner), -0.25f);
+    *y++ = 1;
+    const float* linear = y;
+    for (Int i = 0; i < inner; i++) *y++ = u[i] * factor;
+    for (Int i = 0; i < inner; i++)
+        for (Int j = i + 1; j < inner; j++) *y++ = linear[i] * linear[j];
+    for (Int i = 0; i < inner; i++) *y++ = linear[i] * linear[i] * 0.70710678f;
+}
+
+// The constants of a head: the scale of keys of mean square 1, half the square of their length, and what is taken off
+// the exponents, `Favor.bounds`
+void favor_features(const Attention& attention, Int head, bool is_key, float* x, Int head_dim, float* y) {
+    const float* constants = attention.favor_constants + 3 * head;
+    const float factor = rms_norm_scale(x, head_dim) * constants[0];
+    float square = 0;
+    for (Int i = 0; i < head_dim; i++) x[i] *= factor, square += x[i] * x[i];
+    project(attention.query_projection, attention.projected, head, x, head_dim, y);
+    for (Int i = attention.projected; i < attention.features; i++) y[i] = -y[i - attention.projected];
+    exp_(y, attention.features, is_key ? square / 2 - constants[1] + constants[2] : max_of(y, attention.features));
+}
+
+// The features y (padded) of a query or key x (padded with zeros), which is overwritten; `projected` is room for a
+// projection
+void apply_feature_map(
+    const Attention& attention, Int head, bool is_key, float* x, Int head_dim, float* y, float* projected) {
+    switch (attention.feature_map) {
+        case ELU:
+        case RELU:
+            for (Int i = 0; i < head_dim; i += LANES) {
+                const FloatVec v = lanes(x + i), zero = {};
+                const FloatVec positive = v < zero ? zero : v, negative = v > zero ? zero : v;  // NaN stays NaN
+                const bool elu = attention.feature_map == ELU;
+                lanes(y + i) = positive + (elu ? simd_exp(negative) + ELU_FLOOR : zero + RELU_FLOOR);
+            }
+            break;
+        case COSINE:
+            cosine_features(x, head_dim, y);
+            break;
+        case SOFTMAX: {
+            std::copy_n(x, padded(head_dim), y);
+            exp_(y, head_dim, max_of(x, head_dim));
+            const float factor = 1 / sum_of(y, head_dim);
+            for (Int i = 0; i < head_dim; i++) y[i] = y[i] * factor + SOFTMAX_FLOOR;
+            break;
+        }
+        case TAYLOR:
+            project(
+                is_key ? attention.key_projection : attention.query_projection,
+                attention.projected,
+                head,
+                x,
+                head_dim,
+                projected);
+            taylor_features(projected, attention.projected, y);
+            break;
+        case FAVOR:
+            favor_features(attention, head, is_key, x, head_dim, y);
+            break;
+    }
+}
+
+}  // namespace

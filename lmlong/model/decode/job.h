@@ -1,0 +1,96 @@
+// The arguments of a decode step: a model, the state of each row of a batch, and the token that each continues with.
+
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+enum Dtype { FLOAT32, BFLOAT16, INT8 };
+
+struct Matrix {  // (outputs, inputs)
+    const void* data;
+    const float* scales;  // (outputs), of int8
+    Int dtype, outputs, inputs;
+};
+
+enum Kind { LINEAR, WINDOW };
+enum FeatureMap { ELU, RELU, COSINE, SOFTMAX, TAYLOR, FAVOR };
+
+struct Attention {
+    Int kind, uses_rope, window;
+    Int feature_map, features, projected;            // projected: rows of the projection of a feature map
+    const float *query_projection, *key_projection;  // (heads, projected, head dim)
+    const float* favor_constants;                    // (heads, 3)
+    const float* log_decay;                          // (heads), of a fixed decay
+    const float *gate_weight, *gate_bias;            // (heads, width) and (heads), of a learned decay
+};
+
+struct Layer {
+    Attention attention;
+    const float *norm, *conv_weight, *head_norm, *mlp_norm;  // conv_weight (conv width, 3 width), null without it
+    Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;
+};
+
+enum Pooling { NONE, MEAN, MAX, CONV };
+
+struct Hourglass {
+    Int pooling, factor, first_layer, end_layer;  // the downsampled layers are those from the first to before the end
+    const float* norm;
+    Matrix conv, out_proj;
+};
+
+struct Model {
+    Int layers, width, heads, mlp_width, conv_width;
+    Int any_rope;           // whether any layer uses rope
+    float embedding_scale;  // multiplies the embeddings
+    const float *embedding, *norm;
+    const Layer* layer;
+    Matrix output;
+    Hourglass hourglass;
+};
+
+struct LayerState {
+    void *first, *second;  // S and z of linear attention; keys and values of window attention
+    bool* current;         // which of these keys are of the current document
+    float* tail;           // the last inputs of the convolution
+    Int float64;           // whether S and z are float64
+};
+
+struct Job {
+    const Model* model;
+    const LayerState *states_before, *states_after;                        // of each layer
+    float *tail_before, *tail_after, *upsampled_before, *upsampled_after;  // HourglassState, in hourglass.py
+    const Int *tokens, *positions;
+    float *logits, *scratch;
+    Int rows;
+    void (*barrier)();                      // OpenMP's functions; null where there is one thread
+    int (*thread_num)(), (*num_threads)();
+};
+
+struct Range {
+    Int begin, end;
+};
+
+struct ThreadTeam {
+    Int thread_num, num_threads;
+    void (*barrier)();
+
+    Range share(Int total) const { return {total * thread_num / num_threads, total * (thread_num + 1) / num_threads}; }
+    void wait() const {
+        if (num_threads > 1) barrier();
+    }
+};
+
+struct Scratch {
+    float* begin;
+    Int used = 0;
+
+    float* take(Int size) {
+        float* taken = begin + used;
+        used += padded(size);
+        return taken;
+    }
+};
+
+}  // namespace

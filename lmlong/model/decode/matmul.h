@@ -1,0 +1,158 @@
+// Products of a weight matrix with one vector for each row of a batch. Nearly all time goes into fetching the matrix,
+// so it is fetched once, and each of its rows is used for the whole batch while it is in cache.
+
+#pragma once
+
+#include "job.h"
+
+namespace {
+
+typedef IntVec UnalignedIntVec __attribute__((aligned(1), may_alias));
+
+constexpr Int PREFETCH_BYTES = 4096;  // bytes between what is prefetched and what is used, at least
+
+// Each dtype of a matrix: how many elements lie in one lane of 32 bits, how many rows are multiplied together, one
+// element as a float, and the products of as many elements as fill all lanes. Where several lie in one lane, x is
+// reordered: the numbers that belong to the first element of every lane come first.
+struct Float32 {
+    using Element = float;
+    static constexpr Int PER_LANE = 1, ROWS_TOGETHER = 1;
+    static float to_float(float element) { return element; }
+    static void add_products(FloatVec& sum, const float* data, const float* x) { sum += lanes(data) * lanes(x); }
+};
+
+struct BFloat16 {
+    using Element = uint16_t;
+    static constexpr Int PER_LANE = 2, ROWS_TOGETHER = 4;
+    static float to_float(uint16_t element) {
+        const uint32_t bits = uint32_t(element) << 16;
+        float x;
+        __builtin_memcpy(&x, &bits, sizeof x);
+        return x;
+    }
+    static void add_products(FloatVec& sum, const uint16_t* data, const float* x) {
+        const IntVec pairs = *reinterpret_cast<const UnalignedIntVec*>(data);
+        sum += (FloatVec)(pairs << 16) * lanes(x);
+        sum += (FloatVec)(pairs & int32_t(0xffff0000)) * lanes(x + LANES);
+    }
+};
+
+struct Int8 {
+    using Element = int8_t;
+    static constexpr Int PER_LANE = 4, ROWS_TOGETHER = 4;
+    static float to_float(int8_t element) { return element; }
+    static void add_products(FloatVec& sum, const int8_t* data, const float* x) {
+        const IntVec fours = *reinterpret_cast<const UnalignedIntVec*>(data);
+        UNROLL(i, 4) sum += __builtin_convertvector((fours << (24 - 8 * i)) >> 24, FloatVec) * lanes(x + i * LANES);
+    }
+};
+
+template <Int PER_LANE>
+void reorder(const float* x, Int size, float* into) {
+    constexpr Int unit = PER_LANE * LANES;
+    Int i = 0;
+    for (; i + unit <= size; i += unit)
+        for (Int j = 0; j < LANES; j++)
+            for (Int k = 0; k < PER_LANE; k++) into[i + k * LANES + j] = x[i + j * PER_LANE + k];
+    std::copy(x + i, x + size, into + i);
+}
+
+// Add up the lanes of R vectors, in halves, until lane j of the first holds partial sums of vector j % R alone
+template <Int R, Int ALL>
+void sum_lanes(FloatVec (&sums)[ALL]) {
+    if constexpr (R > 1) {
+        constexpr auto order = std::make_integer_sequence<Int, LANES>();
+        UNROLL(i, R / 2) {
+            const FloatVec a = sums[i], b = sums[i + R / 2];
+            sums[i] = interleave<0>(a, b, order) + interleave<LANES / 2>(a, b, order);
+        }
+        sum_lanes<R / 2>(sums);
+    }
+}
+
+// The products of some rows with x, lane by lane. Memory is fastest when it is read in one stream; where converting to
+// float takes longer than fetching, several rows share the x that is loaded.
+template <typename Dtype, Int TOGETHER>
+void matvec_lanes(const typename Dtype::Element* rows, Int inputs, const float* x, FloatVec* sums) {
+    constexpr Int unit = Dtype::PER_LANE * LANES, CHAINS = 4 / TOGETHER;  // of sums: a single one would wait for itself
+    const Int ahead = std::max(TOGETHER * inputs * Int(sizeof *rows), PREFETCH_BYTES);
+    const char* prefetched = reinterpret_cast<const char*>(rows) + ahead;
+    FloatVec sum[TOGETHER][CHAINS] = {};
+    Int i = 0;
+    for (; i + CHAINS * unit <= inputs; i += CHAINS * unit) UNROLL(r, TOGETHER) UNROLL(c, CHAINS) {
+        if (TOGETHER > 1) __builtin_prefetch(prefetched), prefetched += sizeof(FloatVec);
+        Dtype::add_products(sum[r][c], rows + r * inputs + i + c * unit, x + i + c * unit);
+    }
+    UNROLL(r, TOGETHER) {
+        for (Int j = i; j + unit <= inputs; j += unit) Dtype::add_products(sum[r][0], rows + r * inputs + j, x + j);
+        for (Int j = inputs / unit * unit; j < inputs; j++)
+            sum[r][0][j % LANES] += Dtype::to_float(rows[r * inputs + j]) * x[j];
+        UNROLL(c, CHAINS - 1) sum[r][0] += sum[r][c + 1];
+        sums[r] = sum[r][0];
+    }
+}
+
+// y (R) = rows (R, inputs) x
+template <typename Dtype, Int R>
+void matvec(const typename Dtype::Element* rows, Int inputs, const float* x, float* y) {
+    constexpr Int together = R == 1 ? 1 : Dtype::ROWS_TOGETHER;
+    FloatVec sums[R];
+    for (Int r = 0; r < R; r += together) matvec_lanes<Dtype, together>(rows + r * inputs, inputs, x, sums + r);
+    sum_lanes<R>(sums);
+    UNROLL(r, R) {
+        y[r] = 0;
+        for (Int j = r; j < LANES; j += R) y[r] += sums[0][j];
+    }
+}
+
+template <typename Dtype>
+void matmul_unscaled(
+    const Matrix& matrix, Range outputs, const float* x, Int x_stride, Int batch, float* y, Int y_stride) {
+    const auto* data = static_cast<const typename Dtype::Element*>(matrix.data);
+    Int r = outputs.begin;
+    for (; r + ROWS <= outputs.end; r += ROWS)
+        for (Int b = 0; b < batch; b++)
+            matvec<Dtype, ROWS>(data + r * matrix.inputs, matrix.inputs, x + b * x_stride, y + b * y_stride + r);
+    for (; r < outputs.end; r++)
+        for (Int b = 0; b < batch; b++)
+            matvec<Dtype, 1>(data + r * matrix.inputs, matrix.inputs, x + b * x_stride, y + b * y_stride + r);
+}
+
+template <typename Dtype>
+void matmul_as(
+    const Matrix& matrix,
+    Range outputs,
+    const float* x,
+    Int x_stride,
+    Int batch,
+    float* y,
+    Int y_stride,
+    float* reordered) {
+    if (Dtype::PER_LANE > 1) {
+        for (Int b = 0; b < batch; b++)
+            reorder<Dtype::PER_LANE>(x + b * x_stride, matrix.inputs, reordered + b * matrix.inputs);
+        x = reordered, x_stride = matrix.inputs;
+    }
+    matmul_unscaled<Dtype>(matrix, outputs, x, x_stride, batch, y, y_stride);
+    if (matrix.scales)
+        for (Int b = 0; b < batch; b++)
+            for (Int r = outputs.begin; r < outputs.end; r++) y[b * y_stride + r] *= matrix.scales[r];
+}
+
+// Some outputs of y (batch, outputs) = x (batch, inputs) times the transposed matrix; the strides are those from row to
+// row of the batch, and `reordered` is room for a copy of x
+void matmul(
+    const Matrix& matrix,
+    Range outputs,
+    const float* x,
+    Int x_stride,
+    Int batch,
+    float* y,
+    Int y_stride,
+    float* reordered) {
+    if (matrix.dtype == FLOAT32) matmul_as<Float32>(matrix, outputs, x, x_stride, batch, y, y_stride, reordered);
+    if (matrix.dtype == BFLOAT16) matmul_as<BFloat16>(matrix, outputs, x, x_stride, batch, y, y_stride, reordered);
+    if (matrix.dtype == INT8) matmul_as<Int8>(matrix, outputs, x, x_stride, batch, y, y_stride, reordered);
+}
+
+}  // namespace

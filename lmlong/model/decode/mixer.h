@@ -1,0 +1,162 @@
+// The mixer of one layer, for one head of one row: short convolution, rope, attention, norm and output gate.
+
+#pragma once
+
+#include "feature_maps.h"
+
+namespace {
+
+float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
+struct Token {
+    Int row, position;
+    bool starts_document;  // the state before it does not count
+};
+
+struct Head {
+    const Model& model;
+    const Layer& layer;
+    const LayerState &before, &after;
+    const Attention& attention = layer.attention;
+    const Int width = model.width, head_dim = model.width / model.heads;
+    float *q, *k, *v, *fq, *fk, *y, *projected, *weights, *numerators;
+
+    Head(const Model& model, const Layer& layer, const LayerState& before, const LayerState& after, Scratch scratch)
+        : model(model), layer(layer), before(before), after(after) {
+        for (float** x : {&q, &k, &v, &y}) *x = scratch.take(head_dim);
+        numerators = scratch.take(2 * head_dim);  // may be float64
+        for (float** x : {&fq, &fk, &projected}) *x = scratch.take(attention.features);
+        weights = scratch.take(attention.window);
+    }
+
+    // Write this head's part of `mixed`, from the queries, keys, values and gates of all heads and the vector `normed`
+    // that these were projected from
+    void forward(
+        const Token& token, Int head, const float* qkv_gate, const float* normed, const float* cos_sin, float* mixed) {
+        const Int channel = head * head_dim;
+        float* qkv[] = {q, k, v};
+        for (Int part = 0; part < 3; part++) {
+            std::fill_n(qkv[part] + head_dim, padded(head_dim) - head_dim, 0.0f);
+            short_conv(token, part * width + channel, qkv_gate + part * width + channel, qkv[part]);
+        }
+        if (attention.uses_rope) rope(q, cos_sin), rope(k, cos_sin);
+        const Int line = token.row * model.heads + head;
+        if (attention.kind == WINDOW)
+            window_attention(token, line, head);
+        else if (before.float64)
+            linear_attention<double>(token, line, head, normed);
+        else
+            linear_attention<float>(token, line, head, normed);
+        const float factor = rms_norm_scale(y, head_dim);
+        const float *gain = layer.head_norm + channel, *gate = qkv_gate + 3 * width + channel;
+        for (Int i = 0; i < head_dim; i++) mixed[channel + i] = y[i] * factor * gain[i] * gate[i] * sigmoid(gate[i]);
+    }
+
+    // The channels of one head, from the first one on; the state holds the inputs of the last tokens
+    void short_conv(const Token& token, Int channel, const float* x, float* into) {
+        std::copy_n(x, head_dim, into);
+        if (!layer.conv_weight) return;
+        const Int channels = 3 * width, past = model.conv_width - 1;
+        const float* tail = before.tail + token.row * past * channels + channel;
+        float* tail_after = after.tail + token.row * past * channels + channel;
+        const float* weight = layer.conv_weight + channel;
+        for (Int i = 0; i < head_dim; i++) into[i] *= weight[past * channels + i];
+        for (Int t = 0; t < past; t++, tail += channels, weight += channels) {
+            if (!token.starts_document)
+                for (Int i = 0; i < head_dim; i++) into[i] += tail[i] * weight[i];
+            if (!t) continue;
+            if (token.starts_document)
+                std::fill_n(tail_after, head_dim, 0.0f);
+            else
+                std::copy_n(tail, head_dim, tail_after);
+            tail_after += channels;
+        }
+        if (past) std::copy_n(x, head_dim, tail_after);
+    }
+
+    // Rotate pairs of numbers, one of each half of x, by their angles; `cos_sin` holds all cosines, then all sines
+    void rope(float* x, const float* cos_sin) {
+        for (Int i = 0, half = head_dim / 2; i < half; i++) {
+            const float cos = cos_sin[i], sin = cos_sin[half + i], left = x[i], right = x[half + i];
+            x[i] = left * cos - right * sin, x[half + i] = left * sin + right * cos;
+        }
+    }
+
+    // The recurrence of linear attention, in one pass over S
+    template <typename Float>
+    void linear_attention(const Token& token, Int line, Int head, const float* normed) {
+        const Int F = attention.features, V = head_dim;
+        apply_feature_map(attention, head, false, q, head_dim, fq, projected);
+        apply_feature_map(attention, head, true, k, head_dim, fk, projected);
+        const Float* S = static_cast<const Float*>(before.first) + line * F * V;
+        const Float* z = static_cast<const Float*>(before.second) + line * F;
+        Float* S_after = static_cast<Float*>(after.first) + line * F * V;
+        Float* z_after = static_cast<Float*>(after.second) + line * F;
+        if (token.starts_document) {
+            std::fill_n(S_after, F * V, Float(0)), std::fill_n(z_after, F, Float(0));
+            S = S_after, z = z_after;
+        }
+        const Float decay = std::exp(Float(log_decay(head, normed)));
+        Float *numerator = reinterpret_cast<Float*>(numerators), denominator = 0;
+        std::fill_n(numerator, V, Float(0));
+        for (Int f = 0; f < F; f++, S += V, S_after += V) {
+            const Float query = fq[f], key = fk[f];
+            z_after[f] = z[f] * decay + key;
+            denominator += query * z_after[f];
+#pragma GCC ivdep
+            for (Int i = 0; i < V; i++) {
+                S_after[i] = S[i] * decay + key * v[i];
+                numerator[i] += query * S_after[i];
+            }
+        }
+        denominator = denominator < MIN_DENOMINATOR ? Float(MIN_DENOMINATOR) : denominator;
+        for (Int i = 0; i < V; i++) y[i] = numerator[i] / denominator;
+    }
+
+    float log_decay(Int head, const float* normed) const {
+        if (attention.log_decay) return attention.log_decay[head];
+        if (!attention.gate_weight) return 0;
+        float logit;
+        project(attention.gate_weight, 1, head, normed, width, &logit);
+        logit += attention.gate_bias[head];
+        const float log_sigmoid = std::min(logit, 0.0f) - std::log1p(std::exp(-std::abs(logit)));
+        return log_sigmoid < MIN_LOG_DECAY ? MIN_LOG_DECAY : log_sigmoid;
+    }
+
+    // Softmax attention over the last tokens, the new one at the end
+    void window_attention(const Token& token, Int line, Int head) {
+        const Int past = attention.window - 1;
+        const float scale = 1 / std::sqrt(float(head_dim));
+        const bool* current = before.current + token.row * past;
+        auto visible = [&](Int t) { return t == past || (current[t] && !token.starts_document); };
+        auto at = [&](const void* cached, const float* now, Int t) {
+            return t == past ? now : static_cast<const float*>(cached) + (line * past + t) * head_dim;
+        };
+        for (Int t = 0; t <= past; t++) {
+            float product = 0;
+            if (visible(t)) matvec<Float32, 1>(at(before.first, k, t), head_dim, q, &product);
+            weights[t] = visible(t) ? product * scale : -INFINITY;
+        }
+        exp_(weights, past + 1, max_of(weights, past + 1));
+        const float inverse = 1 / sum_of(weights, past + 1);
+        std::fill_n(y, head_dim, 0.0f);
+        for (Int t = 0; t <= past; t++)
+            if (visible(t))
+                for (Int i = 0; i < head_dim; i++) y[i] += weights[t] * inverse * at(before.second, v, t)[i];
+        if (!past) return;
+        shift_window(before.first, after.first, line * past, past, k);
+        shift_window(before.second, after.second, line * past, past, v);
+        if (head) return;
+        for (Int t = 0; t < past; t++) after.current[token.row * past + t] = visible(t + 1);
+    }
+
+    // The cached keys or values without the oldest, and with the new one
+    void shift_window(const void* from, void* into, Int first, Int past, const float* x) {
+        const float* cached = static_cast<const float*>(from) + first * head_dim;
+        float* shifted = static_cast<float*>(into) + first * head_dim;
+        std::copy_n(cached + head_dim, (past - 1) * head_dim, shifted);
+        std::copy_n(x, head_dim, shifted + (past - 1) * head_dim);
+    }
+};
+
+}  // namespace

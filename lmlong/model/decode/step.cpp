@@ -1,0 +1,249 @@
+// One token of each row of a batch through a whole model, on a CPU: what language_model.py, block.py and hourglass.py
+// define, with every matrix fetched once. Constants that are not defined here come from native_step.py.
+//
+// All threads walk through the model together. Each does its share of every part, and they wait for each other where
+// one needs what all have computed.
+
+#include "mixer.h"
+
+namespace {
+
+struct Batch {  // the tokens that some layers read
+    Int count;
+    float* x;  // (tokens, width)
+    Token* tokens;
+    float* cos_sin;  // (tokens, head dim), cosines and sines of the angles of rope
+};
+
+struct Step {
+    const Job& job;
+    const ThreadTeam team;
+    const Model& model = *job.model;
+    const Int width = model.width, mlp_width = model.mlp_width;
+    Batch all, downsampled;
+    float *qkv_gate, *mixed, *mlp_hidden, *pool_blocks;  // shared by all threads
+    float *normed, *reordered;                           // of this thread
+    Scratch scratch;
+
+    Step(const Job& job, ThreadTeam team, float* memory) : job(job), team(team), scratch{memory} {
+        for (Batch* batch : {&all, &downsampled}) {
+            batch->x = scratch.take(job.rows * width);
+            batch->cos_sin = scratch.take(job.rows * width / model.heads);
+            batch->tokens = reinterpret_cast<Token*>(scratch.take(job.rows * sizeof(Token) / sizeof(float)));
+        }
+        qkv_gate = scratch.take(job.rows * 4 * width), mixed = scratch.take(job.rows * width);
+        mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
+        pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
+        scratch.used += team.thread_num * thread_scratch_size();
+        normed = scratch.take(job.rows * width), reordered = scratch.take(job.rows * max_inputs());
+    }
+
+    Int max_inputs() const { return std::max(std::max(mlp_width, width), model.hourglass.factor * width); }
+
+    Int thread_scratch_size() const {
+        return padded(job.rows * width) + padded(job.rows * max_inputs()) + head_scratch_size();
+    }
+
+    Int head_scratch_size() const {
+        Int most = 0;
+        for (Int i = 0; i < model.layers; i++) {
+            const Attention& attention = model.layer[i].attention;
+            most = std::max(most, 3 * padded(attention.features) + padded(attention.window));
+        }
+        return most + 4 * padded(width / model.heads) + padded(2 * width / model.heads);
+    }
+
+    void run() {
+        embed();
+        if (model.hourglass.pooling) {
+            run_layers(0, model.hourglass.first_layer, all);
+            downsample();
+            run_layers(model.hourglass.first_layer, model.hourglass.end_layer, downsampled);
+            upsample();
+            run_layers(model.hourglass.end_layer, model.layers, all);
+        } else {
+            run_layers(0, model.layers, all);
+        }
+        rms_norm(model.norm, all);
+        linear(model.output, normed, width, all.count, job.logits);
+    }
+
+    // Computed by the first thread, all but the counts
+    void embed() {
+        all.count = job.rows;
+        downsampled.count = 0;
+        const Int factor = model.hourglass.factor;
+        for (Int row = 0; row < job.rows; row++) downsampled.count += model.hourglass.pooling && completes_block(row);
+        if (team.thread_num == 0) {
+            Token* block = downsampled.tokens;
+            for (Int row = 0; row < job.rows; row++) {
+                all.tokens[row] = {row, job.positions[row], false};
+                const float* x = model.embedding + job.tokens[row] * width;
+                for (Int i = 0; i < width; i++) all.x[row * width + i] = x[i] * model.embedding_scale;
+                if (model.hourglass.pooling && completes_block(row))
+                    *block++ = {row, job.positions[row] / factor, job.positions[row] < factor};
+            }
+            if (model.any_rope) compute_cos_sin(all), compute_cos_sin(downsampled);
+        }
+        team.wait();
+    }
+
+    bool completes_block(Int row) const {
+        return job.positions[row] % model.hourglass.factor == model.hourglass.factor - 1;
+    }
+
+    void compute_cos_sin(const Batch& batch) {
+        const Int half = width / model.heads / 2;
+        for (Int t = 0; t < batch.count; t++)
+            for (Int i = 0; i < half; i++) {  // as in rope.py
+                const double angle = batch.tokens[t].position * std::pow(ROPE_BASE, -double(i) / half);
+                batch.cos_sin[2 * half * t + i] = std::cos(angle);
+                batch.cos_sin[2 * half * t + half + i] = std::sin(angle);
+            }
+    }
+
+    void run_layers(Int first, Int end, const Batch& batch) {
+        for (Int i = first; i < end && batch.count; i++) {
+            const Layer& layer = model.layer[i];
+            rms_norm(layer.norm, batch);
+            linear(layer.in_proj, normed, width, batch.count, qkv_gate);
+            team.wait();
+            mixer(i, batch);
+            team.wait();
+            add_linear(layer.out_proj, mixed, width, batch);
+            team.wait();
+            rms_norm(layer.mlp_norm, batch);
+            swiglu(layer.mlp_in_proj, batch.count);
+            team.wait();
+            add_linear(layer.mlp_out_proj, mlp_hidden, 2 * mlp_width, batch);
+            team.wait();
+        }
+    }
+
+    // Each thread computes the norm of the whole batch for itself, which is faster than waiting
+    void rms_norm(const float* gain, const Batch& batch) {
+        for (Int t = 0; t < batch.count; t++) {
+            const float* x = batch.x + t * width;
+            const float factor = rms_norm_scale(x, width);
+            for (Int i = 0; i < width; i++) normed[t * width + i] = x[i] * factor * gain[i];
+        }
+    }
+
+    // This thread's share of the outputs of a matrix
+    Range share_of(Int outputs) const {
+        const Range groups = team.share((outputs + ROWS - 1) / ROWS);
+        return {groups.begin * ROWS, std::min(groups.end * ROWS, outputs)};
+    }
+
+    void linear(const Matrix& matrix, const float* x, Int x_stride, Int batch, float* y) {
+        matmul(matrix, share_of(matrix.outputs), x, x_stride, batch, y, matrix.outputs, reordered);
+    }
+
+    // Add to the residual stream
+    void add_linear(const Matrix& matrix, const float* x, Int x_stride, const Batch& batch) {
+        const Range outputs = share_of(width);
+        matmul(matrix, outputs, x, x_stride, batch.count, normed, width, reordered);
+        for (Int t = 0; t < batch.count; t++)
+            for (Int i = outputs.begin; i < outputs.end; i++) batch.x[t * width + i] += normed[t * width + i];
+    }
+
+    void mixer(Int layer, const Batch& batch) {
+        Head head(model, model.layer[layer], job.states_before[layer], job.states_after[layer], scratch);
+        const Range lines = team.share(batch.count * model.heads);
+        for (Int line = lines.begin; line < lines.end; line++) {
+            const Int t = line / model.heads;
+            const float* cos_sin = batch.cos_sin + t * width / model.heads;
+            const float *qkv_gate_t = qkv_gate + t * 4 * width, *normed_t = normed + t * width;
+            head.forward(batch.tokens[t], line % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * width);
+        }
+    }
+
+    // The hidden layer of the MLP: a thread computes values and their gates together
+    void swiglu(const Matrix& matrix, Int batch) {
+        const Range gates = share_of(mlp_width), values = {gates.begin + mlp_width, gates.end + mlp_width};
+        for (const Range& outputs : {gates, values})
+            matmul(matrix, outputs, normed, width, batch, mlp_hidden, 2 * mlp_width, reordered);
+        for (Int t = 0; t < batch; t++) {
+            float* gate = mlp_hidden + t * 2 * mlp_width;
+            for (Int i = gates.begin; i < gates.end; i++) gate[i] = gate[i] * sigmoid(gate[i]) * gate[mlp_width + i];
+        }
+    }
+
+    // Pool the blocks that are complete with this token, and update the tail: the last vectors of each row
+    void downsample() {
+        const Int past = (model.hourglass.factor - 1) * width;
+        if (team.thread_num == 0) {
+            Int block = 0;
+            for (Int row = 0; row < job.rows; row++) {
+                const float *tail = job.tail_before + row * past, *x = all.x + row * width;
+                if (completes_block(row)) pool(tail, x, block++);
+                float* tail_after = job.tail_after + row * past;
+                std::copy_n(tail + width, past - width, tail_after);
+                std::copy_n(x, width, tail_after + past - width);
+            }
+        }
+        team.wait();
+        if (model.hourglass.pooling == CONV && downsampled.count) {
+            linear(model.hourglass.conv, pool_blocks, past + width, downsampled.count, downsampled.x);
+            team.wait();
+        }
+    }
+
+    void pool(const float* tail, const float* x, Int block) {
+        const Int past = (model.hourglass.factor - 1) * width;
+        if (model.hourglass.pooling == CONV) {
+            float* into = pool_blocks + block * (past + width);
+            std::copy_n(tail, past, into), std::copy_n(x, width, into + past);
+            return;
+        }
+        float* into = downsampled.x + block * width;
+        std::copy_n(x, width, into);
+        for (Int t = 0; t < past; t += width)
+            for (Int i = 0; i < width; i++) {
+                if (model.hourglass.pooling == MEAN)
+                    into[i] += tail[t + i];
+                else
+                    into[i] = into[i] >= tail[t + i] || into[i] != into[i] ? into[i] : tail[t + i];  // NaN stays NaN
+            }
+        if (model.hourglass.pooling == MEAN)
+            for (Int i = 0; i < width; i++) into[i] /= model.hourglass.factor;
+    }
+
+    // Add the upsampled vector of the last complete block of each row
+    void upsample() {
+        rms_norm(model.hourglass.norm, downsampled);
+        linear(model.hourglass.out_proj, normed, width, downsampled.count, mixed);
+        team.wait();
+        if (team.thread_num == 0) {
+            Int block = 0;
+            for (Int row = 0; row < job.rows; row++) {
+                const float* upsampled =
+                    completes_block(row) ? mixed + block++ * width : job.upsampled_before + row * width;
+                std::copy_n(upsampled, width, job.upsampled_after + row * width);
+                if (job.positions[row] >= model.hourglass.factor - 1)
+                    for (Int i = 0; i < width; i++) all.x[row * width + i] += upsampled[i];
+            }
+        }
+        team.wait();
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+void decode_step(Job* job) {
+    const ThreadTeam threads = job->barrier ? ThreadTeam{job->thread_num(), job->num_threads(), job->barrier}
+                                            : ThreadTeam{0, 1, nullptr};
+    Step(*job, threads, job->scratch).run();
+}
+
+// Compared with the same sum of structures.py
+Int structures_size() { return sizeof(Layer) + sizeof(Model) + sizeof(Job); }
+
+// The floats of scratch memory that so many threads need
+Int scratch_size(Job* job, Int threads) {
+    Step step(*job, ThreadTeam{threads - 1, threads, nullptr}, nullptr);
+    return step.scratch.used + step.head_scratch_size();
+}
+}

@@ -1,0 +1,205 @@
+"""Hourglass downsampling: blocks of F tokens, each pooled into one vector, for the layers in the middle.
+
+In a language model, blocks are counted from the start of a document. A token gets the output of the middle layers for
+the full blocks up to it, including the one that it completes, and nothing before the first is full, so nothing leaks.
+An encoder sees both sides, so there a token gets the output for its own block.
+
+B batch, T time, F factor, N blocks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from lmlong import recipe
+from lmlong.model.block import BlockState, Positions
+from lmlong.model.layers import RMSNorm
+from lmlong.model.rope import document_positions
+from lmlong.model.state import concat_states, state_row, where_state
+
+States = tuple[BlockState, ...]
+Inner = Callable[[Tensor, States, Positions], tuple[Tensor, States]]
+"""The middle layers: (block vectors (B, N, width), states before, positions) -> block vectors and states after."""
+
+EncoderInner = Callable[[Tensor, Tensor | None], Tensor]
+"""The middle layers of an encoder: (block vectors (B, N, width), their padding (B, N)) -> as many vectors."""
+
+
+class HourglassState(NamedTuple):
+    """The state of the hourglass, beside those of the middle layers, which see full blocks only."""
+
+    tail: Tensor  # (B, F - 1, width) the last vectors, including those of the incomplete block
+    upsampled: Tensor  # (B, width) the upsampled output of the last full block
+
+
+class BlockPhase(NamedTuple):
+    """How the tokens of one call fall into blocks, which must be known before the computation."""
+
+    blocks: int  # most full blocks that a row may have
+    first: int  # the token that ends the first block
+    even: bool  # whether blocks end there in every row, and at each F-th token after it
+    fresh: bool  # whether a document's first block may be among them
+
+
+def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, time: int) -> BlockPhase:
+    """Return the phase of `time` tokens, the first of them after `position` (B,) others of its document."""
+    if document_starts is None:
+        before, regular = position.tolist(), True
+    else:
+        index = document_positions(document_starts, position, time)
+        steady = (index - index[:, :1] - torch.arange(time, device=index.device)) % factor == 0
+        *before, regular = torch.cat([index[:, 0], steady.all()[None]]).tolist()
+    phases = {tokens % factor for tokens in before}
+    blocks = (max(phases) + time) // factor
+    if not blocks:
+        return BlockPhase(0, 0, True, False)
+    fresh = document_starts is not None or min(before) < factor
+    # of two ways that are as fast for one token only one is used, so that there are fewer steps to compile
+    even = bool(regular) and len(phases) == 1 and not (fresh and time == 1)
+    return BlockPhase(blocks, factor - 1 - max(phases) if even else 0, even, fresh)
+
+
+class BlockPooling(nn.Module):
+    """The pooling of blocks into vectors, and the projection of the middle layers' outputs."""
+
+    def __init__(self, width: int, options: recipe.Downsample):
+        super().__init__()
+        self.factor, self.width, self.kind = options.factor, width, options.kind
+        self.convolution = nn.Linear(self.factor * width, width, bias=False) if options.kind == "conv" else None
+        self.norm = RMSNorm(width)
+        self.out_proj = nn.Linear(width, width, bias=False)
+
+    def pool(self, blocks: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pool blocks (B, N, F, width) to (B, N, width), over tokens where `mask` (B or 1, N, F) is true; 0 of none."""
+        if mask is not None:
+            blank = torch.finfo(blocks.dtype).min if self.kind == "max" else 0
+            blocks = blocks.masked_fill(~mask[..., None], blank)
+        if self.convolution is not None:
+            return self.convolution(blocks.flatten(2))
+        if self.kind == "max":
+            largest = blocks.amax(2)
+            return largest if mask is None else largest.masked_fill(~mask.any(2, keepdim=True), 0)
+        return blocks.mean(2) if mask is None else blocks.sum(2) / mask.sum(2, keepdim=True).clamp(min=1)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Project the outputs of the middle layers (B, N, width) to what is added to the tokens of each block."""
+        return self.out_proj(self.norm(x))
+
+
+class Hourglass(BlockPooling):
+    """Downsampling of a sequence for the middle layers, and upsampling of their outputs, which are added."""
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> HourglassState:
+        tail = torch.zeros(batch, self.factor - 1, self.width, device=device, dtype=dtype)
+        return HourglassState(tail, tail.new_zeros(batch, self.width))
+
+    def forward(
+        self, x: Tensor, state: HourglassState, states: States, positions: Positions, phase: BlockPhase, inner: Inner
+    ) -> tuple[Tensor, HourglassState, States]:
+        """Return x (B, T, width) plus the middle layers' outputs, and the states after: its own and theirs."""
+        seen = torch.cat([state.tail.to(x.dtype), x], dim=1)
+        tail = seen[:, x.shape[1] :].clone()  # a view would keep all of `seen` alive
+        upsampled = state.upsampled.to(x.dtype)[:, None]
+        if not phase.blocks:
+            x = x + self._after_first_block(upsampled, positions)
+            return x, HourglassState(tail, state.upsampled), states
+        pooled, block_positions = self._downsample(seen, positions, phase)
+        y, after = inner(pooled, states, block_positions)
+        upsampled = torch.cat([upsampled, self.project(y).to(x.dtype)], dim=1)  # (B, 1 + N, width)
+        if phase.even:
+            spread = upsampled.repeat_interleave(self.factor, 1).narrow(1, self.factor - phase.first, x.shape[1])
+            last = upsampled[:, -1].clone()
+        else:
+            rows = torch.arange(len(x), device=x.device)
+            ended = (positions.in_document % self.factor == self.factor - 1).cumsum(1)  # blocks up to each token
+            spread, last = upsampled[rows[:, None], ended], upsampled[rows, ended[:, -1]]
+            after = self._states_after(ended[:, -1], pooled, states, after, block_positions, inner)
+        return x + self._after_first_block(spread, positions), HourglassState(tail, last), after
+
+    def _after_first_block(self, upsampled: Tensor, positions: Positions) -> Tensor:
+        """Zero the outputs for tokens of a document without a full block: they would be those of another document."""
+        return torch.where((positions.in_document >= self.factor - 1)[..., None], upsampled, 0)
+
+    def _downsample(self, seen: Tensor, positions: Positions, phase: BlockPhase) -> tuple[Tensor, Positions]:
+        """Return a vector for each block, and its position. Where rows have fewer blocks than others, the vectors after
+        their last are meaningless padding: with it the computation is the same whatever comes later."""
+        factor = self.factor
+        if phase.even:  # seen[:, t : t + F] is the block that ends at token t
+            blocks = seen.narrow(1, phase.first, phase.blocks * factor).unflatten(1, (-1, factor))
+            index = positions.in_document[:, phase.first :: factor]
+        else:
+            ends, _ = self.block_ends(positions.in_document, phase.blocks)
+            rows = torch.arange(len(seen), device=seen.device)[:, None]
+            blocks = seen[rows[:, None], ends[..., None] + torch.arange(factor, device=seen.device)]
+            index = positions.in_document.gather(1, ends)
+        index = index // factor
+        return self.pool(blocks), Positions(index, index == 0 if phase.fresh else None)
+
+    def block_ends(self, index: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+        """Return the tokens (B, N) that end the first `blocks` blocks of each row, and whether each does: where a row
+        has fewer, other tokens follow."""
+        full = index % self.factor == self.factor - 1
+        ends = full.int().argsort(dim=1, descending=True, stable=True)[:, :blocks]
+        return ends, full.gather(1, ends)
+
+    @staticmethod
+    def _states_after(
+        counts: Tensor, pooled: Tensor, before: States, after: States, positions: Positions, inner: Inner
+    ) -> States:
+        """Return the middle layers' states after the blocks that each row has, `counts` (B,): those after all, those
+        before any, and where it is neither, computed again."""
+        blocks = pooled.shape[1]
+        if blocks == 1:
+            return where_state(counts == 1, after, before)
+        states = []
+        for row, count in enumerate(counts.tolist()):
+            state = state_row(after if count == blocks else before, row)
+            if 0 < count < blocks:
+                own = (None if x is None else x[row : row + 1, :count] for x in positions)
+                state = inner(pooled[row : row + 1, :count], state, Positions(*own))[1]  # type: ignore[arg-type]
+            states.append(state)
+        return concat_states(states)
+
+
+class EncoderHourglass(BlockPooling):
+    """Downsampling of a sequence for the middle layers of an encoder, and upsampling of their outputs."""
+
+    def forward(self, x: Tensor, padding: Tensor | None, inner: EncoderInner) -> Tensor:
+        """Return x (B, T, width), with `padding` (B, T), plus the middle layers' outputs."""
+        missing = -x.shape[1] % self.factor
+        blocks = pad(x, (0, 0, 0, missing)).unflatten(1, (-1, self.factor))
+        if padding is None and not missing:
+            y = inner(self.pool(blocks), None)
+        else:
+            tokens = x.new_ones(1, x.shape[1], dtype=torch.bool) if padding is None else ~padding
+            mask = pad(tokens, (0, missing)).unflatten(1, (-1, self.factor))  # (B or 1, N, F)
+            y = inner(self.pool(blocks, mask), None if padding is None else ~mask.any(2))
+        return x + self.project(y).to(x.dtype).repeat_interleave(self.factor, 1)[:, : x.shape[1]]
+
+
+def hourglass_reference(
+    x: Tensor, begins: Sequence[int], factor: int, pool: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the hourglass of one row x (T, width) in which documents begin at `begins`, by its definition: `pool` maps
+    a block to a vector, `inner` the vectors of a document to those added to its tokens. Slow; the reference of the
+    tests."""
+    parts = []
+    for begin, end in zip(begins, [*begins[1:], len(x)], strict=True):
+        blocks = [x[at : at + factor] for at in range(begin, end - factor + 1, factor)]
+        upsampled = inner(torch.stack([pool(block) for block in blocks])) if blocks else None
+        for token in range(begin, end):
+            full = (token + 1 - begin) // factor  # blocks of the document up to this token
+            parts.append(x[token] + upsampled[full - 1] if full and upsampled is not None else x[token])
+    return torch.stack(parts)
+
+
+def encoder_hourglass_reference(
+    x: Tensor, factor: int, pool: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the encoder's hourglass of one row x (T, width), by its definition: `pool` maps a block, of which the last
+    may have fewer tokens, to a vector. Slow; the reference of the tests."""
+    upsampled = inner(torch.stack([pool(block) for block in x.split(factor)]))
+    return torch.stack([token + upsampled[index // factor] for index, token in enumerate(x)])

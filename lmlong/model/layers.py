@@ -1,0 +1,60 @@
+"""The layers of every model: RMS norm, the gated MLP, and linear layers with quantized weights.
+
+B batch, T time.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+
+from lmlong import recipe
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a gain, computed in float32 at least."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight
+
+
+class SwiGLU(nn.Module):
+    """The gated MLP of a block, with its norm."""
+
+    def __init__(self, options: recipe.Model):
+        super().__init__()
+        inner = -(-int(options.width * options.mlp_ratio) // 32) * 32
+        self.norm = RMSNorm(options.width)
+        self.in_proj = nn.Linear(options.width, 2 * inner, bias=False)
+        self.out_proj = nn.Linear(inner, options.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.in_proj(self.norm(x)).chunk(2, dim=-1)
+        return self.out_proj(silu(gate) * value)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer for inference, its weight kept in bfloat16, or in int8 with a scale for each row."""
+
+    scales: Tensor | None
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype):
+        super().__init__()
+        weight, scales = weight.detach(), None
+        if dtype == torch.int8:
+            scales = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny) / 127
+            weight = (weight / scales[:, None]).round()
+        self.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+        self.register_buffer("scales", scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = linear(x, self.weight.to(x.dtype))
+        return y if self.scales is None else y * self.scales.to(x.dtype)
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight that products use."""
+        weight = self.weight.to(dtype)
+        return weight if self.scales is None else weight * self.scales[:, None].to(dtype)

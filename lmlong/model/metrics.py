@@ -1,0 +1,65 @@
+"""Metrics of a model on a text, kept as sums and counts until a number is shown."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.model.base import TextModel
+from lmlong.model.loss import IGNORED
+
+
+@dataclass(frozen=True)
+class LossTotals:
+    """The summed loss, with counts of targets and bytes. Bytes are those of the scored targets: eos has none."""
+
+    nats: float = 0.0
+    tokens: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "LossTotals") -> "LossTotals":
+        return LossTotals(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.nats_per_token, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+
+class Metric(NamedTuple):
+    """The metric that models are compared by; less is better."""
+
+    name: str  # a property of LossTotals
+    unit: str
+
+    def of(self, totals: LossTotals) -> float:
+        return getattr(totals, self.name)
+
+
+METRICS = {"causal": Metric("bits_per_byte", "bits/byte"), "masked": Metric("perplexity", "perplexity")}
+"""The metric of each objective. Masked tokens are not all of a text, so their loss says nothing of its bytes."""
+
+
+def count_bytes(targets: Tensor, token_bytes: Tensor) -> int:
+    """Return the number of UTF-8 bytes of the scored targets, given that of each token of the vocabulary."""
+    return int(token_bytes[targets[targets != IGNORED]].sum())
+
+
+def loss_totals(model: TextModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor) -> LossTotals:
+    """Return the totals over batches of (tokens, targets, mask), each (rows, time), each from an empty state."""
+    totals = LossTotals()
+    for tokens, targets, mask in batches:
+        nll, _ = model.token_nll(tokens, targets, mask)
+        nats = float(nll.sum(dtype=torch.float64))
+        totals += LossTotals(nats, int((targets != IGNORED).sum()), count_bytes(targets, token_bytes))
+    return totals

@@ -1,1 +1,0 @@
-"""The step of a model in C++, for a CPU."""

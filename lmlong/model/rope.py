@@ -1,0 +1,38 @@
+"""Positions: rotary (Su et al. 2021), applied to queries and keys, and sinusoidal (Vaswani et al. 2017), added to x.
+
+B batch, H heads, T time, D head dim.
+"""
+
+import torch
+from torch import Tensor
+
+ROPE_BASE = 10_000.0
+
+
+def apply_rope(x: Tensor, positions: Tensor) -> Tensor:
+    """Rotate x (B, H, T, D), pairs of its first and second half, by the angles of its positions (B, T)."""
+    half = x.shape[-1] // 2
+    # float64: at a million tokens float32 is off by a hundredth of a turn
+    frequencies = ROPE_BASE ** (-torch.arange(half, device=positions.device, dtype=torch.float64) / half)
+    angles = positions[:, None, :, None] * frequencies
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
+
+
+def sinusoidal_positions(time: int, width: int, device: torch.device) -> Tensor:
+    """Return sines and cosines of each position (T, width), from the fastest frequency to the slowest."""
+    half = -(-width // 2)
+    frequencies = ROPE_BASE ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
+    angles = torch.arange(time, device=device)[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
+
+
+def document_positions(document_starts: Tensor | None, position: Tensor, time: int) -> Tensor:
+    """Return how many tokens of its document come before each token (B, T), given that of the first one (B,)."""
+    index = torch.arange(time, device=position.device)
+    since_first = position[:, None] + index
+    if document_starts is None:
+        return since_first
+    last_start = torch.where(document_starts, index, -1).cummax(dim=1).values
+    return torch.where(last_start >= 0, index - last_start, since_first)

@@ -1,0 +1,67 @@
+"""Operations on states, which are nested tuples of tensors: rebuild, detach, split and concatenate by rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lmlong.attention.base import state_tensors
+
+State = TypeVar("State")
+
+
+def rebuild_state(like: Any, others: Iterator[Tensor]) -> Any:
+    """Return a state of the same structure with other tensors."""
+    if isinstance(like, Tensor):
+        return next(others)
+    if like is None:
+        return None
+    parts = [rebuild_state(part, others) for part in like]
+    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+
+
+def detach_state(state: State) -> State:
+    return rebuild_state(state, iter([x.detach() for x in state_tensors(state)]))
+
+
+def state_row(state: State, row: int) -> State:
+    """Return the state of one row."""
+    return rebuild_state(state, iter([x[row : row + 1] for x in state_tensors(state)]))
+
+
+def concat_states(states: Sequence[State]) -> State:
+    """Return the states of different texts as the rows of one state."""
+    parts = zip(*(state_tensors(state) for state in states), strict=True)
+    return rebuild_state(states[0], iter([torch.cat(_pad_to_longest(part)) for part in parts]))
+
+
+def where_state(rows: Tensor, state: State, other: State) -> State:
+    """Return `state` in the `rows` (B,) that are true, and `other` in the rest."""
+    pairs = (_pad_to_longest(pair) for pair in zip(state_tensors(state), state_tensors(other), strict=True))
+    return rebuild_state(state, iter([torch.where(rows.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs]))
+
+
+def fits_state(found: Sequence[Tensor], empty: Sequence[Tensor]) -> bool:
+    """Return whether tensors fit a state that began as `empty`, where a size of 0 may grow."""
+    return len(found) == len(empty) and all(
+        one.dim() == other.dim() and all(need in (size, 0) for need, size in zip(other.shape, one.shape, strict=True))
+        for one, other in zip(found, empty, strict=True)
+    )
+
+
+def state_bytes(state: Any) -> int:
+    """Return the memory of all tensors of a state."""
+    return sum(x.numel() * x.element_size() for x in state_tensors(state))
+
+
+def _pad_to_longest(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Pad with zeros in front: a growing state is longer in one text than in another, and zeros, which belong to no
+    document, count for nothing before the first token."""
+    longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    missing = [[most - size for most, size in zip(longest, part.shape[1:], strict=True)] for part in parts]
+    return [
+        pad(part, [side for amount in reversed(lacks) for side in (amount, 0)]) if any(lacks) else part
+        for part, lacks in zip(parts, missing, strict=True)
+    ]

@@ -1,0 +1,88 @@
+"""Compiling a folder of C++ into a library of callable functions."""
+
+import atexit
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from lmlong.errors import UsageError
+from lmlong.io.cache import cache_folder, fetch, home_cache, key_of
+from lmlong.io.manifest import Format
+from lmlong.io.trust import make_private
+
+HERE = Path(__file__).parent
+"""Folder of the headers that all native code shares."""
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+LIBRARY, CODE = Format("native code", 1), "code.so"
+COMPILING = 300
+"""Timeout of the compiler in seconds; a few are usual."""
+
+
+def compiled(folder: Path, constants: Mapping[str, float], otherwise: str) -> ctypes.CDLL | None:
+    """Return the library compiled from the sources of a folder, once on each machine; None where there is no compiler,
+    or, with a warning that says what is done `otherwise`, where it fails. `constants` are numbers that C++ and Python
+    share."""
+    compiler = find_compiler()
+    if compiler is None:
+        return None
+    sources = sorted(path for each in (HERE, folder) for path in each.iterdir() if path.suffix in (".h", ".cpp"))
+    flags = [*FLAGS, f"-I{HERE}", *(f"-D{name}={value!r}f" for name, value in constants.items())]
+    texts = [path.read_text() for path in sources]
+    units = [str(path) for path in sources if path.suffix == ".cpp"]
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+        key = key_of(texts, FLAGS, dict(constants), compiler, version, _processor())
+        made = fetch(
+            private_folder(cache_folder()) / key,
+            LIBRARY,
+            lambda into: _compile([compiler, *flags, *units, "-o", str(into / CODE)]),
+            True,
+        )
+        return ctypes.CDLL(str(made / CODE))
+    except (OSError, subprocess.SubprocessError, UsageError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+        warnings.warn(f"{otherwise}, for {compiler} made no native code:\n{why[:1000]}", stacklevel=2)
+        return None
+
+
+@cache
+def private_folder(cache: Path) -> Path:
+    """Return the folder of compiled code: in the cache, or, where others can write to that and so replace the code, in
+    one of this user's own; where there is none, a folder that is removed with this process."""
+    first, *others = dict.fromkeys([cache / "native", home_cache() / "native"])
+    if make_private(first):
+        return first.resolve()  # a link on the path could be replaced
+    for other in others:
+        if make_private(other):
+            found = other.resolve()
+            break
+    else:
+        found = Path(tempfile.mkdtemp(prefix="lmlong-native-"))
+        atexit.register(shutil.rmtree, found, ignore_errors=True)
+    warnings.warn(f"{first}: others can write there, so native code is kept in {found}.", stacklevel=2)
+    return found
+
+
+def find_compiler() -> str | None:
+    """Return a C++ compiler: $CXX, g++ or clang++."""
+    return next(filter(None, map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"])), None)
+
+
+def _compile(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILING)
+
+
+def _processor() -> str:
+    """Return the features of this processor, which code compiled for it depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())

@@ -1,0 +1,64 @@
+"""A whole recipe, and the constraints between its sections."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from lmlong.recipe.model import Model
+from lmlong.recipe.objective import OF_AN_ENCODER, causal, completed, masked
+from lmlong.recipe.section import Options
+from lmlong.recipe.text import Text
+from lmlong.recipe.training import Training
+
+FORMAT: Literal[1] = 1
+
+
+class Recipe(Options):
+    """One training run from text to weights."""
+
+    format: Literal[1] = FORMAT
+    """Version of the recipe's format; a recipe without it is of this one."""
+    name: str = Field("run", pattern=r"^[\w][\w.-]*$")
+    """Name of the run, whose folder is runs/NAME; a recipe file without it takes the file's name."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Start of every random draw: weights, order of the text, dropout."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto takes a GPU when there is one."""
+    devices: int = Field(1, gt=0)
+    """GPUs of a machine to train on together, or processes where there is none; each has a batch of its own."""
+    nodes: int = Field(1, gt=0)
+    """Machines to train on together, each with as many devices; start `lmlong train` on all by torchrun or SLURM."""
+    objective: Literal["causal", "masked"] = "causal"
+    """causal: a language model that predicts the next token from those before; masked: an encoder that predicts masked
+    tokens from those on both sides."""
+    text: Text = Text()
+    model: Model = Model()
+    training: Training
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that train together, each on a device of its own."""
+        return self.nodes * self.devices
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences that all processes together read for one optimizer step."""
+        return self.processes * self.training.batch_size * self.training.accumulate
+
+    @property
+    def targets_per_sequence(self) -> float:
+        """Mean number of targets of a full sequence: all of its tokens, or those that are masked."""
+        return self.text.sequence_length * (self.text.masking.share if self.objective == "masked" else 1.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def complete(cls, values: Any) -> Any:
+        """Fill in the defaults of an encoder, so that its recipe need not switch off what only causal models have."""
+        masked = isinstance(values, dict) and values.get("objective") == "masked"
+        return completed(values, OF_AN_ENCODER) if masked else values
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        of_model = masked if self.objective == "masked" else causal
+        yield from of_model(self.text, self.model, self.training)

@@ -1,0 +1,1 @@
+"""Tables, JSON and plots of whatever was measured."""

@@ -1,0 +1,118 @@
+"""Figures as data: panels of lines with bands and error bars, marks, heat maps.
+
+A report describes its figure by these; `lmlong.report.plot` draws them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+# lines also differ in marker and dashes, which grey leaves apart
+COLORS = ("#1b3a6b", "#c2571a", "#2a8c7f", "#a9708f", "#4d4d4d", "#8f9a2b")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ("-", "--", "-.", ":", "-", "--")
+
+Numbers = Sequence[float] | np.ndarray
+Dashes = str | tuple[int, tuple[int, int]]
+"""A line style of matplotlib."""
+
+
+class Style(NamedTuple):
+    """The looks of one line."""
+
+    color: str | float
+    """A color of matplotlib, or a place from 0 to 1 on a scale from dark to light."""
+    dashes: Dashes = "-"
+    marker: str | None = None
+    marker_size: float = 7
+    hollow: bool = False
+
+
+def style(number: int) -> Style:
+    """Return the style of the n-th line of a plot."""
+    look = number % len(COLORS)
+    return Style(COLORS[look], DASHES[look], MARKERS[look])
+
+
+class Line(NamedTuple):
+    """A line through points."""
+
+    label: str | None
+    x: Numbers
+    y: Numbers
+    style: Style
+    low: Numbers | None = None
+    """The lower edge of a band around the line."""
+    high: Numbers | None = None
+    errors: Numbers | None = None
+    """The half lengths of error bars."""
+
+
+class Level(NamedTuple):
+    """A horizontal line across a panel, with a name in the legend or a text at its left end."""
+
+    y: float
+    style: Style
+    label: str | None = None
+    text: str = ""
+    width: float = 1.5
+
+
+class Mark(NamedTuple):
+    """A vertical line across a panel, with a text above the panel or beside the line's foot."""
+
+    x: float
+    text: str
+    place: Literal["above", "foot"] = "above"
+
+
+class Panel(NamedTuple):
+    """Lines over common axes."""
+
+    lines: Sequence[Line]
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    ticks: Sequence[int] = ()
+    """The named ticks of a log2 x axis; with none, the axis is linear."""
+    tick_name: Callable[[int], str] = str
+    small: bool = False
+    """Whether the title and the ticks are in small print."""
+    levels: Sequence[Level] = ()
+    marks: Sequence[Mark] = ()
+    shade_from: float | None = None
+    """Where a shade begins that reaches to the last tick."""
+    x_range: tuple[float | None, float | None] | None = None
+    y_range: tuple[float | None, float | None] | None = None
+    y_scale: Literal["linear", "log", "log 1-2-5", "log 1-2-5 minor"] = "linear"
+    """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full; with minor, 2 and 5 are minor ticks."""
+    legend: bool = False
+    """Whether the panel has a legend of its own."""
+
+
+class HeatMap(NamedTuple):
+    """A matrix in colours, the rows and columns counted from 1."""
+
+    values: np.ndarray
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    color_range: tuple[float, float] = (0, 1)
+    most_numbered: int = 64
+    """The most fields whose numbers are written into them; among more they could not be read."""
+
+
+class Figure(NamedTuple):
+    """Panels in rows."""
+
+    rows: Sequence[Sequence[Panel | HeatMap]]
+    size: tuple[float, float]
+    """Inches."""
+    share_x: bool = False
+    share_y: bool = False
+    column_widths: tuple[float, ...] | None = None
+    legend_columns: int = 0
+    """Of the legend above all panels; 0 for no such legend."""
+    legend_row: int | None = None
+    """The row whose first panel names the lines; None for the names of all panels."""

@@ -1,0 +1,178 @@
+"""Figures drawn by matplotlib into image files."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from lmlong.errors import UsageError
+from lmlong.report.figure import Figure, HeatMap, Level, Line, Mark, Panel, Style
+
+FORMATS = (".png", ".pdf", ".svg")
+GUIDE = (0, (4, 3))
+"""The dashes of vertical marks."""
+SMALL: dict[str, Any] = {"fontsize": "small"}
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file name whose format cannot be drawn, before hours are spent on what it should show."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"{path}: cannot be drawn. Give a name that ends in {', '.join(FORMATS)}.")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Draw a figure into an image file."""
+    draw(figure).savefig(path, dpi=160)
+
+
+def draw(figure: Figure) -> matplotlib.figure.Figure:
+    """Return the figure as matplotlib's."""
+    drawn = matplotlib.figure.Figure(figsize=figure.size, layout="constrained")  # no pyplot: it wants a screen
+    grid = drawn.subplots(
+        len(figure.rows),
+        len(figure.rows[0]),
+        sharex=figure.share_x,
+        sharey=figure.share_y,
+        squeeze=False,
+        width_ratios=figure.column_widths,
+    )
+    for row, panels in zip(grid, figure.rows, strict=True):
+        for axes, panel in zip(row, panels, strict=True):
+            if isinstance(panel, HeatMap):
+                _draw_heat_map(axes, panel)
+            else:
+                _draw_panel(axes, panel)
+    for axes, panel in zip(grid.flat, (panel for panels in figure.rows for panel in panels), strict=True):
+        if isinstance(panel, Panel):
+            _set_ranges(axes, panel)  # last, as an open end of a shared axis takes all panels into account
+    if figure.legend_columns:
+        named = grid.flat if figure.legend_row is None else [grid[figure.legend_row, 0]]
+        told = [axes.get_legend_handles_labels() for axes in named]
+        handles = {label: handle for pair in told for handle, label in zip(*pair, strict=True)}
+        # beside the lines and never over them, wherever they run
+        drawn.legend(
+            handles.values(), handles.keys(), loc="outside upper left", ncols=figure.legend_columns, frameon=False
+        )
+    return drawn
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    for line in panel.lines:
+        _draw_line(axes, line)
+    for level in panel.levels:
+        _draw_level(axes, level)
+    _set_scales(axes, panel)
+    axes.set_title(panel.title, **SMALL if panel.small else {})
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    if panel.legend:
+        axes.legend(frameon=False, fontsize="small")
+    # only the axes that carry a scale, and faint lines to read values by, behind the data
+    axes.grid(axis="y", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    for mark in panel.marks:
+        _draw_mark(axes, mark)
+    if panel.shade_from is not None:
+        axes.axvspan(panel.shade_from, panel.ticks[-1], color="0.95", zorder=-1)
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    color = _color(line.style)
+    looks: dict[str, Any] = {"color": color, "linestyle": line.style.dashes, "marker": line.style.marker}
+    if line.errors is not None:
+        axes.errorbar(line.x, line.y, yerr=line.errors, capsize=3, label=line.label, **looks)
+        return
+    axes.plot(line.x, line.y, label=line.label, **looks, **_marker(line.style))
+    if line.low is not None and line.high is not None:
+        axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.15, linewidth=0)
+
+
+def _color(style: Style) -> Any:
+    return style.color if isinstance(style.color, str) else colormaps["viridis"](style.color)
+
+
+def _marker(style: Style) -> dict[str, Any]:
+    """Return the options of matplotlib for a filled or a hollow marker."""
+    color = _color(style)
+    face, edge = ("white", color) if style.hollow else (color, "white")
+    return {"markersize": style.marker_size, "markerfacecolor": face, "markeredgecolor": edge}
+
+
+def _draw_level(axes: Axes, level: Level) -> None:
+    color = _color(level.style)
+    axes.axhline(level.y, color=color, linewidth=level.width, linestyle=level.style.dashes, label=level.label)
+    if level.text:
+        _annotate(axes, level.text, (0, level.y), ("axes fraction", "data"), (2, 2), color)
+
+
+def _draw_mark(axes: Axes, mark: Mark) -> None:
+    axes.axvline(mark.x, color="0.6", linewidth=1, linestyle=GUIDE, zorder=0)
+    if mark.place == "above":
+        centered: dict[str, Any] = {"ha": "center", "va": "bottom"}
+        _annotate(axes, mark.text, (mark.x, 1), ("data", "axes fraction"), (0, 4), "0.35", **centered)
+    else:
+        _annotate(axes, mark.text, (mark.x, 0), "data", (3, 3), "0.35")
+
+
+def _annotate(axes: Axes, text: str, at: tuple, coordinates: Any, offset: tuple, color: Any, **align: Any) -> None:
+    offsets: dict[str, Any] = {"xytext": offset, "textcoords": "offset points"}
+    axes.annotate(text, at, xycoords=coordinates, **offsets, fontsize="small", color=color, **align)
+
+
+def _set_scales(axes: Axes, panel: Panel) -> None:
+    if panel.ticks:
+        shown = panel.ticks[:: -(-len(panel.ticks) // 8)]  # no more names than can be read
+        axes.set_xscale("log", base=2)
+        names = [panel.tick_name(tick) for tick in shown]
+        axes.set_xticks(shown, names, **SMALL if panel.small else {})
+        axes.xaxis.set_minor_locator(NullLocator())
+    if panel.y_scale != "linear":
+        axes.set_yscale("log")
+    if panel.y_scale == "log 1-2-5":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_minor_locator(NullLocator())
+    if panel.y_scale == "log 1-2-5 minor":
+        axes.yaxis.set_major_formatter(FuncFormatter(_in_full))
+        axes.yaxis.set_minor_formatter(FuncFormatter(_in_full))
+
+
+def _set_ranges(axes: Axes, panel: Panel) -> None:
+    if panel.x_range:
+        axes.set_xlim(*panel.x_range)
+    if panel.y_range:
+        axes.set_ylim(*panel.y_range)
+
+
+def _in_full(value: float, _: int) -> str:
+    """Return a number beside an axis where few enough fit: 1,000 and not a power of ten, nothing for 3,000."""
+    digits = f"{value:.0f}"
+    return f"{value:,.0f}" if digits[0] in "125" and not digits[1:].strip("0") else ""
+
+
+def _draw_heat_map(axes: Axes, heat: HeatMap) -> None:
+    values = np.asarray(heat.values)
+    low, high = heat.color_range
+    image = axes.imshow(values, vmin=low, vmax=high, cmap="cividis", aspect="auto")
+    axes.set_xticks(*_counted(values.shape[1]))
+    axes.set_yticks(*_counted(values.shape[0]))
+    axes.set_xlabel(heat.x_label)
+    axes.set_ylabel(heat.y_label)
+    axes.set_title(heat.title)
+    if values.size <= heat.most_numbered:
+        for (row, column), value in np.ndenumerate(values):
+            color = "black" if value > low + 0.6 * (high - low) else "white"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize="small", color=color)
+    assert axes.figure is not None
+    axes.figure.colorbar(image, ax=axes)
+
+
+def _counted(count: int) -> tuple[list[int], list[str]]:
+    """Return places from 0 and their names from 1, fewer where there are many."""
+    places = list(range(0, count, -(-count // 12)))
+    return places, [str(place + 1) for place in places]

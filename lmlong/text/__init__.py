@@ -1,1 +1,0 @@
-"""From text to batches of tokens; the only place that knows sentencepiece and datasets, and it imports no torch."""

@@ -1,0 +1,168 @@
+"""Lightning callbacks: logging, validation and checkpoints of a run, and resampling of random features."""
+
+import math
+import statistics
+from collections import deque
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+from lmlong.attention.favor import Favor
+from lmlong.data.data_module import DataModule
+from lmlong.model.base import TextModel
+from lmlong.model.metrics import METRICS, LossTotals, loss_totals
+from lmlong.training.checkpoint_store import CheckpointStore
+from lmlong.training.distributed import is_main_process, summed
+from lmlong.training.metrics_log import MetricsLog
+from lmlong.training.module import TrainingModule, as_tensors
+from lmlong.training.optimizer import rate
+from lmlong.training.progress import Progress
+from lmlong.training.signals import StopOnSignal
+from lmlong.training.state import random_states, restore
+
+RECENT = 20
+SPIKE = 1.5
+"""A loss above this many times the median of the last steps is logged."""
+
+
+class TrainingCallback(Callback):
+    """The callback at the end of each optimizer step, the only point where a run may be saved or stopped."""
+
+    def __init__(self, run: Path, data: DataModule, steps: int, signals: StopOnSignal):
+        self.data, self.steps, self.signals = data, steps, signals
+        options = data.recipe.training
+        self.metric = METRICS[data.recipe.objective]
+        self.metrics_log = MetricsLog(run / "metrics.jsonl", silent=not is_main_process())
+        self.checkpoints = CheckpointStore(run / "checkpoints", options.keep_last, options.keep_every)
+        self.progress: Progress | None = None
+        self.recent: deque[float] = deque(maxlen=RECENT)  # losses, to detect a spike
+        self.final: LossTotals | None = None
+        self._random: dict[str, Any] = {}  # to be restored
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"recent": list(self.recent), "text": self.data.tokens.identity, "random": random_states()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.recent.extend(state_dict["recent"])
+        self._random = state_dict["random"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if self._random:
+            restore(self._random)
+        self.metrics_log.cut_back(trainer.global_step)
+        recipe, silent = self.data.recipe, not trainer.is_global_zero
+        tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
+        self.progress = Progress(self.steps, trainer.global_step, silent, self.metric, tokens_per_target)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        options = pl_module.recipe.training
+        if (batch_idx + 1) % options.accumulate:
+            return
+        assert self.progress is not None
+        step, last = trainer.global_step, trainer.global_step == self.steps
+        self._log_step(step, pl_module)
+        with self.progress.pause():
+            validated = None
+            if last or step % options.validate_every == 0:
+                validated = self._validate(trainer, pl_module, None if last else options.validation_tokens)
+                self.final = validated if last else None
+            stop = self.signals.agree(trainer)
+            if last or stop or step % options.checkpoint_every == 0:
+                self.metrics_log.flush()
+                self.checkpoints.save(trainer, self.metric.of(validated) if validated else None)
+            trainer.should_stop = trainer.should_stop or stop
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        self._close()
+
+    def _log_step(self, step: int, module: TrainingModule) -> None:
+        """Show the step, and log it every `log_every` steps."""
+        assert self.progress is not None
+        totals, module.step_totals = summed(module.trainer, module.step_totals), LossTotals()
+        options = module.recipe.training
+        learning_rate = options.learning_rate * rate(step - 1, self.steps, options)
+        speed = self.progress.step(step, totals, learning_rate)
+        self._log_event(step, totals.nats_per_token, module.skipped)
+        if step % options.log_every == 0 or step == self.steps:
+            metrics = {
+                "loss": totals.nats_per_token,
+                self.metric.name: self.metric.of(totals),
+                "learning_rate": learning_rate,
+                "gradient_norm": module.gradient_norm,
+                "tokens_per_second": round(speed, 1),
+            }
+            self.metrics_log.write(step=step, **metrics)
+            for logger in module.trainer.loggers:
+                logger.log_metrics(metrics, step)
+
+    def _log_event(self, step: int, loss: float, skipped: int) -> None:
+        """Log a skipped step, or a loss far above those before it."""
+        usual = statistics.median(self.recent) if self.recent else math.inf
+        event = ""
+        if skipped:
+            event = f"left out, its gradient was not finite ({skipped} in a row)"
+        elif loss > SPIKE * usual:
+            event = f"the loss is {loss:.3f} after a usual {usual:.3f}"
+        if math.isfinite(loss):
+            self.recent.append(loss)
+        if event:
+            assert self.progress is not None
+            self.progress.say(f"step {step}/{self.steps}: {event}")
+            self.metrics_log.write(step=step, event=event)
+
+    def _validate(self, trainer: Trainer, module: TrainingModule, limit: int | None) -> LossTotals:
+        """Return the loss on the validation text, in sequences as long as those of training."""
+        assert self.progress is not None
+        ranks, metric = trainer.world_size, self.metric
+        share = islice(self.data.validation(limit, ranks), trainer.global_rank, None, ranks)
+        module.eval()
+        with trainer.precision_plugin.forward_context():
+            own = loss_totals(
+                module.model, (to_device(as_tensors(b), module.device) for b in share), module.token_bytes
+            )
+        totals = summed(trainer, own)
+        module.train()
+        ratios = {"nats_per_token": totals.nats_per_token, metric.name: metric.of(totals)}
+        self.metrics_log.write(step=trainer.global_step, validation={**asdict(totals), **ratios})
+        for logger in trainer.loggers:
+            logger.log_metrics({f"validation/{name}": value for name, value in ratios.items()}, trainer.global_step)
+        self.progress.say(
+            f"step {trainer.global_step}/{self.steps}: validation {metric.of(totals):.3f} {metric.unit}, "
+            f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
+        )
+        return totals
+
+    def _close(self) -> None:
+        if self.progress is not None:
+            self.progress.close()
+
+
+def to_device(tensors: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
+    return tuple(tensor.to(device) for tensor in tensors)
+
+
+class ResampleFeatures(Callback):
+    """Resampling of random features before a step, never within one: each draw is a function of the seed and the step,
+    so a resumed run has it too.
+
+    A training sequence is read from an empty state, so no state ever meets another draw than its own.
+    """
+
+    def __init__(self, model: TextModel, seed: int, every: int):
+        self.maps = [module for module in model.modules() if isinstance(module, Favor)]
+        self.seed, self.every = seed, every
+        self.number = 0  # the current draw; the model was built with draw 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        number = trainer.global_step // self.every
+        if number == self.number:
+            return
+        self.number = number
+        for layer, features in enumerate(self.maps):
+            features.resample(hash((self.seed, number, layer)) % 2**63)

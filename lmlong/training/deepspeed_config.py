@@ -1,0 +1,57 @@
+"""DeepSpeed's settings for a recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmlong import recipe
+from lmlong.errors import UsageError
+from lmlong.io.files import parse_json
+
+FROM_THE_RECIPE = {
+    "train_batch_size": "training.batch_size",
+    "train_micro_batch_size_per_gpu": "training.batch_size",
+    "gradient_accumulation_steps": "training.accumulate",
+    "gradient_clipping": "training.clip",
+    "optimizer": "training.learning_rate and its neighbours",
+    "scheduler": "training.schedule",
+    "fp16": "training.precision",
+    "bf16": "training.precision",
+    "torch_autocast": "training.precision",
+    "zero_optimization.stage": "training.deepspeed.stage",
+}
+"""DeepSpeed's settings that a recipe determines, and the options that do."""
+
+
+def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
+    """Return DeepSpeed's settings for a recipe, overridden by those of the recipe's own file."""
+    on_gpu = device.type == "cuda"
+    memory = {"device": "cpu", "pin_memory": on_gpu}
+    chosen = options.deepspeed
+    zero: dict[str, Any] = {"stage": chosen.stage, "overlap_comm": on_gpu, "contiguous_gradients": True}
+    if chosen.offload_optimizer:
+        zero["offload_optimizer"] = memory
+    if chosen.offload_parameters:
+        zero["offload_param"] = memory
+    own = {
+        "train_micro_batch_size_per_gpu": options.batch_size,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler
+    }
+    further = _read(Path(chosen.config)) if chosen.config else {}
+    return {**own, **further, "zero_optimization": {**zero, **further.get("zero_optimization", {})}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the settings in a file, none of which may contradict the recipe."""
+    try:
+        found = parse_json(path.read_bytes())
+        named = {*found, *(f"zero_optimization.{key}" for key in found.get("zero_optimization", {}))}
+    except OSError as error:
+        raise UsageError(f"training.deepspeed.config: {path}: {error.strerror}.") from error
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f"training.deepspeed.config: {path}: not a JSON object of DeepSpeed settings.") from error
+    for key in sorted(named & FROM_THE_RECIPE.keys()):
+        raise UsageError(f"training.deepspeed.config: {path}: {key} comes from the recipe's {FROM_THE_RECIPE[key]}.")
+    return found

@@ -1,0 +1,76 @@
+"""The processes of a run, started by lmlong itself on one machine, by torchrun or SLURM on several."""
+
+import os
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from lmlong.errors import UsageError
+from lmlong.model.metrics import LossTotals
+from lmlong.recipe import Recipe
+
+BY_HAND = ("bash", "interactive")
+"""Names of SLURM jobs in which a person starts commands without srun."""
+
+
+def is_main_process() -> bool:
+    """Return whether this process is the one that writes and prints, by its launcher, before training begins."""
+    rank = {"torchrun": "RANK", "srun": "SLURM_PROCID", None: "LOCAL_RANK"}[launcher()]
+    return int(os.environ.get(rank, "0")) == 0
+
+
+def launcher() -> str | None:
+    """Return the launcher that started this process among others; None when lmlong is to start them itself."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torchrun"
+    return "srun" if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in BY_HAND else None
+
+
+def check_launch(recipe: Recipe) -> None:
+    """Refuse a recipe for another number of processes than were started."""
+    by, wanted = launcher(), f"the recipe has nodes: {recipe.nodes} with devices: {recipe.devices}"
+    if by is None and recipe.nodes > 1:
+        raise UsageError(
+            f"nodes: {recipe.nodes} machines do not start each other. On each of them run torchrun --nnodes "
+            f"{recipe.nodes} --nproc-per-node {recipe.devices} --rdzv-endpoint FIRST:29500 --no-python lmlong train "
+            f"..., or let SLURM: srun --nodes {recipe.nodes} --ntasks-per-node {recipe.devices} lmlong train ..."
+        )
+    started = {"torchrun": "WORLD_SIZE", "srun": "SLURM_NTASKS"}.get(by or "")
+    if started and int(os.environ[started]) != recipe.processes:
+        raise UsageError(f"devices: {by} started {os.environ[started]} processes, {wanted}. Let them agree.")
+    if by == "srun" and os.environ.get("SLURM_NTASKS_PER_NODE", str(recipe.devices)) != str(recipe.devices):
+        per_node = os.environ["SLURM_NTASKS_PER_NODE"]
+        raise UsageError(f"devices: srun started {per_node} processes on each machine, {wanted}. Let them agree.")
+    if by == "srun":
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(recipe.devices))  # Lightning requires it
+
+
+def summed(trainer: Trainer, totals: LossTotals) -> LossTotals:
+    """Return the totals of all ranks together; all ranks call this."""
+    if trainer.world_size == 1:
+        return totals
+    numbers = torch.tensor([totals.nats, totals.tokens, totals.bytes], dtype=torch.float64)
+    nats, tokens, size = trainer.strategy.reduce(numbers.to(trainer.strategy.root_device), reduce_op="sum").tolist()
+    return LossTotals(nats, round(tokens), round(size))
+
+
+def largest(trainer: Trainer, number: int) -> int:
+    """Return the largest of the ranks' numbers; all ranks call this."""
+    if trainer.world_size == 1:
+        return number
+    held = torch.tensor(number, device=trainer.strategy.root_device)
+    return int(trainer.strategy.reduce(held, reduce_op="max"))
+
+
+def gathered(trainer: Trainer, tensor: Tensor) -> Tensor:
+    """Return the tensors of all ranks, stacked, or that of the only one; all ranks call this."""
+    if trainer.world_size == 1:
+        return tensor
+    every = trainer.strategy.all_gather(tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor)
+    return every.to(tensor.dtype)
+
+
+def own(trainer: Trainer, tensor: Tensor) -> Tensor:
+    """Return this rank's part of what was gathered."""
+    return tensor if trainer.world_size == 1 else tensor[trainer.global_rank]

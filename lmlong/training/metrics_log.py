@@ -1,0 +1,65 @@
+"""metrics.jsonl: the metrics of each step, a line of JSON each, truncated when a run resumes from a checkpoint."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from lmlong.errors import LmlongError
+from lmlong.io.files import flush, parse_json
+
+
+class MetricsLog:
+    """The metrics log of a run, written as lines come; by one process only, where several train together."""
+
+    def __init__(self, path: Path, silent: bool = False):
+        self.path, self.silent = path, silent
+
+    def write(self, **line: Any) -> None:
+        """Add a line; numbers that are not finite, which JSON cannot express, become null."""
+        if self.silent:
+            return
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+        }
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            raise LmlongError(
+                f"{self.path}: cannot be written ({error.strerror}). Mend that, and go on with --resume auto."
+            ) from error
+
+    def flush(self) -> None:
+        """Flush to disk: no line before a checkpoint may be lost to a power cut after it."""
+        if self.path.exists():
+            flush(self.path)
+
+    def cut_back(self, step: int) -> None:
+        """Drop the lines after a step, and invalid ones: an unfinished line, or anything else in the file."""
+        if self.silent or not self.path.exists():
+            return
+        whole = [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        entries = [_entry(line) for line in whole]
+        if strange := entries.count(None):
+            print(f"{self.path}: {strange} lines that no run wrote were left out", file=sys.stderr)
+        kept = [line for line, entry in zip(whole, entries, strict=True) if entry and entry["step"] <= step]
+        new = self.path.with_name(self.path.name + ".partial")
+        new.write_bytes(b"".join(kept))
+        new.replace(self.path)
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a metrics log, without unfinished or invalid lines; empty where there is no log."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    return [entry for line in lines if line.endswith(b"\n") and (entry := _entry(line))]
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return the entry of a line; None where it is invalid."""
+    try:
+        entry = parse_json(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and type(entry.get("step")) is int else None

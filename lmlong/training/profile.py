@@ -1,0 +1,112 @@
+"""Profiles of short training steps, in a process of their own, whose peak memory is theirs alone."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from importlib import import_module
+from typing import NamedTuple
+
+import torch
+
+from lmlong.attention.base import state_tensors
+from lmlong.errors import LmlongError
+from lmlong.model.base import TextModel, count_parameters
+from lmlong.model.device import peak_memory
+from lmlong.recipe import Recipe
+from lmlong.training.optimizer import make_optimizer
+from lmlong.training.setup import set_up
+
+TIMED, ENOUGH = 7, 4.0
+"""Number of timed steps, and the seconds after which fewer are enough."""
+
+DOCUMENT = 1000
+"""Tokens of each document in the profiled text, or slightly fewer."""
+
+
+class BatchShape(NamedTuple):
+    """The shape of the batch of a forward pass."""
+
+    rows: int
+    time: int
+    segment: int | None  # tokens held at once; None for all of a row
+
+
+class StepProfile(NamedTuple):
+    """The measured cost of a step, with sizes that depend on the recipe alone."""
+
+    peak: int  # bytes: of the GPU, or of the process
+    work: float  # seconds of a forward and backward pass
+    update: float  # seconds of the optimizer update
+    parameters: int
+    state: int  # bytes of the state of one row
+
+
+def profile_step(recipe: Recipe, shape: BatchShape, exact: bool = False) -> StepProfile:
+    """Profile a few steps on batches of one shape in a process of its own.
+
+    With `exact` the allocator returns freed memory at once, so the peak is the memory in use, but it takes longer.
+    """
+    child = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps([recipe.model_dump_json(), shape, 1 if exact else TIMED]),
+        env={**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "262144"} if exact else {})},
+        capture_output=True,
+        text=True,
+    )
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["killed, for lack of memory perhaps"])[-1]
+        raise LmlongError(f"--dry-run: a step of {shape.rows} x {shape.time:,} tokens failed: {last}")
+    return StepProfile(*json.loads(child.stdout))
+
+
+def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
+    import_module("lightning.pytorch")  # it takes memory in a real run too
+    setup = set_up(recipe)
+    model = setup.model.to(setup.device)
+    optimizer = make_optimizer(model, setup.recipe.training)
+    works, updates = [], []
+    for number in range(1 + timed):
+        begun = time.perf_counter()
+        parts = min(setup.recipe.training.accumulate, 2)
+        for _ in range(parts):
+            _backward(model, setup.recipe, shape)
+        _wait(setup.device)
+        works.append((time.perf_counter() - begun) / parts)
+        begun = time.perf_counter()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), setup.recipe.training.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        _wait(setup.device)
+        updates.append(time.perf_counter() - begun)
+        if number and sum(works) > ENOUGH:
+            break
+    work, update = (statistics.median(times[1:]) for times in (works, updates))  # the first includes one-time work
+    state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(1)))
+    return StepProfile(peak_memory(setup.device), work, update, count_parameters(model), state)
+
+
+def _backward(model: TextModel, recipe: Recipe, shape: BatchShape) -> None:
+    """Add the gradient of one batch of random text."""
+    device = model.embedding.weight.device
+    # an encoder's last embedding is that of the mask, which is never a target
+    tokens = torch.randint(model.embedding.num_embeddings - 1, (shape.rows, shape.time), device=device)
+    document = DOCUMENT // recipe.model.factor * recipe.model.factor
+    document_starts = (torch.arange(shape.time, device=device) % document == 0).expand(shape.rows, -1)
+    mask = document_starts if recipe.objective == "causal" else torch.zeros_like(document_starts)
+    dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(recipe.training.precision)
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        nll, _ = model.loss(tokens, tokens, mask, segment=shape.segment)
+    (nll / tokens.numel()).backward()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    text, shape_of_batch, times = json.load(sys.stdin)
+    print(json.dumps(_profile(Recipe.model_validate_json(text), BatchShape(*shape_of_batch), times)))

@@ -1,0 +1,235 @@
+"""Every attention for encoders, in every form its options can give it, against its definition and its symmetries."""
+
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmlong import recipe
+from lmlong.attention.encoder.base import EncoderAttention
+from lmlong.attention.encoder.projections import PROJECTIONS
+from lmlong.attention.registry import CAUSAL, ENCODER, FEATURE_MAPS
+from lmlong.errors import UsageError
+from lmlong.recipe.objective import CAUSAL_ONLY, NOT_CAUSAL
+
+LAYERS, HEADS, WIDTH, LONGEST = 2, 3, 4, 12
+LENGTHS = [12, 7, 3, 1]
+"""Tokens of the rows of a padded batch: those of the third fill one slot of four and one of the first four tokens."""
+
+SHARINGS = get_args(recipe.Linformer.model_fields["sharing"].annotation)
+LINFORMERS = {
+    f"{sharing}-{projection}": recipe.Linformer(projected=3, sharing=sharing, projection=projection)
+    for sharing, projection in product(SHARINGS, PROJECTIONS)
+}
+A_SIZE_EACH = {
+    f"sizes-{projection}": recipe.Linformer(
+        projected=[[3, 6, 2], [4, 4, 12]],
+        sharing="none",
+        projection=projection,  # type: ignore[arg-type]
+    )
+    for projection in PROJECTIONS
+}
+
+VARIANTS = {
+    "linear": {
+        name: recipe.Attention(feature_map=name, taylor=recipe.Taylor(width=2))  # type: ignore[arg-type]
+        for name in FEATURE_MAPS
+    },
+    "linformer": {name: recipe.Attention(linformer=options) for name, options in (LINFORMERS | A_SIZE_EACH).items()},
+}
+FORMS = {
+    f"{kind}-{name}": (kind, options)
+    for kind in ENCODER
+    for name, options in VARIANTS.get(kind, {"only": recipe.Attention()}).items()
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+every_token_alike = pytest.mark.parametrize("form", [form for form in FORMS if not form.startswith("linformer")])
+every_matrix = pytest.mark.parametrize("form", [f"linformer-{sharing}-linear" for sharing in SHARINGS])
+
+
+def layers(
+    kind: str, options: recipe.Attention, number: int = LAYERS, heads: int = HEADS, longest: int = LONGEST
+) -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList(ENCODER[kind]([longest] * number, heads, WIDTH, options)).double()
+
+
+def build(form: str) -> EncoderAttention:
+    """The last layer's."""
+    attention = layers(*FORMS[form])[-1]
+    assert isinstance(attention, EncoderAttention)
+    return attention
+
+
+def linformer(number: int = LAYERS, heads: int = HEADS, longest: int = LONGEST, **options: Any) -> nn.ModuleList:
+    return layers("linformer", recipe.Attention(linformer=recipe.Linformer(**options)), number, heads, longest)
+
+
+def inputs(time: int = LONGEST, batch: int = len(LENGTHS), seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(batch, HEADS, time, WIDTH, generator=draw, dtype=torch.float64).requires_grad_() for _ in range(3)
+    ]
+
+
+def padded(lengths: list[int], time: int = LONGEST) -> Tensor:
+    return torch.arange(time) >= torch.tensor(lengths)[:, None]
+
+
+def gradients(y: Tensor, attention: nn.Module, *x: Tensor) -> list[Tensor]:
+    """Of a loss that weighs all outputs differently, by the inputs and the weights."""
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(9), dtype=y.dtype)
+    found = torch.autograd.grad((y * weights).sum(), [*x, *attention.parameters()], materialize_grads=True)
+    return list(found)
+
+
+def assert_equal(mine: list[Tensor], truth: list[Tensor]) -> None:
+    for a, b in zip(mine, truth, strict=True):
+        assert torch.isfinite(a).all()
+        assert (a - b).abs().max() < 1e-10
+
+
+@every_form
+@pytest.mark.parametrize("time", [1, 4, 7, LONGEST])
+def test_forward_is_the_definition(form: str, time: int) -> None:
+    attention, x = build(form), inputs(time)
+    y, truth = attention(*x), attention.reference(*x)
+    assert_equal([y, *gradients(y, attention, *x)], [truth, *gradients(truth, attention, *x)])
+
+
+@every_form
+def test_forward_with_padding_is_the_definition_without(form: str) -> None:
+    attention, x, padding = build(form), inputs(), padded(LENGTHS)
+    y, truth = attention(*x, padding), attention.reference(*x, padding)
+    assert_equal([y, *gradients(y, attention, *x)], [truth, *gradients(truth, attention, *x)])
+
+
+@every_form
+def test_a_padded_row_is_the_row_alone(form: str) -> None:
+    """Values and gradients, and those of what lies in the padding are 0, however large it is."""
+    attention, x, padding = build(form), inputs(), padded(LENGTHS)
+    x = [torch.where(padding[:, None, :, None], 50 * part, part).detach().requires_grad_() for part in x]
+    y = attention(*x, padding)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(9), dtype=y.dtype)
+    found = torch.autograd.grad((y * weights).sum(), x)
+    for row, length in enumerate(LENGTHS):
+        alone = [part[row : row + 1, :, :length].detach().requires_grad_() for part in x]
+        truth = attention(*alone)
+        slopes = torch.autograd.grad((truth * weights[row : row + 1, :, :length]).sum(), alone)
+        assert_equal(
+            [y[row, :, :length], *(part[row, :, :length] for part in found)], [truth[0], *(s[0] for s in slopes)]
+        )
+        assert not any(part[row, :, length:].any() for part in [y, *found])
+
+
+@every_form
+def test_a_row_of_padding_alone_gives_nothing(form: str) -> None:
+    attention, x, padding = build(form), inputs(), padded([0, 5, 0, 12])
+    y = attention(*x, padding)
+    assert not y[[0, 2]].any()
+    assert_equal(
+        [y, *gradients(y, attention, *x)], [truth := attention.reference(*x, padding), *gradients(truth, attention, *x)]
+    )
+
+
+@every_form
+def test_the_last_token_reaches_the_first_output(form: str) -> None:
+    """Which is what an encoder is for, and why none of these is causal."""
+    attention, (q, k, v) = build(form), inputs()
+    (slope,) = torch.autograd.grad(attention(q, k, v)[:, :, 0].sum(), v)
+    reached = slope[:, :, -1].abs().amax(-1)
+    assert reached.min() > 0 if "max" not in form else reached.max() > 0
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_a_slot_for_each_token_is_full_attention(projection: str) -> None:
+    attention, x = linformer(projected=LONGEST, projection=projection)[0], inputs()
+    for weight in attention.parameters():
+        nn.init.eye_(weight[0] if projection == "conv" else weight)
+    assert_equal([attention(*x)], [build("full-only")(*x)])
+
+
+@every_token_alike
+def test_the_order_of_tokens_means_nothing(form: str) -> None:
+    attention, x, order = build(form), inputs(), torch.randperm(LONGEST, generator=torch.Generator().manual_seed(1))
+    assert_equal([attention(*(part[:, :, order] for part in x))], [attention(*x)[:, :, order]])
+
+
+@every_matrix
+def test_the_order_of_tokens_means_something_to_linformer_unless_its_columns_follow(form: str) -> None:
+    attention, x, order = build(form), inputs(), torch.randperm(LONGEST, generator=torch.Generator().manual_seed(1))
+    truth, moved = attention(*x)[:, :, order], [part[:, :, order] for part in x]
+    assert (attention(*moved) - truth).abs().max() > 0.01
+    with torch.no_grad():
+        for matrix in attention.parameters():
+            matrix.copy_(matrix[:, order])
+    assert_equal([attention(*moved)], [truth])
+
+
+@pytest.mark.parametrize(("sharing", "number"), [("none", 288), ("headwise", 24), ("key-value", 12), ("layerwise", 1)])
+@pytest.mark.parametrize("projection", ["linear", "conv"])
+def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, projection: str, number: int) -> None:
+    shape = {"linear": (2, 8), "conv": (4, WIDTH, WIDTH)}[projection]
+    matrices = list(linformer(12, 12, longest=8, projected=2, sharing=sharing, projection=projection).parameters())
+    assert len(matrices) == number
+    assert {tuple(matrix.shape) for matrix in matrices} == {shape}
+
+
+def test_what_is_shared_learns_from_all_who_share_it() -> None:
+    x = inputs()
+    for sharing, keys_learn_from_values in [("headwise", False), ("key-value", True)]:
+        attention = linformer(projected=3, sharing=sharing)[0]
+        first = next(attention.parameters())
+        (slope,) = torch.autograd.grad(attention(torch.zeros_like(x[0]), *x[1:]).sum(), first, materialize_grads=True)
+        # queries of 0 weigh all slots alike, whatever the keys are
+        assert bool(slope.any()) == keys_learn_from_values
+
+
+def test_sizes_by_layer_and_by_head() -> None:
+    def shapes(attention: nn.Module) -> list[int]:
+        return [len(matrix) for matrix in attention.parameters()]
+
+    assert [shapes(layer) for layer in linformer(longest=8, projected=[2, 4])] == [[2, 2], [4, 4]]
+    by_head = linformer(longest=8, projected=[[1, 2, 3], [4, 5, 6]], sharing="none")
+    assert [shapes(layer) for layer in by_head] == [[1, 2, 3] * 2, [4, 5, 6] * 2]
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_inputs_longer_than_the_projections_are_refused(projection: str) -> None:
+    attention = linformer(projected=3, projection=projection)[0]
+    with pytest.raises(UsageError, match="13 tokens: Linformer's projections E and F are as long as the longest input"):
+        attention(*inputs(LONGEST + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"projected": [3, 3, 3]}, "not one number, one for each of 2 layers, or 3 for each"),
+        ({"projected": [[3], [3]]}, "not one number"),
+        ({"projected": [[1, 2, 3], [1, 2, 3]]}, "heads of different sizes share no matrix; sharing is headwise"),
+        ({"projected": [3, 4], "sharing": "layerwise"}, "layers of different sizes share no matrix"),
+        ({"projected": 13}, "13 slots for a longest input of 12"),
+        ({"projected": 5, "projection": "mean"}, "5 does not divide a longest input of 12"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        linformer(**options)
+    assert len(linformer(projected=5)) == LAYERS  # a matrix needs no divisor
+
+
+@every_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_other_number_formats_keep_their_type_and_come_near(form: str, dtype: torch.dtype) -> None:
+    attention, x, padding = build(form), inputs(), padded(LENGTHS)
+    truth = attention(*x, padding)
+    y = attention.to(dtype)(*(part.to(dtype) for part in x), padding)
+    assert y.dtype == dtype
+    assert (y - truth).norm() / truth.norm() < {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+
+
+def test_every_kind_that_is_not_of_an_objective_is_refused_with_a_reason() -> None:
+    assert set(NOT_CAUSAL) == set(ENCODER) - set(CAUSAL)
+    assert set(CAUSAL_ONLY) == set(CAUSAL) - set(ENCODER)

@@ -1,0 +1,105 @@
+"""Speed benchmarks: what is left out, the ratios, and the commands."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lmlong.bench.attention_speed import AttentionShape, attention_candidate
+from lmlong.bench.speed import Candidate, Result, forecast, run_benchmark
+from lmlong.bench.speed_grid import ATTENTIONS
+from lmlong.bench.speed_report import Title, crossovers, ratio, table
+from lmlong.cli.bench import bench
+
+CPU = torch.device("cpu")
+
+
+def result(name: str, length: int, seconds: list[float]) -> Result:
+    return Result(name, "32", length, length, seconds, least=100, peak=150)
+
+
+PLANTED = [result("softmax", n, [n**2 * 1e-9]) for n in (256, 1024, 4096)] + [
+    result("elu", n, [n * 1e-6]) for n in (256, 1024, 4096)
+]
+"""A square and a line, which cross where n is 1,000."""
+
+
+def test_ratios_and_where_they_cross() -> None:
+    assert ratio(PLANTED, PLANTED[-1]) == pytest.approx(4.096)
+    assert crossovers(PLANTED) == {"softmax": "", "elu": "1,000"}
+    assert crossovers(PLANTED[2:3] + PLANTED[-1:])["elu"] == "< 4k"
+    assert crossovers(PLANTED[:1] + PLANTED[3:4])["elu"] == "> 256"
+
+
+def test_what_takes_too_long_is_left_out() -> None:
+    def build(name: str, precision: str, length: int) -> Candidate:
+        # a square that would take years at the last length: were it started, this test would not end
+        work = (lambda: torch.zeros(length).sum()) if length < 2**40 else (lambda: pytest.fail("was started"))
+        return Candidate(work, length, 0, 0, growth=2 if name == "softmax" else 0)
+
+    results = run_benchmark(build, ["softmax", "elu"], ["32"], [16, 2**20], CPU, limit=1e3)
+    assert [(one.name, one.length) for one in results] == [("softmax", 16), ("elu", 16), ("elu", 2**20)]
+    ahead = build("softmax", "32", 2**20)
+    assert forecast(results[:1], "softmax", "32", ahead) > 1e3
+    assert forecast(results, "softmax", "bf16", ahead) == 0  # of which nothing is known
+    assert "- left out" in table(Title("work", "machine", "bytes", lambda one: one.peak), results)
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_attention_is_measured_forward_and_backward(name: str) -> None:
+    for forward_only in (False, True):
+        shape = AttentionShape(rows=2, heads=2, width=8, forward_only=forward_only)
+        ready = attention_candidate(name, "32", 40, shape, CPU)
+        numbers = 2 * 2 * 40 * 8
+        gates = 2 * 2 * 40 if name.endswith("learned") else 0
+        one_way = 4 * (4 * numbers + gates)  # queries, keys, values, outputs
+        assert ready.io_bytes == (one_way if forward_only else 2 * one_way)
+        gradients = ready.call()
+        if not forward_only:
+            assert all(bool(x.any()) for x in gradients)  # type: ignore[attr-defined]
+
+
+def test_tables_fit_a_terminal() -> None:
+    results = [result(name, n, [n * 1e-6, n * 2e-6]) for name in ATTENTIONS for n in (256, 2**20)]
+    text = table(Title("work", "machine", "bytes", lambda one: one.peak / one.least), results)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(name in text for name in ATTENTIONS)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("attention", ["--heads", "2", "--width", "8", "--precisions", "32,bf16"]),
+        ("attention", ["--heads", "2", "--width", "8", "--precisions", "64", "--forward"]),
+        ("train", ["quickstart", "model.width=16", "model.heads=2", "model.layers=1"]),
+        ("generate", ["quickstart", "model.width=16", "model.heads=2", "model.layers=1", "--no-fast-decode"]),
+    ],
+)
+def test_each_benchmark_ends_in_a_table_json_and_a_chart(command: str, options: list[str], tmp_path: Path) -> None:
+    written, drawn = tmp_path / "speed.json", tmp_path / "speed.png"
+    common = ["--lengths", "16,32", "--only", "softmax,elu-learned", "--json", str(written), "--plot", str(drawn)]
+    done = CliRunner().invoke(bench, [command, *options, *common], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "times as fast as softmax" in done.stdout
+    assert drawn.stat().st_size > 10_000
+    found = json.loads(written.read_text())
+    assert {(one["name"], one["length"]) for one in found["results"]} == {
+        (name, length) for name in ("softmax", "elu-learned") for length in (16, 32)
+    }
+    assert all(one["peak"] > 0 and one["tokens_per_second"] > 0 for one in found["results"])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--only", "sofmax"], "--only: there is no 'sofmax'. Did you mean 'softmax'?"),
+        (["--precisions", "int8"], "--precisions: there is no 'int8'"),
+        (["--lengths", "4x"], "--lengths: '4x' is no length"),
+        (["--plot", "speed.txt"], "speed.txt: cannot be drawn"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(options: list[str], says: str) -> None:
+    done = CliRunner().invoke(bench, ["attention", *options])
+    assert done.exit_code != 0 and says in str(done.exception)

@@ -1,0 +1,64 @@
+"""Text that the tests share, and a cache of their own."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmlong import recipe
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.tokenizer import Tokenizer
+
+WORDS = "def return self value for in if else while import class None True index count name open close read"
+
+
+def sentences(documents: int, lines: int = 40) -> list[str]:
+    """Documents of code-like text, the same every time and each different."""
+    draw = random.Random(0)
+
+    def line() -> str:
+        return " " * draw.choice([0, 4, 8]) + " ".join(draw.choices(WORDS.split(), k=6)) + f" {draw.random():.6f} é中😀"
+
+    return ["\n".join(line() for _ in range(lines)) + "\n" for _ in range(documents)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for each test."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("LMLONG_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def subwords() -> Tokenizer:
+    """A small sentencepiece tokenizer."""
+    return tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=400))
+
+
+@pytest.fixture(params=["bpe", "unigram", "bytes"], scope="session")
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """Every kind of tokenizer in turn."""
+    if request.param == "bytes":
+        return tokenizers.train([], recipe.Tokenizer(kind="bytes"))
+    return tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=400, algorithm=request.param))
+
+
+@pytest.fixture
+def text_of(tmp_path: Path) -> Callable[..., recipe.Text]:
+    """The text section of a recipe, in bytes, over a folder filled with these documents."""
+
+    def make(documents: list[str], **options: object) -> recipe.Text:
+        folder = tmp_path / "documents"
+        folder.mkdir(exist_ok=True)
+        for number, document in enumerate(documents):
+            (folder / f"{number:03}.txt").write_bytes(document.encode())
+        settings: dict[str, object] = {
+            "sources": [recipe.Files(kind="files", paths=[str(folder)])],
+            "tokenizer": recipe.Tokenizer(kind="bytes"),
+            "sequence_length": 16,
+        }
+        return recipe.Text.model_validate(settings | options)
+
+    return make

@@ -1,0 +1,278 @@
+"""A batch follows from its number; epochs cover the text; validation counts every token once."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmlong.data.batches import IGNORED, CausalBatch, TrainingBatches, validation_batches
+from lmlong.data.cyclic_tokens import CyclicTokens
+from lmlong.data.packing import pack
+from lmlong.data.rows import Documents, Streams, Windows
+from lmlong.data.shuffle import shuffled
+
+BOS, EOS = 1, 2
+LENGTH = 8
+
+
+def text(size: int, first: int = 10) -> np.ndarray:
+    """Distinct tokens, as documents of ten."""
+    tokens = np.arange(first, first + size, dtype=np.uint16)
+    tokens[::10], tokens[9::10] = BOS, EOS
+    return tokens
+
+
+def cyclic(tokens: np.ndarray, factor: int = 1) -> CyclicTokens:
+    return CyclicTokens(tokens, np.flatnonzero(tokens == BOS), BOS, EOS, factor)
+
+
+def batches(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, seed: int = 0) -> TrainingBatches:
+    cut = [Windows(cyclic(tokens), LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
+    return TrainingBatches(cut, weights, EOS, rows)
+
+
+def streams(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4) -> TrainingBatches:
+    cut = [Streams(cyclic(tokens), LENGTH, (0, number)) for number, tokens in enumerate(sources)]
+    return TrainingBatches(cut, weights, EOS, rows, streams=True)
+
+
+def documents(sizes: list[int], length: int, rows: int = 1, group: int = 1) -> TrainingBatches:
+    """Documents of so many distinct tokens, the two that frame each among them."""
+    tokens = np.concatenate(
+        [np.array([BOS, *range(10 + 1000 * n, 8 + 1000 * n + size), EOS]) for n, size in enumerate(sizes)]
+    )
+    return TrainingBatches([Documents(cyclic(tokens.astype(np.uint32)), length, (0,), group)], [1.0], EOS, rows)
+
+
+def equal(first: CausalBatch, second: CausalBatch) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_targets_and_starts() -> None:
+    tokens = np.array([1, 7, 8, 2, 1, 9, 2], dtype=np.uint16)
+    (batch,) = validation_batches(tokens, BOS, EOS, length=8, rows=4)
+    assert batch.tokens.tolist() == [[1, 7, 8, 2, 1, 9]]
+    assert batch.targets.tolist() == [[7, 8, 2, IGNORED, 9, 2]]
+    assert batch.document_starts.tolist() == [[True, False, False, False, True, False]]
+    assert [array.dtype for array in batch] == [np.int64, np.int64, np.bool_]
+
+
+def test_a_batch_is_a_function_of_its_number() -> None:
+    one, other = batches(text(1000)), batches(text(1000))
+    for step in (0, 1, 500, 10**9):
+        assert equal(one.batch(step), other.batch(step))
+    assert not equal(one.batch(0), one.batch(1))
+    assert not equal(one.batch(0), batches(text(1000), seed=1).batch(0))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_one_order(ranks: int) -> None:
+    alone, together = batches(text(1000), rows=8), batches(text(1000), rows=8 // ranks)
+    for step in range(5):
+        slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
+        assert equal(alone.batch(step), CausalBatch(*map(np.concatenate, zip(*slices, strict=True))))
+
+
+def test_as_streams_each_row_goes_on_where_it_was() -> None:
+    tokens = np.arange(10, 1010, dtype=np.uint16)
+    loader = streams(tokens)
+    read = [loader.batch(step) for step in range(300)]
+    for before, after in pairwise(read):
+        assert np.array_equal(before.targets[:, -1], after.tokens[:, 0])
+    assert len({row.tobytes() for row in read[0].tokens}) == 4  # each begins at a place of its own
+    first = np.concatenate([batch.tokens[0] for batch in read])[:1000]
+    assert sorted(first) == tokens.tolist()  # once round the cyclic is the whole text
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_the_streams(ranks: int) -> None:
+    alone, together = streams(text(1000), rows=8), streams(text(1000), rows=8 // ranks)
+    for step in range(5):
+        slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
+        assert equal(alone.batch(step), CausalBatch(*map(np.concatenate, zip(*slices, strict=True))))
+
+
+def test_sources_have_streams_by_their_weight() -> None:
+    low, high = np.arange(10, 110, dtype=np.uint16), np.arange(1000, 1100, dtype=np.uint16)
+    rows = streams(low, high, weights=(1.0, 3.0), rows=8).batch(7).tokens
+    assert (rows < 500).all(axis=1).sum() == 2 and (rows > 500).all(axis=1).sum() == 6
+
+
+@pytest.mark.parametrize("size", [LENGTH + 1, 83, 1000])
+def test_an_epoch_reads_each_token_once(size: int) -> None:
+    tokens = np.arange(10, 10 + size, dtype=np.uint16)
+    windows = size // LENGTH
+    loader = batches(tokens, rows=1)
+    for epoch in range(3):
+        seen = np.concatenate([loader.batch(epoch * windows + step).tokens[0] for step in range(windows)])
+        assert len(set(seen.tolist())) == windows * LENGTH
+
+
+def test_epochs_are_cut_and_ordered_anew() -> None:
+    tokens = np.arange(10, 810, dtype=np.uint16)
+    loader = batches(tokens, rows=100)
+    first, second = loader.batch(0).tokens[:, 0], loader.batch(1).tokens[:, 0]
+    assert set(first % LENGTH) != set(second % LENGTH)
+    assert first.tolist() != sorted(first)
+    assert not np.array_equal(np.argsort(first), np.argsort(second))
+
+
+def test_targets_follow_across_the_seam() -> None:
+    tokens = np.arange(10, 10 + 20, dtype=np.uint16)
+    batch = batches(tokens, rows=200).batch(0)
+    assert np.array_equal((batch.tokens - 10 + 1) % 20, batch.targets - 10)
+
+
+def test_weights_are_kept_all_along() -> None:
+    weights = (5.0, 0.1, 3.0, 1.9)
+    sources = [np.full(100, 10 + number, dtype=np.uint16) for number in range(4)]
+    loader = batches(*sources, weights=weights, rows=1)
+    rows = [int(loader.batch(step).tokens[0, 0]) - 10 for step in range(1000)]
+    for taken in (10, 100, 1000):
+        counts = Counter(rows[:taken])
+        assert all(abs(counts[source] - taken * weight / 10) <= 2 for source, weight in enumerate(weights))
+    assert len(set(rows[:10])) >= 3
+
+
+@given(st.integers(1, 300), st.integers(0, 5))
+def test_a_shuffle_is_a_permutation(size: int, key: int) -> None:
+    assert sorted(shuffled(index, size, (key,)) for index in range(size)) == list(range(size))
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 10, 99, 100, 1000])
+@pytest.mark.parametrize("limit", [None, 57])
+def test_validation_counts_each_target_once(length: int, limit: int | None) -> None:
+    tokens = text(100)
+    expected = [int(after) for before, after in pairwise(tokens[:limit]) if before != EOS]
+    found = [batch.targets for batch in validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit)]
+    assert [target for rows in found for target in rows.ravel().tolist() if target != IGNORED] == expected
+    assert all(rows.shape[0] <= 3 and rows.shape[1] == min(length, len(tokens[:limit]) - 1) for rows in found)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 57, 100])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_validate_as_many_batches_each(size: int, ranks: int) -> None:
+    tokens = text(100)[:size]
+    found = list(validation_batches(tokens, BOS, EOS, 4, rows=2, ranks=ranks))
+    alone = list(validation_batches(tokens, BOS, EOS, 4, rows=2))
+    assert len(found) % ranks == 0 and len(found) - len(alone) < ranks
+    assert all(equal(one, other) for one, other in zip(found, alone, strict=False))
+    assert all((batch.targets == IGNORED).all() for batch in found[len(alone) :])
+    assert len({batch.tokens.shape[1] for batch in found}) <= 1
+
+
+SIZES = st.lists(st.integers(3, 60), min_size=1, max_size=60)
+
+
+@given(SIZES, st.integers(8, 64))
+def test_an_epoch_of_documents_reads_each_whole_and_once(sizes: list[int], length: int) -> None:
+    whole = [[BOS, *range(10 + 1000 * number, 8 + 1000 * number + size), EOS] for number, size in enumerate(sizes)]
+    expected = Counter(tuple(text[begin : begin + length]) for text in whole for begin in range(0, len(text), length))
+    next_to = {token: after for text in whole for token, after in pairwise(text) if token != BOS}
+    loader, seen = documents(sizes, length), Counter[tuple[int, ...]]()
+    for number in range(len(loader._sources[0].packed)):  # type: ignore[attr-defined]
+        tokens, targets, starts = (array[0] for array in loader.batch(number))
+        borders = np.flatnonzero(starts)
+        assert borders[0] == 0 and len(tokens) <= length
+        for piece, after in zip(np.split(tokens, borders[1:]), np.split(targets, borders[1:]), strict=True):
+            end = piece.tolist().index(EOS) + 1 if EOS in piece else len(piece)
+            assert (piece[end:] == EOS).all() and (after[piece == EOS] == IGNORED).all()  # padding
+            assert all(t == next_to[x] for x, t in zip(piece, after, strict=True) if x not in (BOS, EOS))
+            seen[tuple(piece[:end].tolist())] += 1
+    assert seen == expected
+
+
+@given(SIZES, st.integers(60, 200))
+def test_rows_of_documents_are_well_filled(sizes: list[int], length: int) -> None:
+    rows = pack(np.array(sizes), length)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(sizes)))
+    assert all(sum(sizes[piece] for piece in row) <= length for row in rows)
+    assert len(rows) <= 11 / 9 * -(-sum(sizes) // length) * 1.5 + 1
+    filled = sorted(sum(sizes[piece] for piece in row) for row in rows)
+    assert len(filled) == 1 or filled[0] + filled[1] > length  # the emptiest two would not fit together
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_have_equal_work_with_unequal_documents(ranks: int) -> None:
+    """Batches of one step are of one length, and the rows that stand beside each other about as full."""
+    draw = np.random.default_rng(0)
+    sizes = [int(size) for size in draw.integers(3, 900, 200)]
+    alone, together = documents(sizes, 1000, 8, group=8), documents(sizes, 1000, 8 // ranks, group=8)
+    unfilled = []
+    for step in range(len(alone._sources[0].packed) // 8):  # type: ignore[attr-defined]
+        slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
+        assert equal(alone.batch(step), CausalBatch(*map(np.concatenate, zip(*slices, strict=True))))
+        filled = [alone._sources[0].filled(8 * step + row) for row in range(8)]
+        unfilled.append(1 - min(filled) / slices[0].tokens.shape[1])
+    assert np.median(unfilled) < 0.07
+
+
+def test_documents_of_one_length_come_in_another_order_each_epoch() -> None:
+    loader = documents([8] * 40, 8, rows=40)
+    first, second = loader.batch(0).tokens[:, 1], loader.batch(1).tokens[:, 1]
+    assert sorted(first) == sorted(second) and first.tolist() != second.tolist()
+
+
+FACTORS = pytest.mark.parametrize("factor", [2, 3, 8])
+
+
+def is_padded(batch: CausalBatch, factor: int) -> bool:
+    """Whether documents begin at multiples of a factor, and what fills the place before them is never a target."""
+    assert all(start % factor == 0 for _, start in np.argwhere(batch.document_starts))
+    after_the_end = (batch.tokens[:, 1:] == EOS) & (batch.tokens[:, :-1] == EOS)
+    return bool((batch.targets[:, 1:][after_the_end] == IGNORED).all())
+
+
+@FACTORS
+@pytest.mark.parametrize("length", [24, 48, 240])
+@pytest.mark.parametrize("limit", [None, 1, 2, 11, 57])
+def test_validation_with_padding_counts_each_target_once(factor: int, length: int, limit: int | None) -> None:
+    tokens = text(100)
+    expected = [int(after) for before, after in pairwise(tokens[:limit]) if before != EOS]
+    found = list(validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit, factor=factor))
+    assert all(is_padded(batch, factor) for batch in found)
+    assert [target for batch in found for target in batch.targets.ravel().tolist() if target != IGNORED] == expected
+
+
+@FACTORS
+def test_an_epoch_of_padded_windows_reads_each_token_once(factor: int) -> None:
+    tokens = text(1000)
+    padded = cyclic(tokens, factor)
+    loader = TrainingBatches([Windows(padded, 24, (0, 0))], [1.0], EOS, 1)
+    assert len(padded) == 100 * (-(-10 // factor) * factor)
+    read = [loader.batch(number) for number in range(len(padded) // 24)]
+    assert all(is_padded(batch, factor) for batch in read)
+    counts = Counter(token for batch in read for token in batch.tokens.ravel().tolist() if token not in (BOS, EOS))
+    assert set(counts.values()) == {1}
+    unread = len(padded) % 24  # an epoch ends where no window fits any more
+    assert len(counts) >= 800 - unread
+    next_to = dict(pairwise(tokens.tolist()))
+    for batch in read:
+        pairs = zip(batch.tokens.ravel().tolist(), batch.targets.ravel().tolist(), strict=True)
+        assert all(target == next_to[token] for token, target in pairs if token not in (BOS, EOS))
+
+
+@FACTORS
+def test_padded_streams_go_on_at_a_border(factor: int) -> None:
+    loader = TrainingBatches([Streams(cyclic(text(1000), factor), 24, (0, 0))], [1.0], EOS, 4, streams=True)
+    read = [loader.batch(step) for step in range(70)]
+    assert all(is_padded(batch, factor) for batch in read)
+    once = {token for batch in read for token in batch.tokens[0].tolist()}
+    assert once >= set(text(1000).tolist())
+
+
+@FACTORS
+def test_padded_documents_lose_nothing(factor: int) -> None:
+    sizes = [3, 8, 24, 25, 50, 7]
+    tokens = np.concatenate(
+        [np.array([BOS, *range(10 + 100 * n, 8 + 100 * n + size), EOS]) for n, size in enumerate(sizes)]
+    )
+    rows = Documents(cyclic(tokens.astype(np.uint32), factor), 24, (0,), 1)
+    loader = TrainingBatches([rows], [1.0], EOS, 1)
+    read = [loader.batch(number) for number in range(len(rows.packed))]
+    assert all(is_padded(batch, factor) and batch.tokens.shape[1] % factor == 0 for batch in read)
+    counts = Counter(token for batch in read for token in batch.tokens.ravel().tolist() if token not in (BOS, EOS))
+    assert counts == Counter(token for token in tokens.tolist() if token not in (BOS, EOS))

@@ -1,0 +1,69 @@
+"""`lmlong data` and `lmlong tokenizer`, as typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lmlong.cli.data import data
+from lmlong.cli.tokenizer import tokenizer
+from lmlong.data.tokenizer import Tokenizer, load
+
+from .conftest import sentences
+
+RECIPE = """
+text:
+  sources: [{kind: files, paths: [documents]}]
+  tokenizer: {kind: bytes}
+  sequence_length: 16
+training: {steps: 1}
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("documents").mkdir()
+    for number, text in enumerate(sentences(30)):
+        Path("documents", f"{number}.txt").write_bytes(text.encode())
+    Path("documents", "empty.txt").touch()
+    Path("books.yaml").write_text(RECIPE)
+    return "books.yaml"
+
+
+def run(command: object, *words: str) -> str:
+    result = CliRunner().invoke(command, words, catch_exceptions=False)  # type: ignore[arg-type]
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_prepare_prints_the_folder_that_info_describes(recipe_file: str) -> None:
+    folder = Path(run(data, "prepare", recipe_file).strip())
+    described = json.loads(run(data, "info", recipe_file, "--json"))
+    assert Path(described["folder"]) == folder
+    assert described["sources"][0]["train"]["tokens"] == (folder / "train-0.tokens").stat().st_size // 2
+
+
+def test_info_is_a_table_of_80_columns(recipe_file: str) -> None:
+    table = run(data, "info", recipe_file)
+    assert "skipped 1 documents, 0 bytes (empty)" in table
+    rows = [line for line in table.splitlines() if line.startswith("  ")]
+    assert max(map(len, rows)) <= 80
+    assert [row.split()[4] for row in rows[3:]] == ["1.00", "1.00"]
+
+
+def test_tokenizer_train_and_info(recipe_file: str) -> None:
+    options = ["text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=400"]
+    assert run(tokenizer, "train", recipe_file, *options, "--out", "tokenizer.model") == "tokenizer.model\n"
+    found = json.loads(run(tokenizer, "info", ".", "--text", "def  ▁é\n", "--json"))
+    assert found["vocabulary"] == 400
+    assert load("tokenizer.model").decode(found["tokens"]) == "def  ▁é\n"
+    assert found["bytes"] == len("def  ▁é\n".encode())
+
+
+def test_tokenizer_info_as_text(subwords: Tokenizer, tmp_path: Path) -> None:
+    subwords.save(tmp_path / "a.model")
+    shown = run(tokenizer, "info", str(tmp_path / "a.model"), "--text", "return")
+    assert "vocabulary  400" in shown
+    assert subwords.hash in shown

@@ -1,0 +1,125 @@
+"""Sources find the documents that a recipe names, all of them and each once."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import datasets
+import pytest
+import zstandard
+
+from lmlong import recipe
+from lmlong.data.reading import Document, Skipped
+from lmlong.data.sources import Source, open_source
+from lmlong.errors import UsageError
+
+ROWS = [{"text": "one\r\n\n", "n": 1}, {"text": None, "n": 2}, {"text": "", "n": 3}, {"text": "中\u2028", "n": 4}]
+
+
+def files(*paths: object, column: str = "text") -> Source:
+    return open_source(recipe.Files(kind="files", paths=[str(path) for path in paths], column=column), "strict")
+
+
+def texts(source: Source) -> list[str]:
+    return ["".join(entry.pieces()) for entry in source.documents() if isinstance(entry, Document)]
+
+
+def skipped(source: Source) -> list[str]:
+    return [entry.reason for entry in source.documents() if isinstance(entry, Skipped)]
+
+
+def tree(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def test_standard_library() -> None:
+    source = open_source(recipe.PythonStdlib(kind="python-stdlib"), "strict")
+    names = [entry.name for entry in source.documents()]
+    assert {"os.py", "json/decoder.py"} <= set(names)
+    assert names == sorted(names)
+    assert not [name for name in names if "/test/" in f"/{name}" or "site-packages" in name]
+    with open(os.__file__, encoding="utf-8", newline="") as file:
+        assert file.read() in texts(source)
+
+
+def test_folders_globs_and_files_sorted_and_never_twice(tmp_path: Path) -> None:
+    tree(tmp_path, "b.txt", "a/c.md", "a/d/e.py", "a/x.bin", ".hidden/h.txt", "odd.name")
+    assert texts(files(tmp_path)) == ["a/c.md", "a/d/e.py", "b.txt"]
+    assert texts(files(tmp_path / "**" / "*.[mp]*", tmp_path / "a")) == ["a/c.md", "a/d/e.py"]
+    assert texts(files(tmp_path / "odd.name", tmp_path / "b.txt", tmp_path)) == [
+        *("odd.name", "b.txt", "a/c.md", "a/d/e.py")
+    ]
+
+
+def test_a_name_that_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
+    tree(tmp_path, "[a].txt", "a.txt")
+    (tmp_path / "[r].jsonl").write_text('{"text": "row"}\n')
+    assert texts(files(tmp_path / "[a].txt", tmp_path / "[r].jsonl")) == ["[a].txt", "row"]
+
+
+@pytest.mark.parametrize("name", ["missing.txt", "none*.txt", "folder"])
+def test_paths_without_files_are_errors(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match=r"(no such file|matches no file).*Correct"):
+        files(tmp_path / name)
+
+
+def test_empty_files(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UsageError, match=r"empty.txt: empty"):
+        files(tmp_path / "empty.txt")
+    tree(tmp_path, "full.txt")
+    assert texts(files(tmp_path)) == ["full.txt"]
+    assert skipped(files(tmp_path)) == ["empty"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_records(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    if suffix == ".parquet":
+        datasets.Dataset.from_list(ROWS).to_parquet(path)
+    else:
+        path.write_bytes({".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)(lines))
+    source = files(path)
+    assert texts(source) == ["one\r\n\n", "", "中\u2028"]
+    assert skipped(source) == ["no text"]
+    assert [entry.name for entry in source.documents()][3] == f"{path}:3"
+
+
+def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"texts": "x", "n": 1}\n')
+    with pytest.raises(UsageError, match=r"no column 'text', only texts, n.*Did you mean 'texts'"):
+        texts(files(tmp_path / "a.jsonl"))
+    with pytest.raises(UsageError, match="column 'n' holds int"):
+        texts(files(tmp_path / "a.jsonl", column="n"))
+
+
+def test_damaged_records_name_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"\n')
+    with pytest.raises(UsageError, match=r"a.jsonl: `datasets` cannot read it"):
+        texts(files(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_hub_format_in_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    datasets.Dataset.from_list(ROWS).to_parquet(folder / "train.parquet")
+    options = recipe.Hub(kind="hub", dataset=str(folder), streaming=streaming)
+    source = open_source(options, "strict")
+    assert texts(source) == ["one\r\n\n", "", "中\u2028"]
+    with pytest.raises(UsageError, match=r"hub .*set: .*cannot read it \(.*valid"):
+        texts(open_source(options.model_copy(update={"split": "valid"}), "strict"))
+
+
+def test_fingerprint_follows_content_and_nothing_else(tmp_path: Path) -> None:
+    tree(tmp_path, "one/a.txt", "two/b.txt")
+    (tmp_path / "two/b.txt").write_text("one/a.txt")
+    assert files(tmp_path / "one").fingerprint == files(tmp_path / "two").fingerprint
+    (tmp_path / "two/b.txt").write_text("one/a.tyt")
+    assert files(tmp_path / "one").fingerprint != files(tmp_path / "two").fingerprint

@@ -1,0 +1,155 @@
+"""Texts as they come in the world: nothing is lost without being counted, nothing breaks the rest."""
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmlong import recipe
+from lmlong.data import split as splitting
+from lmlong.data.reading import Document
+from lmlong.data.token_dataset import Tokens, prepare
+from lmlong.errors import UsageError
+
+TextOf = Callable[..., recipe.Text]
+
+HOSTILE = {
+    "nul.txt": b"a\0b\0" * 30,
+    "bom.txt": b"\xef\xbb\xbftext after a mark",
+    "utf16.txt": "sixteen".encode("utf-16"),
+    "latin.txt": "fa\xe7ade".encode("latin-1"),
+    "surrogate.txt": b"lone \xed\xa0\x80 surrogate",
+    "overlong.txt": b"overlong \xc0\xaf slash",
+    "beyond.txt": b"beyond \xf5\x80\x80\x80 the last",
+    "cut.txt": "ends in the middle \u4e2d".encode()[:-1],
+    "white.txt": b" \t\r\n\x0b\x0c" * 50,
+    "newlines.txt": b"\n" * 100_000,
+    "line.txt": b"x" * 1_000_000,
+    "empty.txt": b"",
+    "marks.txt": "\ufffd".encode() * 7,
+}
+
+
+def read(folder: Path, **options: object) -> Tokens:
+    return prepare(
+        recipe.Text.model_validate(
+            {
+                "sources": [{"kind": "files", "paths": [str(folder)]}],
+                "tokenizer": {"kind": "bytes"},
+                "sequence_length": 16,
+                "errors": "replace",
+                **options,
+            }
+        )
+    )
+
+
+def adds_up(tokens: Tokens, on_disk: int) -> None:
+    """Bytes on disk = read + skipped; text = read - replaced + put in; tokens = text + bos and eos."""
+    (source,) = tokens.info["sources"]
+    found, splits = source["read"], [source["train"], source["validation"]]
+    assert on_disk == found["bytes"] + sum(count["bytes"] for count in source["skipped"].values())
+    text = sum(count["bytes"] for count in splits)
+    assert text == found["bytes"] - found["replaced_bytes"] + found["put_in_bytes"]
+    for count, file in zip(splits, (tokens.train[0], tokens.validation), strict=True):
+        assert len(file.tokens) == count["tokens"] == count["bytes"] + 2 * count["documents"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "texts").mkdir()
+    return tmp_path / "texts"
+
+
+def test_all_kinds_of_text_at_once_are_read_or_counted(folder: Path) -> None:
+    for name, data in HOSTILE.items():
+        (folder / name).write_bytes(data)
+    tokens = read(folder)
+    adds_up(tokens, sum(map(len, HOSTILE.values())))
+    (source,) = tokens.info["sources"]
+    assert source["read"]["documents"] == len(HOSTILE) - 1
+    assert source["skipped"] == {"empty": {"documents": 1, "bytes": 0}}
+    bad = {name: len(data) - len(data.decode(errors="ignore").encode()) for name, data in HOSTILE.items()}
+    assert source["read"]["replaced_bytes"] == sum(bad.values()) > 10
+    everything = b"".join(tokens.tokenizer.decode_bytes(file.tokens) for file in (tokens.train[0], tokens.validation))
+    for data in HOSTILE.values():
+        assert len(everything) == sum(len(d.decode(errors="replace").encode()) for d in HOSTILE.values())
+        assert data.decode(errors="replace").encode()[:5] in everything
+
+
+@pytest.mark.parametrize("name", [name for name, data in HOSTILE.items() if b"\xff" in data or name in (
+    "latin.txt", "surrogate.txt", "overlong.txt", "beyond.txt", "cut.txt")])  # fmt: skip
+def test_one_bad_byte_is_named_unless_it_may_be_replaced(folder: Path, name: str) -> None:
+    (folder / "good.txt").write_text("good " * 100)
+    (folder / name).write_bytes(HOSTILE[name])
+    place = len(HOSTILE[name].decode(errors="ignore").encode()) if name == "cut.txt" else None
+    with pytest.raises(UsageError, match=rf"{name}: byte {place if place is not None else '[0-9]+'} is not UTF-8"):
+        read(folder, errors="strict")
+
+
+def test_white_space_alone_is_a_text_like_any_other(folder: Path) -> None:
+    (folder / "white.txt").write_bytes(HOSTILE["white.txt"] * 10)
+    tokens = read(folder, tokenizer={"kind": "sentencepiece", "vocabulary": 300})
+    everything = b"".join(tokens.tokenizer.decode_bytes(file.tokens) for file in (tokens.train[0], tokens.validation))
+    assert everything == HOSTILE["white.txt"] * 10
+
+
+def test_lone_surrogates_in_records_are_replaced_or_refused(folder: Path) -> None:
+    rows = [{"text": "fine " * 40}, {"text": "lone \ud800 one"}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UsageError, match=r"rows\.jsonl"):
+        read(folder, errors="strict")
+
+
+def test_thousands_of_tiny_files(folder: Path) -> None:
+    for number in range(3000):
+        (folder / f"{number}.txt").write_text(str(number))
+    tokens = read(folder)
+    adds_up(tokens, sum(len(str(number)) for number in range(3000)))
+    assert tokens.info["sources"][0]["read"]["documents"] == 3000
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_that_shrinks_while_it_is_read_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    path = folder / ("log.txt.gz" if packed else "log.txt")
+
+    def put(size: int) -> None:
+        path.write_bytes(gzip.compress(b"0123456789" * size) if packed else b"0123456789" * size)
+
+    put(50_000)
+    measure = Document.measure
+
+    def measured_then_cut(self: Document) -> object:
+        found = measure(self)
+        put(20_000)
+        return found
+
+    monkeypatch.setattr(Document, "measure", measured_then_cut)
+    with pytest.raises(UsageError, match=r"log\.txt.*: became shorter while it was read"):
+        read(folder)
+    assert not [path for path in Path(os.environ["LMLONG_CACHE"]).rglob("*") if path.is_file()]
+
+
+def test_a_file_that_grows_while_it_is_read_gives_what_was_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "log.txt"
+    path.write_bytes(b"0123456789" * 5000)
+    measure = splitting.Document.measure
+
+    def measured_then_grown(self: Document) -> object:
+        found = measure(self)
+        with path.open("ab") as file:
+            file.write(b"late " * 1000)
+        return found
+
+    monkeypatch.setattr(Document, "measure", measured_then_grown)
+    tokens = read(folder)
+    adds_up(tokens, 50_000)
+    assert b"late" not in tokens.tokenizer.decode_bytes(tokens.validation.tokens)

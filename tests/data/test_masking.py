@@ -1,0 +1,170 @@
+"""What is hidden from an encoder: as much and in the way that the recipe says, and the same whoever asks and when."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lmlong import recipe
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.batches import IGNORED
+from lmlong.data.cyclic_tokens import CyclicTokens
+from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
+from lmlong.data.rows import Documents, Windows
+from lmlong.data.token_file import TokenFile
+from lmlong.data.tokenizer import Tokenizer
+
+BYTES = tokenizers.train([], recipe.Tokenizer(kind="bytes"))
+BOS, EOS, MASK = BYTES.bos, BYTES.eos, BYTES.vocabulary
+LENGTH = 16
+
+
+def masker(kind: str = "bert", share: float = 0.15, tokenizer: Tokenizer = BYTES) -> Masker:
+    return Masker(recipe.Masking(kind=kind, share=share), tokenizer)  # type: ignore[arg-type]
+
+
+def text(*sizes: int) -> TokenFile:
+    """Documents of so many tokens, the two that frame each among them."""
+    draw = np.random.default_rng(0)
+    tokens = np.concatenate([np.array([BOS, *draw.integers(256, size=size - 2), EOS]) for size in sizes])
+    return TokenFile(tokens.astype(np.uint16), np.flatnonzero(tokens == BOS))
+
+
+def ring(file: TokenFile) -> CyclicTokens:
+    return CyclicTokens(file.tokens, file.starts, BOS, EOS)
+
+
+def batches(file: TokenFile, rows: int = 2, seed: int = 0, share: float = 0.15) -> MaskedBatches:
+    return MaskedBatches([Windows(ring(file), LENGTH, (seed, 0))], [1.0], masker(share=share), rows, seed)
+
+
+def equal(first: MaskedBatch, second: MaskedBatch) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def shown(batch: MaskedBatch) -> Iterator[list[int]]:
+    """What each row showed before it was hidden."""
+    whole = np.where(batch.targets == IGNORED, batch.tokens, batch.targets)
+    return (row[~padding].tolist() for row, padding in zip(whole, batch.padding, strict=True))
+
+
+@pytest.mark.parametrize("share", [0.15, 0.4])
+def test_shares_of_bert(share: float) -> None:
+    """Of 200,000 tokens; bounds of five standard deviations, so that one test in a million fails by chance."""
+    tokens = np.random.default_rng(1).integers(256, size=200_000)
+    hidden = masker(share=share).mask_row(tokens, (7,))
+    chosen = hidden.targets != IGNORED
+    assert np.array_equal(hidden.targets[chosen], tokens[chosen])
+    assert np.array_equal(hidden.tokens[~chosen], tokens[~chosen])
+
+    def near(found: float, wanted: float, count: int) -> bool:
+        return abs(found - wanted) < 5 * (wanted * (1 - wanted) / count) ** 0.5
+
+    many = int(chosen.sum())
+    seen, truth = hidden.tokens[chosen], hidden.targets[chosen]
+    assert near(chosen.mean(), share, len(tokens))
+    assert near((seen == MASK).mean(), 0.8, many)
+    random = (seen != MASK) & (seen != truth)
+    assert near(random.mean(), 0.1 * 255 / 256, many)  # a random token is now and then the true one
+    assert near((seen == truth).mean(), 0.1 + 0.1 / 256, many)
+    assert np.bincount(seen[random], minlength=256).min() > 0, "every byte is drawn, and only bytes"
+    assert seen[seen != MASK].max() < 256
+
+
+def test_all_is_a_mask_in_the_plain_kind() -> None:
+    tokens = np.arange(200)
+    hidden = masker("plain").mask_row(tokens, (7,))
+    assert np.array_equal(hidden.tokens == MASK, hidden.targets != IGNORED)
+    assert np.array_equal(hidden.targets != IGNORED, masker().mask_row(tokens, (7,)).targets != IGNORED)
+
+
+def test_ends_of_documents_are_neither_hidden_nor_shown_for_others() -> None:
+    tokens = np.array([BOS, 1, 2, EOS] * 500)
+    hidden = masker(share=0.99).mask_row(tokens, (7,))
+    ends = (tokens == BOS) | (tokens == EOS)
+    assert (hidden.targets[ends] == IGNORED).all() and np.array_equal(hidden.tokens[ends], tokens[ends])
+    assert not np.isin(hidden.tokens[~ends], [BOS, EOS]).any()
+
+
+def test_a_row_with_a_token_has_a_target() -> None:
+    for key in range(200):
+        hidden = masker(share=1e-6).mask_row(np.array([BOS, 5, 6, 7, EOS]), (key,))
+        assert (hidden.targets != IGNORED).sum() == 1
+    assert (masker().mask_row(np.array([EOS]), (0,)).targets == IGNORED).all()
+
+
+def test_what_is_hidden_follows_from_key_and_place_alone() -> None:
+    tokens = np.random.default_rng(2).integers(256, size=5000)
+    whole = masker().mask_row(tokens, (3, 4))
+    for begin, end in [(0, 100), (1, 5000), (2500, 2600), (4999, 5000)]:
+        part = masker().mask_row(tokens[begin:end], (3, 4), begin)
+        if end - begin > 1:  # of a single token the one that must be
+            assert np.array_equal(part.tokens, whole.tokens[begin:end])
+            assert np.array_equal(part.targets, whole.targets[begin:end])
+    assert not np.array_equal(whole.targets, masker().mask_row(tokens, (3, 5)).targets)
+
+
+def test_draws_are_those_of_every_machine() -> None:
+    tokens, targets = masker(share=0.5).mask_row(np.arange(12), (1, 2))
+    assert np.flatnonzero(targets != IGNORED).tolist() == [0, 3, 4, 5, 6, 7, 8, 10]
+    assert tokens.tolist() == [MASK, 1, 2, 3, MASK, MASK, 6, MASK, MASK, 9, MASK, 11]
+
+
+def test_batches_follow_from_their_number_and_are_shared_out_among_ranks() -> None:
+    file = text(30, 50, 7, 40)
+    for step in range(6):
+        alone = batches(file, rows=4).batch(step)
+        assert equal(alone, batches(file, rows=4).batch(step))
+        parts = [batches(file, rows=2).batch(step, rank, 2) for rank in range(2)]
+        assert equal(alone, MaskedBatch(*map(np.concatenate, zip(*parts, strict=True))))
+    first, other = batches(file), batches(file, seed=1)
+    assert not equal(first.batch(0), first.batch(1)) and not equal(first.batch(0), other.batch(0))
+
+
+def test_an_epoch_shows_the_text_again_with_other_tokens_hidden() -> None:
+    file = text(LENGTH * 8)
+    parts = batches(file, rows=8)
+    ring = [sorted(token for row in shown(parts.batch(epoch)) for token in row) for epoch in range(2)]
+    assert ring[0] == ring[1] == sorted(file.tokens.tolist())
+    assert not np.array_equal(parts.batch(0).targets, parts.batch(1).targets)
+
+
+def test_documents_stand_alone_each_in_its_row() -> None:
+    file = text(40, 5, LENGTH + 1, 9)  # the third leaves an end without text, which is not read
+    rows = Documents(ring(file), LENGTH, (0, 0), 1, packed=False)
+    made = MaskedBatches([rows], [1.0], masker(), 1, 0)
+    found = [next(shown(made.batch(number))) for number in range(6)]
+    ends = [*file.starts[1:], len(file.tokens)]
+    pieces = [file.tokens[b:e].tolist() for b, e in zip(file.starts, ends, strict=True)]
+    wanted = [piece[at : at + LENGTH] for piece in pieces for at in range(0, len(piece), LENGTH)]
+    assert sorted(found) == sorted(piece for piece in wanted if piece != [EOS])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("rows", "ranks"), [(2, 1), (3, 2), (50, 3)])
+def test_validation_reads_every_token_once_and_hides_the_same_at_every_length(
+    whole: bool, rows: int, ranks: int
+) -> None:
+    file = text(40, 5, 33, 300)
+
+    def found(length: int) -> tuple[list[int], Counter[int]]:
+        made = list(ValidationPieces.of(file, length, whole).batches(file.tokens, masker(), rows, ranks))
+        assert len(made) % ranks == 0
+        assert all((batch.targets[batch.padding] == IGNORED).all() for batch in made)
+        tokens = sorted(token for batch in made for row in shown(batch) for token in row)
+        return tokens, Counter(int(t) for batch in made for t in batch.targets[batch.targets != IGNORED])
+
+    (tokens, some), (again, others) = found(LENGTH), found(1000)
+    assert tokens == again == sorted(file.tokens.tolist())
+    assert not others - some, "short rows hide what long ones hide, and more only where there would be nothing"
+    assert 0.05 * 370 < others.total() <= some.total() < 0.3 * 370
+
+
+def test_the_first_tokens_of_a_validation_text_are_hidden_alike() -> None:
+    file = text(200, 90)
+    some = file.first(64)
+    (whole,) = ValidationPieces.of(file, 64, False).batches(file.tokens, masker(), 99)
+    (part,) = ValidationPieces.of(some, 64, False).batches(some.tokens, masker(), 99)
+    assert np.array_equal(part.tokens[0], whole.tokens[0]) and np.array_equal(part.targets[0], whole.targets[0])
+    assert some.starts.tolist() == [0] and file.first(None).starts.tolist() == [0, 200]

@@ -1,0 +1,131 @@
+"""Tokenizers lose nothing: not a byte of any string, on the way in, on the way out, or in a stream."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceTrainer
+
+from lmlong import recipe
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.tokenizer import PART, Tokenizer
+from lmlong.errors import UsageError
+
+from .conftest import sentences
+
+TRAPS = ["▁", "\0", "\r\n", "\r", "\n", "  ", " ", "\t", "<s>", "</s>", "<unk>", "<0x41>", "▅", " ⁇ ", "\ufeff"]
+TRAPS += ["\ud800", "\udc00", "é", "e\u0301", "ﬁ", "中", "😀", "def ", "return", "\u2028", "\ufffd"]
+STRINGS = st.lists(st.one_of(st.sampled_from(TRAPS), st.text(max_size=5))).map("".join)
+SHARED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def other_model(**options: object) -> bytes:
+    """A model as others train them: with sentencepiece's own defaults."""
+    model = io.BytesIO()
+    defaults = {"vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2, "byte_fallback": True}
+    texts = (line for text in sentences(10) for line in text.splitlines())
+    SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **(defaults | options))
+    return model.getvalue()
+
+
+@SHARED
+@given(text=STRINGS)
+def test_decode_undoes_encode(tokenizer: Tokenizer, text: str) -> None:
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+    assert not {tokenizer.bos, tokenizer.eos} & set(tokens)
+    assert tokenizer.token_bytes[tokens].sum() == len(text.encode("utf-8", "surrogatepass"))
+
+
+@SHARED
+@given(draws=st.lists(st.integers(0, 2**16)))
+def test_any_ids_decode_and_the_stream_agrees(tokenizer: Tokenizer, draws: list[int]) -> None:
+    tokens = [draw % min(tokenizer.vocabulary, 300) for draw in draws]
+    stream = tokenizer.stream()
+    assert "".join(map(stream.feed, tokens)) + stream.finish() == tokenizer.decode(tokens)
+
+
+def test_a_stream_gives_whole_characters_and_broken_bytes_at_once() -> None:
+    stream = tokenizers.ByteTokenizer().stream()
+    assert [stream.feed(byte) for byte in "é中".encode()] == ["", "é", "", "", "中"]
+    assert stream.feed(0xFF) == "\ufffd"
+    assert [stream.feed(byte) for byte in b"\xe4a"] == ["", "\ufffda"]
+    assert stream.feed(0xF0) == ""
+    assert stream.finish() == "\ufffd"
+
+
+@pytest.mark.parametrize("text", ["word\n" * 9000, "return " * PART, "a\n" + "▁ é" * PART])
+def test_ids_do_not_depend_on_how_the_text_arrives(tokenizer: Tokenizer, text: str) -> None:
+    whole = tokenizer.encode(text)
+    for size in (997, PART, 3 * PART + 1):
+        pieces = (text[start : start + size] for start in range(0, len(text), size))
+        assert np.concatenate(list(tokenizer.encode_pieces(pieces))).tolist() == whole
+    assert tokenizer.decode(whole) == text
+
+
+def test_what_is_saved_is_what_is_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.model")
+    loaded = tokenizers.load(tmp_path / "tokenizer.model")
+    text = "def \n\n    return 中\r\n"
+    assert (loaded.hash, loaded.vocabulary, loaded.bos, loaded.eos, loaded.encode(text)) == (
+        *(tokenizer.hash, tokenizer.vocabulary, tokenizer.bos, tokenizer.eos, tokenizer.encode(text)),
+    )
+
+
+def test_training_is_deterministic_and_learns(subwords: Tokenizer) -> None:
+    assert tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=400)).hash == subwords.hash
+    assert subwords.vocabulary == 400
+    text = sentences(21)[20]
+    assert len(subwords.encode(text)) < len(text.encode()) / 2
+    assert len(subwords.encode("\n        return self")) <= 4  # indentation is no run of single spaces
+
+
+def test_lines_longer_than_the_trainer_takes_are_learned_too() -> None:
+    made = tokenizers.train(["abcdefgh" * 4000], recipe.Tokenizer(vocabulary=300))
+    assert len(made.encode("abcdefgh" * 4)) <= 4
+
+
+def test_a_text_with_more_characters_than_the_vocabulary(capfd: pytest.CaptureFixture[str]) -> None:
+    text = "".join(chr(0x4E00 + number) for number in range(3000))
+    made = tokenizers.train([text], recipe.Tokenizer(vocabulary=300))
+    assert made.decode(made.encode(text)) == text
+
+
+def test_a_small_text_gets_a_smaller_vocabulary_and_a_note(capfd: pytest.CaptureFixture[str]) -> None:
+    made = tokenizers.train(["tiny text"], recipe.Tokenizer(vocabulary=4096))
+    assert 259 < made.vocabulary < 300
+    output = capfd.readouterr()
+    assert output.err.startswith("text.tokenizer.vocabulary: the text yields")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+
+
+@pytest.mark.parametrize("options", [{}, {"model_type": "bpe"}, {"normalization_rule_name": "nmt_nfkc_cf"}])
+def test_models_of_others_are_made_lossless(tmp_path: Path, options: dict[str, object]) -> None:
+    path = tmp_path / "other.model"
+    path.write_bytes(other_model(**options))
+    loaded = tokenizers.train([], recipe.Tokenizer(path=str(path)))
+    text = "".join(TRAPS) * 2 + " A  b\n"
+    assert loaded.decode(loaded.encode(text)) == text
+    loaded.save(tmp_path / "copy.model")
+    assert (tmp_path / "copy.model").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (other_model(byte_fallback=False), "no pieces for single bytes"),
+        (other_model(bos_id=-1), "no tokens for the begin and end"),
+        (other_model(eos_id=-1), "no tokens for the begin and end"),
+        (b"", "not a sentencepiece model"),
+        (b"some text that is no model", "not a sentencepiece model"),
+    ],
+)
+def test_models_that_would_lose_text_are_refused(tmp_path: Path, model: bytes, reason: str) -> None:
+    path = tmp_path / "other.model"
+    path.write_bytes(model)
+    with pytest.raises(UsageError, match=f"other.model: .*{reason}"):
+        tokenizers.load(path)

@@ -1,0 +1,199 @@
+"""Token files hold the documents, once, complete or not at all, in memory that does not grow with the text."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmlong import recipe
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.token_dataset import prepare
+from lmlong.data.token_file import TokenFile
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.errors import UsageError
+
+from .conftest import sentences
+
+TextOf = Callable[..., recipe.Text]
+
+
+def documents(file: TokenFile, tokenizer: Tokenizer) -> list[str]:
+    """The texts in a token file, each checked to stand between bos and eos."""
+    found = []
+    for start, end in zip(file.starts, [*file.starts[1:], len(file.tokens)], strict=True):
+        tokens = file.tokens[start:end].tolist()
+        assert (tokens[0], tokens[-1]) == (tokenizer.bos, tokenizer.eos)
+        found.append(tokenizer.decode(tokens[1:-1]))
+    return found
+
+
+def folders(cache: Path) -> list[Path]:
+    return sorted(path for path in (cache / "tokens").iterdir() if not path.name.endswith(".lock"))
+
+
+@pytest.mark.parametrize("options", [{"kind": "bytes"}, {"vocabulary": 400}])
+def test_token_files_hold_the_documents(text_of: TextOf, options: dict[str, object]) -> None:
+    texts = sentences(60)
+    found = prepare(text_of(texts, tokenizer=options))
+    train = documents(found.train[0], found.tokenizer)
+    validation = documents(found.validation, found.tokenizer)
+    assert sorted(train + validation) == sorted(texts)
+    assert validation
+    assert isinstance(found.train[0].tokens, np.memmap)
+    assert found.train[0].tokens.dtype == np.uint16
+
+
+def test_counts_add_up(text_of: TextOf) -> None:
+    texts = [*sentences(40), "", "\ufffd" * 5]
+    text = text_of(texts, errors="replace")
+    folder = Path(text.sources[0].paths[0])  # type: ignore[union-attr]
+    (folder / "bad.txt").write_bytes(b"a\xff\xffb")
+    found = prepare(text)
+    (source,) = found.info["sources"]
+    train, validation = source["train"], source["validation"]
+    assert source["read"]["documents"] == 42 == train["documents"] + validation["documents"]
+    assert source["skipped"] == {"empty": {"documents": 1, "bytes": 0}}
+    assert source["read"]["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert (source["read"]["replaced_bytes"], source["read"]["put_in_bytes"]) == (2, 6)
+    size = sum(len(text.encode()) for text in [*texts, "a\ufffd\ufffdb"])
+    assert train["bytes"] + validation["bytes"] == size
+    for count, file in ((train, found.train[0]), (validation, found.validation)):
+        assert count["tokens"] == len(file.tokens) == count["bytes"] + 2 * count["documents"]
+
+
+def test_several_sources_and_validation_of_its_own(tmp_path: Path) -> None:
+    for name in ("one", "two", "held"):
+        (tmp_path / f"{name}.txt").write_text(f"the text of {name} " * 10)
+    one, two, held = (
+        {"kind": "files", "paths": [str(tmp_path / f"{name}.txt")], "weight": weight}
+        for name, weight in (("one", 1.0), ("two", 3.0), ("held", 1.0))
+    )
+    options = {"sources": [one, two], "validation": {"sources": [held]}, "tokenizer": {"kind": "bytes"}}
+    found = prepare(recipe.Text.model_validate(options | {"sequence_length": 16}))
+    assert [documents(file, found.tokenizer) for file in (*found.train, found.validation)] == [
+        [f"the text of {name} " * 10] for name in ("one", "two", "held")
+    ]
+    assert found.weights == [1.0, 3.0]
+    assert [set(source) & {"train", "validation"} for source in found.info["sources"]] == [
+        *({"train", "validation"}, {"train", "validation"}, {"validation"}),
+    ]
+
+
+def test_the_tokenizer_sees_no_validation_text(text_of: TextOf) -> None:
+    options = {"tokenizer": {"vocabulary": 300}, "validation": {"fraction": 0.5}}
+    before = prepare(text_of(["known " * 100 + "secret" * 100], **options))
+    after = prepare(text_of(["known " * 100 + "poison" * 100], **options))
+    assert before.folder != after.folder
+    assert before.tokenizer.hash == after.tokenizer.hash
+
+
+def test_the_same_content_is_made_once(text_of: TextOf, cache: Path) -> None:
+    texts = sentences(30)
+    first = prepare(text_of(texts))
+    made = (first.folder / "train-0.tokens").stat().st_mtime_ns
+    again = prepare(text_of(texts, sequence_length=32))
+    assert (again.folder, (again.folder / "train-0.tokens").stat().st_mtime_ns) == (first.folder, made)
+    assert folders(cache) == [first.folder]
+    assert prepare(text_of([*texts[:-1], "other"])).folder != first.folder
+    assert prepare(text_of(texts, validation={"fraction": 0.3})).folder != first.folder
+
+
+def test_a_given_tokenizer_takes_the_place_of_the_recipes(text_of: TextOf, subwords: Tokenizer) -> None:
+    text = text_of(sentences(30))
+    found = prepare(text, tokenizer=subwords)
+    assert found.tokenizer.hash == subwords.hash
+    assert found.folder != prepare(text).folder
+
+
+def test_a_trained_tokenizer_given_back_finds_the_tokens_it_made(text_of: TextOf, cache: Path) -> None:
+    """A run that is resumed or evaluated names its own tokenizer, and must not tokenize its corpus again."""
+    text = text_of(sentences(30), tokenizer={"kind": "sentencepiece", "vocabulary": 300})
+    found = prepare(text)
+    assert prepare(text, tokenizer=tokenizers.load(found.folder / "tokenizer.model")).folder == found.folder
+
+
+def test_text_too_short_to_train_on(text_of: TextOf) -> None:
+    with pytest.raises(
+        UsageError, match=r"the training text has 97 tokens, one sequence takes 2,049: add text or lower"
+    ):
+        prepare(text_of(["x" * 100], sequence_length=2048))
+
+
+def test_nothing_to_validate_on(text_of: TextOf) -> None:
+    with pytest.raises(UsageError, match=r"of 25 documents, text.validation.fraction=1e-09 holds out none"):
+        prepare(text_of(sentences(25), validation={"fraction": 1e-9}))
+
+
+def test_broken_text_leaves_nothing_behind(text_of: TextOf, cache: Path) -> None:
+    text = text_of(["good " * 100])
+    Path(text.sources[0].paths[0], "z.txt").write_bytes(b"x" * 70_000 + b"\xff")  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match=r"z.txt: byte 70000 is not UTF-8"):
+        prepare(text)
+    assert folders(cache) == []
+
+
+def test_a_killed_writer_leaves_nothing_that_counts(text_of: TextOf, cache: Path) -> None:
+    text = text_of([text * 200 for text in sentences(60)])
+    child = get_context("fork").Process(target=prepare, args=(text,))
+    child.start()
+    while not list(cache.glob("tokens/*/train-0.tokens")):
+        time.sleep(0.001)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    child.join()
+    (left,) = folders(cache)
+    assert left.name.startswith("unfinished")
+    found = prepare(text)
+    assert len(found.train[0].starts) + len(found.validation.starts) == 60
+    assert found.folder in folders(cache)
+
+
+def test_two_writers_at_once(text_of: TextOf, cache: Path) -> None:
+    text = text_of([text * 20 for text in sentences(60)])
+    children = [get_context("fork").Process(target=prepare, args=(text,)) for _ in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert folders(cache) == [prepare(text).folder]
+
+
+def test_token_files_are_read_by_others_as_written(text_of: TextOf) -> None:
+    found = prepare(text_of(sentences(30)))
+    info = json.loads((found.folder / "info.json").read_text())
+    raw = np.fromfile(found.folder / "train-0.tokens", dtype="<u2")
+    assert len(raw) == info["sources"][0]["train"]["tokens"]
+    assert raw[0] == found.tokenizer.bos
+
+
+PEAK = """
+import resource, sys
+from lmlong import recipe
+from lmlong.data.token_dataset import prepare
+source = recipe.Files(kind="files", paths=[sys.argv[1]])
+prepare(recipe.Text(sources=[source], tokenizer=recipe.Tokenizer(kind="bytes")))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_memory_does_not_grow_with_a_file(tmp_path: Path, suffix: str) -> None:
+    import gzip
+
+    def peak(megabytes: int) -> int:
+        path = tmp_path / f"{megabytes}{suffix}"
+        with gzip.open(path, "wb", 1) if suffix.endswith("gz") else path.open("wb") as file:
+            for _ in range(megabytes):
+                file.write(b"0123456789abcde\n" * 62_500)
+        done = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True)
+        return int(done.stdout) // 1024
+
+    assert peak(64) - peak(1) < 24

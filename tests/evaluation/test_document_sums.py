@@ -1,0 +1,37 @@
+"""Ratios of sums, and whether their standard errors are what they say."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lmlong.evaluation.document_sums import Sums, error_of_ratio
+
+
+def test_an_error_of_a_ratio_covers_the_truth_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    inside, draws = 0, 2000
+    for _ in range(draws):
+        tokens = random.integers(50, 500, size=40)
+        nats = tokens * random.normal(3.0, 0.5, size=40)  # a document's tokens are all alike
+        inside += abs(nats.sum() / tokens.sum() - 3.0) < 2 * error_of_ratio(nats, tokens)
+    assert 0.92 < inside / draws < 0.96
+
+
+def test_the_error_in_closed_form_where_documents_are_of_one_size() -> None:
+    nats, tokens = np.array([10.0, 14.0, 12.0, 0.0]), np.array([4.0, 4.0, 4.0, 0.0])
+    assert error_of_ratio(nats, tokens) == pytest.approx(np.std(nats[:3] / 4, ddof=1) / math.sqrt(3))
+    assert math.isnan(error_of_ratio(nats[:1], tokens[:1]))
+
+
+def test_differences_are_taken_document_by_document() -> None:
+    one, other = Sums(3), Sums(3)
+    for document, (mine, others) in enumerate([(9.0, 8.0), (90.0, 89.0), (19.0, 18.0)]):
+        one.add(document, mine, 10, 5)
+        other.add(document, others, 10, 5)
+    change, error = one.above(other)
+    assert (change, error) == (pytest.approx(0.1), pytest.approx(0.0, abs=1e-15))
+    assert one.nats_error > 1  # the documents themselves differ by far more
+    assert (one.documents, one.totals.tokens, one.totals.bytes) == (3, 30, 15)
+    with pytest.raises(AssertionError, match="not the same targets"):
+        one.above(Sums(3))

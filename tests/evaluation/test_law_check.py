@@ -1,0 +1,183 @@
+"""`lmlong check` passes on every form of attention and fails on code that was tampered with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention.cases import FORMS, every_form
+from click.testing import CliRunner
+from models import stirred
+
+from lmlong import recipe
+from lmlong.attention.feature_maps import Elu
+from lmlong.attention.linear import chunk, layer, native
+from lmlong.attention.linear.native import library
+from lmlong.cli.check import check as command
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.evaluation.law_check import LawReport, check
+from lmlong.evaluation.state_health import denominators
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.sampled_text import sampled_text
+from lmlong.model.language_model import LanguageModel
+from lmlong.native.build import find_compiler
+
+
+def checked(
+    form: recipe.Attention, precision: Any = "32", tokens: int = 100, options: recipe.Model | None = None
+) -> LawReport:
+    options = options or recipe.Model(width=16, layers=2, heads=2, attention=form)
+    model = stirred(LanguageModel(options, ByteTokenizer().vocabulary), 0.3).eval()
+    training = recipe.Training(steps=1, precision=precision)
+    loaded = TrainedLanguageModel(model, ByteTokenizer(), recipe.Recipe(model=options, training=training), Path())
+    return check(loaded, *sampled_text(loaded, rows=2, tokens=tokens))
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="native code needs a C++ compiler")
+def test_a_model_that_was_compiled_is_checked_like_any_other() -> None:
+    options = recipe.Model(width=16, layers=2, heads=2)
+    model = stirred(LanguageModel(options, ByteTokenizer().vocabulary), 0.3).eval()
+    loaded = TrainedLanguageModel(
+        model, ByteTokenizer(), recipe.Recipe(model=options, training=recipe.Training(steps=1)), Path()
+    )
+    text = sampled_text(loaded, rows=2, tokens=50)
+    before = check(loaded, *text)
+    loaded.use_fast_step()
+    assert check(loaded, *text) == before
+
+
+def laws_of(form: recipe.Attention) -> int:
+    """One more where the step can be compiled."""
+    return 10 + (find_compiler() is not None and form.kind != "softmax")
+
+
+def broken(report: LawReport) -> set[str]:
+    return {verdict.law for verdict in report.verdicts if not verdict.kept}
+
+
+@every_form
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) -> None:
+    report = checked(form, precision)
+    assert broken(report) == set()
+    assert len(report.verdicts) == laws_of(form)
+    assert bool(report.denominators) == (form.kind == "linear")
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No native code, which changes in Python would not reach."""
+    monkeypatch.setattr(native, "scan", chunk.scan)
+
+
+@pytest.mark.usefixtures("by_torch")
+def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = chunk._masked
+    monkeypatch.setattr(chunk, "_masked", lambda weights, reach: masked(weights, reach) + 1e-3)
+    assert {"the future never changes the past", "token by token = forward"} <= broken(checked(FORMS[0]))
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="native code needs a C++ compiler")
+def test_native_code_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in (*library.CODE.glob("*.h"), *library.CODE.glob("*.cpp")):
+        (tmp_path / path.name).write_text(path.read_text().replace("t >= float(s)", "t >= float(s - 1)"))
+    monkeypatch.setattr(library, "CODE", tmp_path)
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    library.library.cache_clear()
+    found = broken(checked(FORMS[0]))
+    library.library.cache_clear()
+    assert {"the future never changes the past", "token by token = forward"} <= found
+
+
+@pytest.mark.usefixtures("by_torch")
+def test_a_key_scaled_by_other_keys_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classic leak: a maximum over the sequence, which cancels but for the floor."""
+    monkeypatch.setattr(Elu, "key", lambda self, k: self.query(k - k.amax(2, keepdim=True)))
+    assert {"the future never changes the past", "token by token = forward", "any cut = forward"} <= broken(
+        checked(FORMS[0])
+    )
+
+
+@pytest.mark.usefixtures("by_torch")
+def test_starts_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    decay_masks = chunk.decay_masks
+    monkeypatch.setattr(chunk, "decay_masks", lambda starts, *others: decay_masks(None, *others))
+    assert "packed documents are independent" in broken(checked(FORMS[0]))
+
+
+def test_a_normaliser_in_bfloat16_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = layer.recurrent_step
+
+    def coarse(*inputs: Any) -> Any:
+        y, state = step(*inputs)
+        return y, state._replace(z=state.z.bfloat16().float())
+
+    monkeypatch.setattr(layer, "recurrent_step", coarse)
+    assert "token by token = forward" in broken(checked(FORMS[0]))
+
+
+def test_a_state_changed_in_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = layer.recurrent_step
+
+    def careless(fq: Any, fk: Any, v: Any, state: Any, *rest: Any) -> Any:
+        y, after = step(fq, fk, v, state, *rest)
+        state.z.copy_(after.z)
+        return y, after
+
+    monkeypatch.setattr(layer, "recurrent_step", careless)
+    assert "a state is not modified" in broken(checked(FORMS[0]))
+
+
+def test_a_dead_denominator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Elu, "query", lambda self, q: q.exp() * 1e-12)
+    assert "1 / smallest denominator" in broken(checked(FORMS[0]))
+
+
+def test_denominators_by_position_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With features of one everywhere the t-th token of a document divides by t times the number of features."""
+    monkeypatch.setattr(Elu, "query", lambda self, q: torch.ones_like(q))
+    form = recipe.Attention(decay="none")
+    model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=form), 50)
+    starts = torch.zeros(1, 100, dtype=torch.bool)
+    starts[0, [0, 60]] = True  # documents of 60 and 40 tokens
+    buckets = denominators(model, torch.zeros(1, 100, dtype=torch.long), starts)
+    assert [(b.first, b.last) for b in buckets] == [(1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, 60)]
+    assert [(b.smallest, b.largest) for b in buckets] == [(8.0 * b.first, 8.0 * b.last) for b in buckets]
+
+
+@pytest.mark.usefixtures("by_torch")
+def test_the_command_prints_a_table_or_json_and_its_exit_code(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [str(run), "--tokens", "60", "--device", "cpu"]
+    done = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "all laws kept" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    monkeypatch.setattr(Elu, "key", lambda self, k: self.query(k - k.amax(2, keepdim=True)))
+    done = CliRunner().invoke(command, [*words, "--json"], catch_exceptions=False)
+    assert done.exit_code == 1
+    result = json.loads(done.stdout)
+    assert not result["kept"]
+    assert "the future never changes the past" in [law["law"] for law in result["laws"] if not law["kept"]]
+
+
+@pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_a_model_that_reads_blocks_keeps_the_laws(kind: recipe.AttentionKind, precision: str) -> None:
+    options = recipe.Model(
+        width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind), downsample=recipe.Downsample(factor=4)
+    )
+    report = checked(options.attention, precision, options=options)
+    assert broken(report) == set()
+    assert len(report.verdicts) == laws_of(options.attention)
+
+
+def test_denominators_of_blocks_stand_at_their_last_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Elu, "query", lambda self, q: torch.ones_like(q))
+    form = recipe.Attention(kind=["window", "linear", "window"], decay="none")
+    model = LanguageModel(recipe.Model(width=16, layers=3, heads=2, attention=form, downsample=recipe.Downsample()), 50)
+    starts = torch.zeros(1, 100, dtype=torch.bool)
+    starts[0, [0, 58]] = True  # documents of 58 and 42 tokens, 14 and 10 blocks
+    buckets = denominators(model, torch.zeros(1, 100, dtype=torch.long), starts)
+    assert [(b.first, b.last) for b in buckets] == [(4, 7), (8, 15), (16, 31), (32, 58)]
+    assert [(b.smallest, b.largest) for b in buckets] == [(8.0, 8.0), (16.0, 24.0), (32.0, 56.0), (64.0, 112.0)]

@@ -1,0 +1,153 @@
+"""Perplexity reports as tables, as JSON and as plots."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from evaluation.reports import LINEAR, SOFTMAX, sums
+from matplotlib.axes import Axes
+
+from lmlong.evaluation.perplexity_report import figure, table, to_json
+from lmlong.evaluation.results import AtLength, PerplexityReport
+from lmlong.report.plot import draw
+
+SECOND = dataclasses.replace(SOFTMAX, context=[AtLength(256, sums(2.0, 2.1), 1.0), AtLength(1024, sums(1.7, 1.8), 1.0)])
+REPORTS = [LINEAR, SECOND]
+
+EXPECTED = """\
+linear
+  1,234,567 parameters, trained on 2,560,000 tokens, at length 1k
+  state of 49,921 numbers, 200 KB
+  123,456 tokens read in 12.3 s (10,037 a second), 457 MB at most
+
+by context: the same 2,000 tokens of 2 documents each time
+   length  nats/token       ±   perplexity  bits/byte       ±    change       ±
+     256       2.1000  0.1000         8.17     0.7574  0.0361         -       -
+      1k*      1.9500  0.0500         7.03     0.7033  0.0180   -0.1500  0.0500
+
+by position: each document read once, from its beginning
+    tokens before  nats/token       ±  bits/byte       ±       tokens  documents
+                1      4.0000  1.0000     1.4427  0.3607        2,000          2
+   1,024 to 2,047      1.5000  0.5000     0.5410  0.1803        2,000          2
+
+by protocol: all 2,000 tokens of 2 documents, in nats/token;
+carried from the beginning 2.0000 ± 0.5000; in windows so much more
+   window       reset      more       ±     sliding      more       ±
+      256      2.2000   +0.2000  0.1000      2.1000   +0.1000  0.0000
+       1k      2.0500   +0.0500  0.0500      2.0000   +0.0000  0.0000
+
+the state, over all layers and heads, while the longest document is read
+      tokens read    norm of S    features in use    smallest denominator
+                1         12.5         31.5 of 40                    20.4
+            2,048         6834         38.0 of 40                 0.00123
+
+softmax
+  1,000 parameters, at length 512
+  state of 577 numbers, 2 KB, and 514 more a token
+  1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
+
+by context: the same 1,000 tokens of 1 document each time
+   length  nats/token       ±   perplexity  bits/byte       ±    change       ±
+     16k    1000.0000       -    1.01e+304          -       -         -       -
+
+* the length it was trained at"""
+
+
+def test_the_table() -> None:
+    assert table([LINEAR, SOFTMAX]) == EXPECTED
+    assert max(map(len, EXPECTED.splitlines())) <= 80
+
+
+def test_no_note_where_the_trained_length_was_not_measured() -> None:
+    assert "*" not in table([SOFTMAX])
+
+
+def test_json_holds_sums_counts_and_their_ratios() -> None:
+    values = to_json([LINEAR, SOFTMAX])
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    first, second = values["runs"]
+    assert {name: first[name] for name in ("run", "parameters", "trained_length", "left_out", "documents")} == {
+        "run": "linear",
+        "parameters": 1_234_567,
+        "trained_length": 1024,
+        "left_out": [4096],
+        "documents": 2,
+    }
+    assert (first["state_numbers"], first["state_bytes"], first["state_numbers_per_token"]) == (49_921, 199_688, 0)
+    assert first["context"][0] == {
+        "length": 256,
+        "nats": 4200.0,
+        "tokens": 2000,
+        "bytes": 8000,
+        "documents": 2,
+        "nats_per_token": 2.1,
+        "nats_error": pytest.approx(0.1),
+        "perplexity": math.exp(2.1),
+        "bits_per_byte": 4200 / math.log(2) / 8000,
+        "bits_error": pytest.approx(0.1 / 4 / math.log(2)),
+        "seconds": 1.25,
+        "change": None,
+        "change_error": None,
+    }
+    assert first["context"][1]["change"] == pytest.approx(-0.15)
+    assert first["windows"][0]["sliding"]["change"] == pytest.approx(0.1)
+    assert first["position"][1]["last"] == 2047
+    assert first["state"][1] == {"position": 2048, "norm": 6834.0, "features": 38.0, "of": 40, "smallest": 0.00123}
+    assert (first["tokens_read"], first["seconds"], first["peak_bytes"]) == (123_456, 12.3, 456_700_000)
+    assert second["context"][0]["bits_per_byte"] is None
+    assert second["carried"] is None
+
+
+def bits(report: PerplexityReport) -> list[float]:
+    return [point.sums.totals.bits_per_byte for point in report.context]
+
+
+def test_each_run_is_a_line_through_its_points_that_grey_tells_apart() -> None:
+    axes = draw(figure(REPORTS)).axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    for report in REPORTS:
+        line = lines[report.name]
+        assert list(line.get_xdata()) == [point.length for point in report.context]
+        assert list(line.get_ydata()) == bits(report)
+    assert len({(lines[report.name].get_marker(), lines[report.name].get_linestyle()) for report in REPORTS}) == 2
+
+
+def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
+    context, position, _ = draw(figure(REPORTS)).axes
+    first, last = LINEAR.context[0].sums, LINEAR.context[-1].sums
+    assert band(context, 256) == (first.totals.bits_per_byte,) * 2
+    error = (0.2 - 0.1) / 2 / 4 / math.log(2)  # of the differences of two documents, in bits per byte
+    assert band(context, 1024) == pytest.approx((last.totals.bits_per_byte - 2 * error, bits(LINEAR)[-1] + 2 * error))
+    at = LINEAR.position[0].sums
+    assert band(position, 1) == pytest.approx(
+        (at.totals.bits_per_byte - 2 * at.bits_error, at.totals.bits_per_byte + 2 * at.bits_error)
+    )
+
+
+def band(axes: Axes, place: int) -> tuple[float, float]:
+    """Where the first band of a panel begins and ends."""
+    heights = [float(y) for x, y in axes.collections[0].get_paths()[0].vertices if x == place]
+    return min(heights), max(heights)
+
+
+def test_there_is_a_panel_for_each_view_that_was_taken() -> None:
+    context, position, windows = draw(figure(REPORTS)).axes
+    assert [axes.get_xlabel() for axes in (context, position, windows)] == [
+        "tokens read before the same targets\n(band: the change from the shortest)",
+        "tokens before, read from the beginning",
+        "tokens in a window",
+    ]
+    assert context.get_ylabel() == "bits per byte, ± 2 standard errors"
+    assert [label.get_text() for label in context.get_xticklabels()] == ["256", "1k"]
+    assert [label.get_text() for label in position.get_xticklabels()] == ["1", "1k"]
+    assert {line.get_label() for line in windows.lines} >= {"linear, reset", "linear, sliding"}
+    assert windows.texts[0].get_text() == "carried"
+    assert len(draw(figure([SECOND])).axes) == 1
+
+
+def test_the_trained_length_is_marked_where_it_lies_within_the_chart() -> None:
+    axes = draw(figure(REPORTS)).axes[0]
+    assert axes.get_xscale() == "log"
+    assert sorted(text.get_text() for text in axes.texts) == ["trained at 1k", "trained at 512"]
+    assert [text.get_text() for text in draw(figure([SOFTMAX])).axes[0].texts] == []

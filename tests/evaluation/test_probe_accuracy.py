@@ -1,0 +1,168 @@
+"""Probes ask for what was said exactly so far back, and answers are counted as right where they are."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from evaluation.texts import VALIDATION_TEXTS
+from torch import Tensor
+
+from lmlong.cli.probe import probe as command
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.errors import UsageError
+from lmlong.evaluation import probe_accuracy as recalls
+from lmlong.evaluation.perplexity import validation_text
+from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, measure_probes
+from lmlong.evaluation.probe_report import figure, table
+from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.report.plot import draw
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "theta", "iota"]
+NEEDLES_TOLD = rf"(The secret word of \w+ is \w+\.\n){{{NEEDLES}}}"
+SYMBOLS = ("copy", "induction", "mqar")
+
+
+def made(probe: str, distance: int, seed: int = 0) -> Trial:
+    text = np.frombuffer("".join(VALIDATION_TEXTS).encode(), np.uint8)
+    return PROBES[probe](ProbeText(ByteTokenizer(), text, WORDS), distance, np.random.default_rng(seed))
+
+
+class Remembering:
+    """Predicts that each token is followed by what followed it the last time."""
+
+    vocabulary = 258
+
+    def __init__(self) -> None:
+        self.embedding = SimpleNamespace(weight=torch.zeros(1))
+
+    def hidden_states(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        seen = state or [[] for _ in tokens]
+        hidden = torch.zeros(*tokens.shape, self.vocabulary)
+        for row, read in enumerate(tokens.tolist()):
+            for place, token in enumerate(read):
+                known = seen[row]
+                before = [at for at in range(len(known)) if known[at] == token]
+                if before and before[-1] + 1 < len(known):
+                    hidden[row, place, known[before[-1] + 1]] = 1
+                known.append(token)
+        return hidden, seen
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+@pytest.mark.parametrize("probe", SYMBOLS)
+@pytest.mark.parametrize("distance", [16, 17, 100])
+def test_symbols_are_asked_for_after_exactly_the_distance(probe: str, distance: int) -> None:
+    trial = made(probe, distance)
+    assert np.array_equal(trial.tokens[trial.asked], trial.tokens[trial.asked - distance])
+    assert np.array_equal(trial.tokens[trial.asked - 1], trial.tokens[trial.asked - 1 - distance])
+    assert len(trial.asked) == {"copy": distance - 1, "induction": 1, "mqar": PAIRS}[probe]
+    assert trial.tokens.max() < 256  # of the frame of a document there is nothing
+
+
+@pytest.mark.parametrize("probe", ["induction", "mqar"])
+def test_what_is_asked_for_was_said_once_alone(probe: str) -> None:
+    trial = made(probe, 60)
+    for place in trial.asked:
+        assert (trial.tokens[:place] == trial.tokens[place - 1]).sum() == 2  # told and asked
+
+
+@pytest.mark.parametrize("probe", ["passkey", "needle"])
+def test_a_hidden_sentence_is_asked_for_after_the_text(probe: str) -> None:
+    trial = made(probe, 100)
+    said, asked = bytes(trial.tokens.tolist()).decode("latin-1").rsplit("\n", 1)
+    assert said.count(asked) == 1  # the sentence with its answer
+    answer = bytes(trial.tokens[trial.asked].tolist()).decode()
+    assert asked.endswith(f" is{answer}")
+    found = re.match(r"The pass key is \d{5}\. Remember it\.\n" if probe == "passkey" else NEEDLES_TOLD, said)
+    assert found
+    assert len(said) - found.end() == 100
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_texts_follow_from_the_seed(probe: str) -> None:
+    assert all(np.array_equal(one, other) for one, other in zip(made(probe, 50, 3), made(probe, 50, 3), strict=True))
+    assert not np.array_equal(made(probe, 50, 3).tokens[:40], made(probe, 50, 4).tokens[:40])
+
+
+@pytest.mark.parametrize("piece", [7, 4096])
+def test_who_remembers_is_right_and_who_does_not_is_not(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(recalls, "PIECE", piece)
+    trials = [made(probe, distance) for probe in ("induction", "mqar") for distance in (16, 40)]
+    model: Any = Remembering()
+    assert [row.tolist() for row in answered(model, trials, 256)] == [[True] * len(trial.asked) for trial in trials]
+    changed = [Trial(trial.tokens.copy(), trial.asked) for trial in trials]
+    for trial in changed:
+        trial.tokens[trial.asked[-1]] ^= 1  # another answer than what was told
+    expected = [[True] * (len(trial.asked) - 1) + [False] for trial in trials]
+    assert [row.tolist() for row in answered(model, changed, 256)] == expected
+
+
+def test_a_model_that_learned_nothing_guesses(loaded: TrainedLanguageModel) -> None:
+    found = measure_probes("tiny", loaded, validation_text(loaded), ("copy", "mqar"), (32, 64), trials=20, seed=0)
+    assert [(at.probe, at.distance, len(at.asked)) for at in found.scores] == [
+        ("copy", 32, 20),
+        ("copy", 64, 20),
+        ("mqar", 32, 20),
+        ("mqar", 64, 20),
+    ]
+    assert all(at.accuracy < 0.1 for at in found.scores)
+
+
+FOUND = ProbeResult(
+    "linear",
+    512,
+    [
+        ProbeScore(probe, distance, np.array([1.0, share]), np.array([1.0, 1.0]))
+        for probe, share in (("copy", 1.0), ("induction", 0.0))
+        for distance in (64, 1024)
+    ],
+)
+
+
+def test_the_table() -> None:
+    assert table([FOUND]) == (
+        "linear\n"
+        "  how often the likeliest token is the right one, in 2 texts each\n"
+        "  distance      copy   ± induction   ±\n"
+        "        64     1.000 .00     0.500 .50\n"
+        "        1k     1.000 .00     0.500 .50"
+    )
+
+
+def test_the_chart_has_a_panel_for_each_probe() -> None:
+    panels = draw(figure([FOUND])).axes
+    assert [axes.get_title() for axes in panels] == ["copy", "induction"]
+    assert list(panels[1].lines[0].get_ydata()) == [0.5, 0.5]
+
+
+def test_the_command(run: Path, tmp_path: Path) -> None:
+    words = [str(run), "--probe", "all", "--lengths", "16,32", "--trials", "3", "--device", "cpu"]
+    numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.png"
+    done = CliRunner().invoke(command, [*words, "--json", str(numbers), "--plot", str(plot)], catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 80
+    (found,) = json.loads(numbers.read_text())["runs"]
+    assert [at["probe"] for at in found["recall"][::2]] == list(PROBES)
+    assert {at["texts"] for at in found["recall"]} == {3}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--probe", "cpy"], r"^--probe: there is no 'cpy'\. Did you mean 'copy'\?$"),
+        (["--probe", "copy", "--lengths", "4"], r"^--lengths: 4 is too short for a probe\. Give lengths from 16 up\.$"),
+    ],
+)
+def test_a_mistake_is_named(run: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(command, [str(run), *words, "--device", "cpu"], catch_exceptions=False)

@@ -1,0 +1,39 @@
+"""What is told of a state, where it is known in closed form."""
+
+import numpy as np
+import pytest
+import torch
+
+from lmlong.attention.feature_maps import ELU_FLOOR
+from lmlong.evaluation import state_health as healths
+from lmlong.evaluation.state_health import health
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import Attention, Model
+
+
+def test_keys_that_are_all_alike_use_all_features_and_make_denominators_grow() -> None:
+    model = LanguageModel(Model(width=16, layers=2, heads=2, attention=Attention(decay="none")), 30)
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.mixer.in_proj.weight)
+    feature = 1 + ELU_FLOOR
+    found = health(model, np.arange(21) % 30)
+    assert [at.position for at in found] == [1, 2, 4, 8, 16, 21]
+    for before, at in zip([0, 1, 2, 4, 8, 16], found, strict=True):
+        assert (at.of, at.norm) == (8, 0)  # of values that are 0
+        assert at.features == pytest.approx(8, rel=1e-5)
+        assert at.smallest == pytest.approx((before + 1) * 8 * feature**2, rel=1e-5)
+
+
+def test_how_a_text_is_cut_makes_no_difference(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = np.arange(150) % 250
+    whole = health(loaded.model, text)
+    monkeypatch.setattr(healths, "PIECE", 7)
+    for one, other in zip(whole, health(loaded.model, text), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    assert whole[-1].norm != pytest.approx(whole[0].norm, rel=0.1)
+
+
+def test_softmax_has_no_such_state() -> None:
+    model = LanguageModel(Model(width=16, layers=1, heads=2, attention=Attention(kind="softmax")), 30)
+    assert health(model, np.arange(10)) == []

@@ -1,0 +1,93 @@
+"""The comparison of attentions: whom it compares, how it chooses, what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong.experiments.compare import CANDIDATES, CandidateResult, ComparedRun, compare_attentions
+from lmlong.experiments.compare_report import table
+from lmlong.experiments.copies import write_copies
+from lmlong.model.base import count_parameters
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import file as recipe_file
+
+TINY = ["model.width=16", "model.layers=2", "model.heads=2", "training.steps=3", "training.batch_size=2"]
+
+
+def test_all_candidates_are_of_one_size() -> None:
+    counts = {}
+    for name, options in CANDIDATES.items():
+        chosen = recipe_file.load("compare", [f"model.attention.{option}" for option in options])
+        with torch.device("meta"):
+            counts[name] = count_parameters(LanguageModel(chosen.model, chosen.text.tokenizer.vocabulary))
+    assert max(counts.values()) / min(counts.values()) < 1.02, counts
+
+
+def test_each_is_trained_at_every_rate_and_at_its_best_by_every_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    write_copies(tmp_path / "copies.jsonl", documents=60)
+    source = json.dumps([{"kind": "files", "paths": [str(tmp_path / "copies.jsonl")]}])
+    changes = [*TINY, f"text.sources={source}", "text.tokenizer.kind=bytes", "text.sequence_length=32"]
+    names = ["elu", "softmax"]
+    results, runs = compare_attentions("compare", changes, names, [1e-5, 1e-2], 2, tmp_path / "out")
+    assert [(r.candidate, r.rate, r.seed) for r in runs] == [
+        (name, rate, seed) for name in names for rate, seed in ((1e-5, 0), (1e-2, 0), (1e-2, 1))
+    ]
+    for standing, name in zip(results, names, strict=True):
+        own = [run for run in runs if run.candidate == name]
+        assert standing.runs == own[1:]
+        assert own[1].bits_per_byte < own[0].bits_per_byte < 8.5
+        assert own[1].bits_per_byte != own[2].bits_per_byte
+    assert runs[0].tokens == 3 * 2 * 32
+    linear, softmax = (standing.runs[0].state_bytes for standing in results)
+    tail, position = 3 * 48, 8
+    assert linear == 2 * 4 * (2 * 8 * 9 + tail) + position
+    assert softmax == 2 * (4 * tail + 32 * (2 * 16 * 4 + 1)) + position
+
+    (marker,) = (tmp_path / "out").glob("elu-0.01-1-*/metrics.jsonl")
+    marker.unlink()
+    again, _ = compare_attentions("compare", changes, names, [1e-5, 1e-2], 2, tmp_path / "out")
+    assert again == results and not marker.exists()  # what is there is not trained again
+
+
+def test_no_result_is_taken_for_that_of_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever differs: a number of steps, a width, or the very text."""
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    write_copies(tmp_path / "copies.jsonl", documents=60)
+    source = json.dumps([{"kind": "files", "paths": [str(tmp_path / "copies.jsonl")]}])
+    changes = [*TINY, f"text.sources={source}", "text.tokenizer.kind=bytes", "text.sequence_length=32"]
+    found = set()
+    for more in ([], ["training.steps=4"], ["model.width=32"], ["text.sequence_length=16"]):
+        _, (run,) = compare_attentions("compare", [*changes, *more], ["elu"], [1e-2], 1, tmp_path / "out")
+        found.add((run.bits_per_byte, run.tokens))
+    write_copies(tmp_path / "copies.jsonl", documents=60, seed=1)
+    _, (run,) = compare_attentions("compare", changes, ["elu"], [1e-2], 1, tmp_path / "out")
+    assert len({*found, (run.bits_per_byte, run.tokens)}) == 5
+
+
+def test_a_standing_is_a_mean_and_a_deviation() -> None:
+    runs = [ComparedRun("elu", 0.01, seed, bits, 100, 5000.0, 10**6, 2048) for seed, bits in enumerate((1.0, 2.0, 3.0))]
+    assert (
+        CandidateResult("elu", runs).mean,
+        CandidateResult("elu", runs).spread,
+        CandidateResult("elu", runs[:1]).spread,
+    ) == (2, 1, 0)
+    worse = [run._replace(candidate="relu", bits_per_byte=4.0) for run in runs]
+    lines = table([CandidateResult("relu", worse), CandidateResult("elu", runs)]).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["elu", "relu"]
+    assert lines[1].split()[1:] == ["2.0000", "1.0000", "0.01", "1,000,000", "5,000", "2", "KiB"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_copies_say_the_same_line_again(tmp_path: Path) -> None:
+    write_copies(tmp_path / "a.jsonl", documents=50, block=30, times=4)
+    texts = [json.loads(line)["text"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert len(set(texts)) == 50
+    for text in texts:
+        lines = text.splitlines()
+        assert len(lines) == 4 and len(set(lines)) == 1 and len(lines[0]) == 30
+    assert len(set("".join(texts))) == 27

@@ -1,0 +1,115 @@
+"""A compiled step writes what the one by torch writes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from models import stirred
+from torch.testing import assert_close
+
+from lmlong.attention.base import state_tensors
+from lmlong.checkpoint.write import Contents, write
+from lmlong.cli.generate import generate
+from lmlong.errors import UsageError
+from lmlong.inference.loading import Weights, load
+from lmlong.inference.session import next_logits
+from lmlong.model.decode import native_step as step
+from lmlong.model.decode.fast_step import cuda_graph
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import concat_states
+from lmlong.native.build import find_compiler
+from lmlong.recipe import Attention, Downsample, Model
+from lmlong.recipe import file as recipe_file
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="a compiled step needs a C++ compiler")
+
+
+@needs_compiler
+@pytest.mark.parametrize("weights", ["32", "bf16", "int8"])
+def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
+    loaded = load(run, "cpu", weights)
+    session = loaded.read("to be")
+    expected = next_logits(loaded.model, session)[0]
+    text = "".join(loaded.stream("to be", max_tokens=40, temperature=0))
+    loaded.use_fast_step()
+    assert_close(next_logits(loaded.model, session)[0], expected, rtol=1e-5, atol=1e-5)
+    assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == text
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_one_graph_of_a_model_that_reads_blocks_is_the_step() -> None:
+    """One while no block is full, one where a block of all rows is, and one where only some rows have one."""
+    options = Model(width=16, layers=3, heads=2, downsample=Downsample(factor=3))
+    model = stirred(LanguageModel(options, 30)).eval()
+    graph = cuda_graph(model.decode_step)
+    for rows in ([5, 5], [1, 6]):  # tokens that were read before
+        state = concat_states([model(torch.arange(count)[None])[1] for count in rows])
+        for token in torch.arange(24).view(12, 2):
+            model.fast_step = None
+            expected, _ = model.step(token, state)
+            model.fast_step = graph
+            before = [x.clone() for x in state_tensors(state)]
+            logits, after = model.step(token, state)
+            assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+            assert all(map(torch.equal, state_tensors(state), before))
+            state = after
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_recorded_step_keeps_what_it_gave_before() -> None:
+    model = stirred(LanguageModel(Model(width=64, layers=2, heads=2), 30)).eval().cuda()
+    by_torch, graph = model.decode_step, cuda_graph(model.decode_step)
+    state = expected_state = model(torch.arange(9, device="cuda")[None])[1]
+    given = []
+    for token in torch.arange(12, device="cuda").view(12, 1):
+        expected, expected_state = by_torch(token, expected_state, None)
+        logits, state = graph(token, state, None)
+        given.append((logits, expected))
+    for logits, expected in given:
+        assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+
+
+@needs_compiler
+def test_on_a_cpu_a_step_is_compiled_unless_it_is_unwanted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    call = step.NativeStep.__call__
+    monkeypatch.setattr(step.NativeStep, "__call__", lambda self, *given: steps.append(1) or call(self, *given))
+    for flags, expected in (([], 2), (["--fast-decode"], 2), (["--no-fast-decode"], 0)):
+        steps.clear()
+        # of the prompt's two tokens the first is read, the second is asked about; the end of a document is not written
+        asked = [str(run), "--device", "cpu", "--prompt", "a", "--max-tokens", "2", "--temperature", "0", *flags]
+        done = CliRunner().invoke(generate, asked)
+        assert (done.exit_code, done.stderr, len(steps)) == (0, "", expected)
+
+
+@pytest.fixture
+def growing(run: Path, tmp_path: Path) -> Path:
+    """A model of softmax attention."""
+    loaded = load(run, "cpu")
+    options = loaded.recipe.model.model_copy(update={"attention": Attention(kind="softmax")})
+    recipe = recipe_file.dump(loaded.recipe.model_copy(update={"model": options}))
+    model = LanguageModel(options, loaded.tokenizer.vocabulary)
+    write(tmp_path / "softmax", Contents(model.state_dict(), {}, recipe, loaded.tokenizer.file))
+    return tmp_path / "softmax"
+
+
+def test_a_step_that_is_never_the_same_is_not_compiled(growing: Path) -> None:
+    with pytest.raises(UsageError, match="grows"):
+        load(growing, "cpu").use_fast_step()
+    asked = [str(growing), "--device", "cpu", "--prompt", "a", "--max-tokens", "2"]
+    assert CliRunner().invoke(generate, asked).exit_code == 0
+    assert CliRunner().invoke(generate, [*asked, "--fast-decode"]).exit_code != 0
+
+
+def test_without_a_compiler_torch_writes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "none")
+    step.library.cache_clear()
+    with pytest.raises(UsageError, match=r"needs a C\+\+ compiler"):
+        load(run, "cpu").use_fast_step()
+    asked = [str(run), "--device", "cpu", "--prompt", "a", "--max-tokens", "2"]
+    assert CliRunner().invoke(generate, asked).exit_code == 0
+    step.library.cache_clear()

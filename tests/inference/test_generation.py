@@ -1,0 +1,271 @@
+"""Streams of tokens against the model computed from scratch, and streams of text against whole strings."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.inference import session as sessions
+from lmlong.inference.generation import Generation, Text
+from lmlong.inference.sampling import Sampler, Sampling
+from lmlong.inference.session import Session, next_logits, prefill, repeat_rows
+from lmlong.inference.state_size import size, state_size
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import concat_states
+from lmlong.recipe import AttentionKind
+
+ModelOf = Callable[[AttentionKind], LanguageModel]
+
+BYTES = ByteTokenizer()
+PROMPT = [BYTES.bos, *BYTES.encode("to be or not to be, that")]
+NEVER = -1  # no token
+
+
+def greedy() -> Sampler:
+    return Sampler(Sampling(temperature=0))
+
+
+class Bytes(ByteTokenizer):
+    """Bytes, with another token as the end of a document."""
+
+    def __init__(self, eos: int = NEVER):
+        super().__init__()
+        self.eos = eos
+
+
+def stream(
+    model: LanguageModel,
+    prompt: list[int],
+    sampler: Sampler,
+    most: int | None,
+    eos: int,
+    session: Session | None = None,
+) -> Iterator[int]:
+    """The tokens that follow a prompt."""
+    writing = Generation(model, Bytes(eos), prefill(model, [prompt], session), sampler, most, keep=True)
+    told = 0
+    for _ in chain(writing, [None]):
+        yield from writing.rows[0].tokens[told:]
+        told = len(writing.rows[0].tokens)
+
+
+def text_of(tokens: Iterable[int], stop: list[str]) -> list[str]:
+    """The pieces of text that tokens come out as; none is asked for after a stop string."""
+    text, pieces = Text(BYTES, stop), []
+    for token in tokens:
+        pieces.append(text.feed(token))
+        if text.stopped:
+            break
+    return [piece for piece in [*pieces, text.finish()] if piece]
+
+
+def until(pieces: Iterable[str], stop: list[str]) -> list[str]:
+    text = Text(BYTES, stop)
+    return [piece for piece in [*map(text.add, pieces), text.finish()] if piece]
+
+
+@torch.no_grad()
+def from_scratch(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens one after another, everything read again for each."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits, _ = model(torch.tensor([tokens]))
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+def test_a_stream_is_what_the_model_says_read_from_scratch(model_of: ModelOf, kind: AttentionKind) -> None:
+    model = model_of(kind)
+    expected = from_scratch(model, PROMPT, 20)
+    assert len(set(expected)) > 3
+    assert list(stream(model, PROMPT, greedy(), 20, NEVER)) == expected
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+@pytest.mark.parametrize("piece", [1, 3, len(PROMPT) - 1])
+def test_a_prompt_read_in_pieces_is_the_same_prompt(
+    model_of: ModelOf, kind: AttentionKind, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(kind)
+    with torch.no_grad():
+        whole, _ = model(torch.tensor([PROMPT]))
+    monkeypatch.setattr(sessions, "PREFILL_TOKENS", piece)
+    logits, _ = next_logits(model, prefill(model, [PROMPT]))
+    torch.testing.assert_close(logits, whole[:, -1], rtol=1e-10, atol=1e-10)
+
+
+def test_a_stream_goes_on_from_a_state(model_of: ModelOf) -> None:
+    model = model_of("linear")
+    session = prefill(model, [PROMPT[:4], [], PROMPT[4:10]])
+    assert list(stream(model, PROMPT[10:], greedy(), 8, NEVER, session)) == from_scratch(model, PROMPT, 8)
+    assert list(stream(model, [], greedy(), 8, NEVER, prefill(model, [PROMPT]))) == from_scratch(model, PROMPT, 8)
+
+
+def test_a_stream_ends_before_eos(model_of: ModelOf) -> None:
+    expected = from_scratch(model_of("linear"), PROMPT, 20)
+    eos = expected[12]
+    assert list(stream(model_of("linear"), PROMPT, greedy(), None, eos)) == expected[: expected.index(eos)]
+
+
+def test_a_stream_without_a_limit_goes_on(model_of: ModelOf) -> None:
+    tokens = stream(model_of("linear"), PROMPT, greedy(), None, NEVER)
+    assert list(islice(tokens, 30)) == from_scratch(model_of("linear"), PROMPT, 30)
+    assert list(stream(model_of("linear"), PROMPT, greedy(), 0, NEVER)) == []
+
+
+def test_gradients_stay_on_for_the_caller_between_two_tokens(model_of: ModelOf) -> None:
+    tokens = stream(model_of("linear"), PROMPT, greedy(), 2, NEVER)
+    next(tokens)
+    assert not torch.is_inference_mode_enabled()
+    assert torch.ones(1, requires_grad=True).exp().requires_grad
+
+
+@pytest.mark.parametrize(("kind", "growth"), [("linear", 0), ("softmax", 2 * (2 * 16 + 1))])
+def test_the_state_grows_as_its_attention_says(model_of: ModelOf, kind: AttentionKind, growth: int) -> None:
+    model = model_of(kind)
+    declared = state_size(model)
+    assert declared.per_token.numbers == growth
+    for tokens in (1, 5, len(PROMPT)):
+        _, state = next_logits(model, prefill(model, [PROMPT[:tokens]]))
+        assert size(state).numbers == declared.empty.numbers + tokens * growth
+        assert size(state).bytes == declared.empty.bytes + tokens * declared.per_token.bytes
+
+
+def test_the_size_of_a_linear_state_in_closed_form(model_of: ModelOf) -> None:
+    heads, width, tail = 2, 8, 3 * 3 * 16  # S and z of each head, then three past inputs of q, k and v
+    numbers = 2 * (heads * width * (width + 1) + tail) + 1  # two layers and the position
+    assert state_size(model_of("linear")).empty == (numbers, 8 * numbers)
+
+
+def test_pieces_of_text_never_hold_half_a_character() -> None:
+    text = "aé€😀z"
+    assert text_of(BYTES.encode(text), []) == ["a", "é", "€", "😀", "z"]
+
+
+def test_a_character_cut_off_by_the_end_is_marked() -> None:
+    assert text_of(BYTES.encode("a😀")[:-1], []) == ["a", "\ufffd"]
+
+
+def test_a_stop_string_is_found_across_tokens_and_not_printed() -> None:
+    assert "".join(text_of(BYTES.encode("one ENENDtwo"), ["END"])) == "one EN"
+
+
+def test_no_token_is_asked_for_after_a_stop_string() -> None:
+    tokens = iter(BYTES.encode("abcde"))
+    assert "".join(text_of(tokens, ["c"])) == "ab"
+    assert BYTES.decode(tokens) == "de"
+
+
+def test_text_is_held_back_only_while_it_may_become_a_stop_string() -> None:
+    assert until(["x", "a", "b", "y", "a"], ["abc"]) == ["x", "aby", "a"]
+    assert until(["xa", "b", "c", "z"], ["abc"]) == ["x"]
+
+
+def test_the_stop_string_that_is_complete_first_ends_the_text() -> None:
+    assert until(["abc"], ["abc", "b"]) == ["a"]
+    assert until(["abc"], ["c", "bc"]) == ["a"]
+
+
+def cut_at_the_first_complete(text: str, stop: list[str]) -> str:
+    """The definition: read character by character until the text ends in a stop string, then drop the longest such."""
+    for end in range(len(text) + 1):
+        if complete := [word for word in stop if text[:end].endswith(word)]:
+            return text[: end - max(map(len, complete))]
+    return text
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_where_a_text_is_cut_into_pieces_makes_no_difference(pieces: list[str], stop: list[str]) -> None:
+    assert "".join(until(pieces, stop)) == cut_at_the_first_complete("".join(pieces), stop)
+
+
+PROMPTS = [PROMPT, PROMPT[:3], [BYTES.bos], [BYTES.bos, *BYTES.encode("whether 'tis nobler in the mind to suffer the")]]
+every_kind = pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
+
+
+@every_kind
+def test_each_prompt_of_a_batch_gives_what_it_gives_alone(model_of: ModelOf, kind: AttentionKind) -> None:
+    model, options = model_of(kind), Sampling(temperature=1.0, seed=3)
+    together = concat_states([prefill(model, [prompt]) for prompt in PROMPTS])
+    logits, _ = next_logits(model, together)
+    writing = Generation(model, Bytes(), together, Sampler(options, [(n, 0) for n in range(4)]), 25, keep=True)
+    list(writing)
+    for number, prompt in enumerate(PROMPTS):
+        session = prefill(model, [prompt])
+        torch.testing.assert_close(logits[number : number + 1], next_logits(model, session)[0], rtol=1e-10, atol=1e-10)
+        alone = Generation(model, Bytes(), session, Sampler(options, [(number, 0)]), 25, keep=True)
+        list(alone)
+        assert writing.rows[number].tokens == alone.rows[0].tokens
+        assert writing.rows[number].log_probabilities == pytest.approx(alone.rows[0].log_probabilities, abs=1e-9)
+
+
+@every_kind
+def test_samples_are_drawn_apart_from_one_reading(model_of: ModelOf, kind: AttentionKind) -> None:
+    model, options = model_of(kind), Sampling(temperature=1.0)
+    session = prefill(model, [PROMPT])
+    writing = Generation(
+        model, Bytes(), repeat_rows(session, 3), Sampler(options, [(0, n) for n in range(3)]), 25, keep=True
+    )
+    list(writing)
+    texts = [tuple(row.tokens) for row in writing.rows]
+    assert len(set(texts)) == 3
+    alone = Generation(model, Bytes(), session, Sampler(options, [(0, 2)]), 25, keep=True)
+    list(alone)
+    assert tuple(alone.rows[0].tokens) == texts[2]
+
+
+def test_rows_end_each_for_its_own_reason(model_of: ModelOf) -> None:
+    model = model_of("linear")
+    first, second = (from_scratch(model, prompt, 12) for prompt in PROMPTS[:2])
+    eos = first[5]
+    stop = BYTES.decode(second[8:9])
+    cut = [tokens[: tokens.index(eos)] if eos in tokens else tokens for tokens in (first, second)]
+    session = concat_states([prefill(model, [prompt]) for prompt in PROMPTS[:2]])
+    writing = Generation(
+        model, Bytes(eos), session, Sampler(Sampling(temperature=0), [(0,), (1,)]), 12, [stop], keep=True
+    )
+    texts = ["", ""]
+    for row, piece in writing:
+        texts[row] += piece
+    for row, tokens, text in zip(writing.rows, cut, texts, strict=True):
+        whole = BYTES.decode(tokens)
+        assert text == whole.partition(stop)[0]
+        assert row.end == ("stop" if stop in whole else "eos" if len(tokens) < 12 else "max_tokens")
+    assert {row.end for row in writing.rows} == {"eos", "stop"}
+
+
+def test_log_probabilities_are_those_of_the_model_before_the_temperature(model_of: ModelOf) -> None:
+    model = model_of("linear")
+    writing = Generation(
+        model, Bytes(), prefill(model, [PROMPT]), Sampler(Sampling(temperature=0.3, top_k=5)), 9, keep=True
+    )
+    list(writing)
+    tokens = writing.rows[0].tokens
+    with torch.no_grad():
+        logits, _ = model(torch.tensor([PROMPT + tokens]))
+    expected = logits.log_softmax(-1)[0, len(PROMPT) - 1 : -1].gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+    assert writing.rows[0].log_probabilities == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+def test_nothing_is_kept_that_grows_unless_asked_for(model_of: ModelOf) -> None:
+    writing = Generation(model_of("linear"), Bytes(), prefill(model_of("linear"), [PROMPT]), greedy(), 50)
+    list(writing)
+    assert writing.rows[0].written == 50 and not writing.rows[0].tokens and not writing.rows[0].log_probabilities
+
+
+def test_a_memory_knows_the_last_tokens_of_its_text(model_of: ModelOf) -> None:
+    model, text = model_of("linear"), [BYTES.bos, *BYTES.encode("x" * 3000 + "the end")]
+    writing = Generation(model, Bytes(), prefill(model, [text[:2900], text[2900:]]), greedy(), 5, keep=True)
+    list(writing)
+    expected = [*text, *writing.rows[0].tokens]
+    assert writing.session.recent.tolist() == [expected[-sessions.RECENT :]]
+    assert writing.session.total.tolist() == [len(expected)]
+    short = prefill(model, [PROMPT])
+    assert short.recent[0, -len(PROMPT) :].tolist() == PROMPT
+    assert (short.recent[0, : -len(PROMPT)] == sessions.NO_TOKEN).all()

@@ -1,0 +1,261 @@
+"""The step by native code: the laws once more, and against the same model in float64."""
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention.cases import FORMS, name
+from model.test_laws import VOCABULARY, build, subject, text
+from models import stirred
+from torch import Tensor
+from torch.testing import assert_close
+
+from lmlong.attention import laws
+from lmlong.attention.base import state_tensors
+from lmlong.model.decode import native_step as step
+from lmlong.model.decode.fast_step import make_fast_step, no_fast_step
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import concat_states, rebuild_state, state_row
+from lmlong.native import build as library
+from lmlong.recipe import Attention, Downsample, Favor, Model
+
+pytestmark = pytest.mark.skipif(library.find_compiler() is None, reason="native code needs a C++ compiler")
+
+CONSTANT = [form for form in FORMS if form.kind != "softmax"]
+MIXED = Attention(kind=["linear", "window"], window=5)
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"positions": "rotary"},
+    {"convolution": 0},
+    {"convolution": 1},
+    {"width": 40, "heads": 5, "mlp_ratio": 2.0},  # all products have ends that fill no vector
+    {"width": 35, "heads": 5, "positions": "none", "convolution": 64},
+    {"heads": 1, "attention": Attention(feature_map="favor", favor=Favor(features=7))},
+    {"attention": MIXED},
+    {"width": 512, "heads": 2, "attention": Attention(feature_map="favor")},  # exponents that must be held down
+    *({"layers": 3, "downsample": Downsample(factor=3, kind=kind)} for kind in ("mean", "max", "conv")),
+    {"layers": 4, "attention": MIXED, "downsample": Downsample(factor=2)},
+]
+every_constant_form = pytest.mark.parametrize("form", CONSTANT, ids=name)
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+KEPT = pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What was compiled in a test is not that of the next."""
+    yield
+    step.library.cache_clear()
+
+
+def shaped(shape: dict[str, Any], kept: torch.dtype = torch.float32) -> LanguageModel:
+    model = stirred(LanguageModel(Model(**{"width": 16, "layers": 2, "heads": 2, **shape}), VOCABULARY), 0.5).eval()
+    if kept != torch.float32:
+        model.quantize(kept)
+    return model
+
+
+def compiled(model: LanguageModel) -> LanguageModel:
+    assert no_fast_step(model) is None
+    other = copy.deepcopy(model)
+    other.fast_step = make_fast_step(other)
+    return other
+
+
+@torch.inference_mode()
+def written(model: LanguageModel, tokens: Tensor, state: Any = None) -> Tensor:
+    """All logits and, in the end, all numbers of the state, after `tokens` (B, T) one by one."""
+    state = model.init_state(len(tokens)) if state is None else state
+    logits = []
+    for token in tokens.mT:
+        found, state = model.step(token, state)
+        logits.append(found)
+    return torch.cat([x.double().flatten() for x in (*logits, *state_tensors(state))])
+
+
+def assert_as_exact_as_torch(model: LanguageModel, tokens: Tensor) -> None:
+    exact = written(copy.deepcopy(model).double(), tokens)
+    by_torch, native = (float((written(which, tokens) - exact).norm()) for which in (model, compiled(model)))
+    assert native <= 4 * by_torch and native < 1e-4 * float(exact.norm())
+
+
+@every_constant_form
+@torch.no_grad()
+def test_the_laws_hold(form: Attention) -> None:
+    reader, x, other = subject(compiled(build(form, torch.float32))), text(), text(seed=1)
+    assert laws.steps_equal_forward(reader, x) < 1e-4
+    assert laws.state_is_not_modified(reader, x) == 0.0
+    assert laws.rows_are_independent(reader, x, other) == 0.0
+
+
+@every_constant_form
+def test_it_is_as_exact_as_torch(form: Attention) -> None:
+    assert_as_exact_as_torch(build(form, torch.float32), text(time=70)[0])
+
+
+@every_shape
+def test_it_is_as_exact_as_torch_in_every_shape(shape: dict[str, Any]) -> None:
+    assert_as_exact_as_torch(shaped(shape), text(batch=3, time=40)[0])
+
+
+@KEPT
+@pytest.mark.parametrize("sums", [torch.float32, torch.float64], ids=str)
+def test_it_is_as_exact_as_torch_with_all_ways_to_keep_numbers(kept: torch.dtype, sums: torch.dtype) -> None:
+    model = shaped({"width": 72, "heads": 3}, kept)  # vectors of bytes are filled, and something is left
+    model.set_state_dtype(sums)
+    tokens = text(time=40)[0]
+    assert_as_exact_as_torch(model, tokens)
+    with torch.inference_mode():
+        _, state = compiled(model).step(tokens[:, 0], model.init_state(2))
+    assert state.blocks[0].attention.S.dtype == sums
+
+
+@torch.inference_mode()
+def test_sums_in_float64_lose_nothing_to_a_gate() -> None:
+    model = shaped({"attention": Attention(decay="fixed")})
+    model.set_state_dtype(torch.float64)
+    state = model.init_state(1)
+    for x in state.blocks[0].attention:
+        x.normal_().mul_(2**25)
+    found, expected = (
+        which.step(torch.tensor([1]), state)[1].blocks[0].attention.S for which in (compiled(model), model)
+    )
+    assert_close(found, expected, rtol=1e-10, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "downsample" in shape], ids=str)
+@torch.inference_mode()
+def test_a_document_that_just_began_knows_nothing_of_the_one_before(shape: dict[str, Any]) -> None:
+    """The states of layers that read whole blocks are those of the last document until a block of the new one is
+    full."""
+    model = shaped(shape)
+    native, factor = compiled(model), model.hourglass.factor  # type: ignore[union-attr]
+    tokens = text(batch=factor + 2, time=20)[0]
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    for row in range(len(tokens)):
+        starts[row, 19 - row] = True
+    _, state = model(tokens, None, starts)
+    for token in tokens.mT[: 2 * factor]:
+        expected, after = model.step(token, state)
+        logits, state = native.step(token, state)
+        assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        for found, wanted in zip(state_tensors(state), state_tensors(after), strict=True):
+            assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@every_shape
+@KEPT
+@torch.inference_mode()
+def test_a_row_is_the_same_to_the_bit_among_others_and_with_any_number_of_threads(
+    shape: dict[str, Any], kept: torch.dtype
+) -> None:
+    """Rows that have read texts of different lengths, so that blocks end at different tokens."""
+    model = compiled(shaped(shape, kept))
+    tokens = text(batch=4, time=9)[0]
+    rows = [model(row[None, :length])[1] for row, length in zip(tokens, (1, 2, 5, 9), strict=True)]
+    together = concat_states(rows)
+    usual = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            logits, state = model.step(tokens[:, 0], together)
+            for row, before in enumerate(rows):
+                alone, after = model.step(tokens[row, :1], before)
+                assert torch.equal(alone[0], logits[row])
+                assert all(map(torch.equal, state_tensors(after), state_tensors(state_row(state, row))))
+    finally:
+        torch.set_num_threads(usual)
+
+
+@torch.inference_mode()
+def test_states_may_be_parts_of_others() -> None:
+    model = compiled(shaped({"attention": MIXED}))
+    tokens = text(batch=4, time=9)[0]
+    state = model(tokens)[1]
+    part = type(state)(*(_every_other(x) for x in state))
+    assert not all(x.is_contiguous() for x in state_tensors(part))
+    logits, _ = model.step(tokens[::2, 3], part)
+    expected, _ = model.step(tokens[:, 3], state)
+    assert torch.equal(logits, expected[::2])
+
+
+def _every_other(x: Any) -> Any:
+    if x is None or isinstance(x, Tensor):
+        return x if x is None else x[::2]
+    parts = [_every_other(part) for part in x]
+    return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+
+
+@torch.inference_mode()
+def test_states_of_other_types_are_read_as_what_they_say() -> None:
+    """As they come from reading under autocast, or from a model in float64."""
+    model = shaped({"attention": MIXED, "layers": 4, "downsample": Downsample(factor=2)})
+    _, state = model(text(batch=2, time=9)[0])
+    token = torch.tensor([3, 4])
+    for dtype in (torch.bfloat16, torch.float64):
+        kept = [x if x.dtype in (torch.bool, torch.long) else x.to(dtype) for x in state_tensors(state)]
+        whole = [x.float() if x.is_floating_point() else x for x in kept]
+        found, _ = compiled(model).step(token.int(), rebuild_state(state, iter(kept)))
+        expected, _ = compiled(model).step(token, rebuild_state(state, iter(whole)))
+        assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_torchs_defaults_do_not_matter() -> None:
+    model = compiled(shaped({}))
+    state, token = model.init_state(1), torch.tensor([3])
+    expected, _ = model.step(token, state)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found, _ = model.step(token, state)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
+@torch.inference_mode()
+def test_the_largest_of_a_block_may_be_no_number() -> None:
+    windows = Attention(kind="window", window=1)
+    options = {"layers": 3, "convolution": 0, "attention": windows, "downsample": Downsample(kind="max")}
+    model = shaped(options)
+    model.embedding.weight[3] = torch.nan
+    model = compiled(model)
+    state = model.init_state(1)
+    for token in (3, 4, 5, 6):
+        logits, state = model.step(torch.tensor([token]), state)
+    assert logits.isnan().all()
+
+
+@torch.inference_mode()
+def test_no_number_stays_none() -> None:
+    for feature_map in ("elu", "relu", "cosine", "softmax", "taylor", "favor"):
+        model = shaped({"attention": Attention(feature_map=feature_map)})  # type: ignore[arg-type]
+        model.embedding.weight[3] = torch.nan
+        model = compiled(model)
+        state = model.step(torch.tensor([3]), model.init_state(1))[1]
+        logits, _ = model.step(torch.tensor([4]), state)
+        assert logits.isnan().all(), feature_map
+
+
+@pytest.mark.parametrize("flags", [["-march=x86-64"], ["-mavx2", "-mfma"]], ids=" ".join)
+def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("these are processors of another kind")
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
+    others = [flag for flag in library.FLAGS if flag != "-march=native"]
+    monkeypatch.setattr(library, "FLAGS", (*others, *flags))
+    step.library.cache_clear()
+    for kept in (torch.float32, torch.bfloat16, torch.int8):
+        assert_as_exact_as_torch(shaped({"attention": MIXED, "width": 40, "heads": 2}, kept), text(time=20)[0])
+    assert len(list(tmp_path.glob("native/*/code.so"))) == 1
+
+
+def test_an_attention_without_native_code_is_an_obstacle() -> None:
+    assert "grows" in str(no_fast_step(shaped({"attention": Attention(kind="softmax")})))
+    model = shaped({})
+    model.blocks[0].mixer.attention.feature_map = torch.nn.Identity()
+    assert "no native code" in str(no_fast_step(model))

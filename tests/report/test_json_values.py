@@ -1,0 +1,33 @@
+"""Results as JSON."""
+
+import dataclasses
+import json
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from lmlong.report.json_values import json_values
+
+
+class Point(NamedTuple):
+    x: int
+    y: float
+
+
+@dataclasses.dataclass
+class Curve:
+    name: str
+    points: list[Point]
+
+
+def test_results_become_plain_values_and_what_is_no_number_becomes_null() -> None:
+    curve = Curve("a", [Point(1, math.nan), Point(2, math.inf), Point(3, 0.5)])
+    values = json_values({"curve": curve, "rows": np.array([[1.0, np.nan]]), "count": np.int64(3), "none": None})
+    assert values == {
+        "curve": {"name": "a", "points": [{"x": 1, "y": None}, {"x": 2, "y": None}, {"x": 3, "y": 0.5}]},
+        "rows": [[1.0, None]],
+        "count": 3,
+        "none": None,
+    }
+    assert json.loads(json.dumps(values, allow_nan=False)) == values

@@ -1,0 +1,89 @@
+"""Described figures, drawn."""
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmlong.errors import UsageError
+from lmlong.report.figure import COLORS, Figure, HeatMap, Level, Line, Mark, Panel, Style, style
+from lmlong.report.plot import check_format, draw, save
+
+LINES = [
+    Line("a", [1, 1024], [2.0, 1.0], style(0), low=[1.5, 0.5], high=[2.5, 1.5]),
+    Line("b", [1, 1024], [3.0, 2.0], style(1), errors=[0.1, 0.2]),
+]
+PANEL = Panel(
+    LINES,
+    title="loss",
+    x_label="tokens",
+    y_label="nats",
+    ticks=[1, 1024],
+    tick_name=lambda tick: f"n{tick}",
+    levels=[Level(1.2, Style("0.6", ":"), label="chance"), Level(1.4, Style("0.6"), text="carried")],
+    marks=[Mark(32, "trained")],
+    shade_from=32,
+    y_range=(0, 4),
+)
+FIGURE = Figure([[PANEL, HeatMap(np.array([[0.25, 1.0]]), title="share")]], size=(6.4, 3.2), legend_columns=3)
+
+
+def test_a_panel_shows_its_lines_levels_and_marks() -> None:
+    drawn = draw(FIGURE)
+    axes = drawn.axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    assert list(lines["a"].get_ydata()) == [2.0, 1.0]
+    band = axes.collections[0].get_paths()[0].vertices
+    assert sorted({float(y) for x, y in band if x == 1}) == [1.5, 2.5]
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), axes.get_ylim()) == (
+        "loss",
+        "tokens",
+        "nats",
+        (0, 4),
+    )
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["n1", "n1024"]
+    assert [text.get_text() for text in axes.texts] == ["carried", "trained"]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["a", "chance", "b"]
+
+
+def test_a_heat_map_numbers_its_fields_where_they_are_few() -> None:
+    heat = draw(FIGURE).axes[1]
+    assert [text.get_text() for text in heat.texts] == ["0.25", "1.00"]
+    many = HeatMap(np.zeros((9, 9)))
+    assert list(draw(Figure([[many]], (4, 4))).axes[0].texts) == []
+
+
+def test_of_many_ticks_every_second_is_named() -> None:
+    ticks = [2**n for n in range(10)]
+    (axes,) = draw(Figure([[Panel([], ticks=ticks)]], (4, 4))).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "16", "64", "256"]
+
+
+@pytest.mark.parametrize("scale", ["log 1-2-5", "log 1-2-5 minor"])
+def test_a_log_axis_is_named_in_full(scale: str) -> None:
+    line = Line("a", [1, 2], [900.0, 6000.0], style(0))
+    drawn = draw(Figure([[Panel([line], ticks=[1, 2], y_scale=scale)]], (4, 4)))  # type: ignore[arg-type]
+    drawn.savefig(BytesIO())
+    names = [label.get_text() for label in drawn.axes[0].yaxis.get_ticklabels(which="both")]
+    assert {"1,000", "2,000", "5,000"} <= set(names) and "3,000" not in names
+
+
+def test_lines_can_be_told_apart_in_grey() -> None:
+    looks = [style(number) for number in range(len(COLORS))]
+    assert len({(look.marker, look.dashes) for look in looks}) == len(looks)
+    assert style(len(COLORS)) == style(0)
+
+
+@pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")])
+def test_the_name_says_the_format(tmp_path: Path, name: str, head: bytes) -> None:
+    check_format(tmp_path / name)
+    save(FIGURE, tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(head)
+
+
+def test_a_name_that_says_no_format_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"^length\.jpeg: cannot be drawn\. Give a name that ends in \.png, \.pdf, \.svg\.$"
+    ):
+        check_format(Path("length.jpeg"))
