@@ -85,7 +85,7 @@ def future_leaves_past(subject: Subject, inputs: Inputs, other: Inputs, position
     y, _ = subject.forward(inputs, subject.init_state(_batch(inputs)))
     y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(inputs)))
     past, past_mixed = y.narrow(y.ndim - 2, 0, position), y_mixed.narrow(y.ndim - 2, 0, position)
-    return float((past - past_mixed).abs().max()) if position else 0.0
+    return float((past - past_mixed).detach().abs().max()) if position else 0.0
 
 
 def state_is_not_modified(subject: Subject, inputs: Inputs) -> float:
@@ -107,7 +107,7 @@ def rows_are_independent(subject: Subject, inputs: Inputs, other: Inputs) -> flo
     )
     y, _ = subject.forward(inputs, subject.init_state(_batch(inputs)))
     y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(inputs)))
-    return float((y[0] - y_mixed[0]).abs().max())
+    return float((y[0] - y_mixed[0]).detach().abs().max())
 
 
 def documents_are_independent(subject: Subject, packed: Inputs, unpacked: Inputs, begins: Sequence[int]) -> float:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its step, its validation loss, and each file's size and sha256."""
+"""The manifest of a checkpoint: its step, its validation metric, and each file's size and sha256."""
 
 from collections.abc import Iterable
 from math import isfinite

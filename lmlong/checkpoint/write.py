@@ -31,7 +31,7 @@ class Contents(NamedTuple):
     recipe: str
     tokenizer: bytes
     step: int = 0  # optimizer steps taken
-    validation: float | None = None  # validation loss of the weights, less is better
+    validation: float | None = None  # validation metric of the weights, less is better
 
 
 def write(folder: Path, contents: Contents) -> None:

@@ -110,7 +110,7 @@ def _step(path: Path) -> int | None:
 
 
 def _validation(checkpoint: Path) -> float | None:
-    """Return the validation loss of a checkpoint; None where it cannot be read."""
+    """Return the validation metric of a checkpoint; None where it cannot be read."""
     try:
         return manifest.read(checkpoint).validation
     except (CheckpointError, OSError):

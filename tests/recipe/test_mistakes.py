@@ -59,7 +59,7 @@ def test_blocks_must_fit_the_layers_and_the_sequence(file: Path) -> None:
 
     middle = "file:3: model.downsample.layers: "
     assert told("{layers: 3}") == middle + "3 of 3 layers leaves none at full length. Give 1 to 2."
-    assert told("{}", "model.layers=2").endswith("leaves none shortened. Give 1 to 1.")
+    assert told("{}", "model.layers=2").endswith("leaves none downsampled. Give 1 to 1.")
     assert told("{}", "model.layers=1").endswith("one layer has no middle. Leave downsample out.")
     assert told("{factor: 3}").endswith("2048 is no multiple of model.downsample.factor, 3. Use 2049.")
     assert told("{kind: men}") == (
