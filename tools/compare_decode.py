@@ -67,7 +67,7 @@ def native(model: LanguageModel, kept: torch.dtype = torch.float32) -> LanguageM
     other = copy.deepcopy(model)
     if kept != torch.float32:
         other.quantize(kept)
-    make_fast_step(other)
+    other.fast_step = make_fast_step(other)
     return other
 
 

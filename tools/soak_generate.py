@@ -1,4 +1,4 @@
-"""A text without end in session that does not grow: resident session and speed, early and late.
+"""A text without end in memory that does not grow: resident memory and speed, early and late.
 
     python tools/soak_generate.py --tokens 1000000
 
@@ -34,7 +34,7 @@ class Endless(ByteTokenizer):
 
 
 def resident() -> int:
-    """Bytes of this process that are in session now."""
+    """Bytes of this process that are in memory now."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
@@ -48,7 +48,7 @@ def write(model: LanguageModel, session: Session, tokens: int) -> Session:
 
 
 def main() -> None:
-    """Write, and print session and speed."""
+    """Write, and print memory and speed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=64)
@@ -59,7 +59,7 @@ def main() -> None:
     tokenizer = Endless()
     model = LanguageModel(recipe.Model(width=options.width, layers=options.layers, heads=2), tokenizer.vocabulary)
     if no_fast_step(model.eval()) is None:
-        make_fast_step(model)
+        model.fast_step = make_fast_step(model)
     early = late = write(model, prefill(model, [[tokenizer.bos]]), EARLY)
     before = resident()
     while int(late.total) < options.tokens:
@@ -76,7 +76,7 @@ def main() -> None:
             taken[name].append((time.perf_counter() - begun) / BLOCK)
     first, last = (statistics.median(times) for times in taken.values())
     print(
-        f"session  {before / 1e6:.2f} MB after {EARLY:,} tokens, {after / 1e6:.2f} MB after {total:,}: "
+        f"memory   {before / 1e6:.2f} MB after {EARLY:,} tokens, {after / 1e6:.2f} MB after {total:,}: "
         f"{after / before - 1:+.2%}"
     )
     print(

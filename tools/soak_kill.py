@@ -122,12 +122,12 @@ class Run:
             child.wait()
 
     def lines(self) -> list[bytes]:
-        """The whole lines of the metrics_log."""
+        """The whole lines of the metrics."""
         there = self.metrics_log.read_bytes() if self.metrics_log.exists() else b""
         return there[: there.rfind(b"\n") + 1].splitlines()
 
     def last(self) -> dict[str, Any]:
-        """The last whole line of the metrics_log."""
+        """The last whole line of the metrics."""
         return json.loads((self.lines() or [b'{"step": 0}'])[-1])
 
     def saved(self) -> list[int]:
@@ -191,10 +191,10 @@ def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: rand
     return moment(run, *before)
 
 
-def moment(run: Run, metrics_log: int, start: int) -> str:
+def moment(run: Run, inode: int, start: int) -> str:
     """What a run was doing when it was killed, by what it left behind; with its `mark` before it began."""
     (now, newest), last = run.mark(), run.last()
-    if now == metrics_log or last["step"] <= start:
+    if now == inode or last["step"] <= start:
         return "at start-up"
     hidden = [path.name for path in run.checkpoints.glob(".*")]
     for what, ending in (("pruning", ".removed"), ("linking", "t.partial"), ("saving", ".partial")):

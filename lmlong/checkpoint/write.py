@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING, WEIGHTS, read
 from lmlong.errors import CheckpointError, LmlongError
-from lmlong.io.files import flush
+from lmlong.io.files import fsync
 from lmlong.io.manifest import seal
 
 LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
@@ -45,7 +45,7 @@ def write(folder: Path, contents: Contents) -> None:
         _make_way(folder, contents.step)
         remove(folder)
         staged.rename(folder)
-        flush(folder.parent)
+        fsync(folder.parent)
     except BaseException as error:
         if isinstance(error, Exception) and staged.exists():
             _check_space(staged, contents, error)
@@ -114,10 +114,10 @@ def copy(checkpoint: Path, folder: Path) -> None:
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(checkpoint, staged, copy_function=shutil.copyfile)
     for path in (*staged.iterdir(), staged):
-        flush(path)
+        fsync(path)
     remove(folder)
     staged.rename(folder)
-    flush(folder.parent)
+    fsync(folder.parent)
 
 
 def remove(folder: Path) -> None:
@@ -144,4 +144,4 @@ def point(link: Path, folder: Path) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(folder.name)
     new.replace(link)
-    flush(link.parent)
+    fsync(link.parent)

@@ -88,7 +88,7 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
     kinds of norm, on normal inputs of several sizes.
 
     \b
-    Example: the plot of the README.
+    Example: the plot of docs/attentions.md.
       lmlong bench approximation --plot approximation.png
     """
     from lmlong.experiments.approximation import study_approximation

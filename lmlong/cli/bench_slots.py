@@ -27,7 +27,7 @@ from lmlong.experiments.slots_grid import DEFAULT, SlotsGrid
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Start of weights and texts.")
 @options.out("runs/slots")
 @options.json_file
-@options.plot("them")
+@options.plot("perplexity and accuracy by slots")
 def slots(
     slots: str,
     lengths: str,

@@ -102,11 +102,11 @@ def generate(
     start = loaded.load_state(load_state) if load_state else None
     end = (None if max_tokens == -1 else max_tokens, stop)
     if prompts:
-        for rows, memory in writing.read_many(loaded, prompts, batch, start, show):
-            show.write(loaded, memory, sampling, rows, samples, *end)
+        for rows, session in writing.read_many(loaded, prompts, batch, start, show):
+            show.write(loaded, session, sampling, rows, samples, *end)
     else:
-        memory = writing.read_one(loaded, prompt, prompt_file, start, show)
-        written = show.write(loaded, memory, sampling, [writing.ONLY], samples, *end)
+        session = writing.read_one(loaded, prompt, prompt_file, start, show)
+        written = show.write(loaded, session, sampling, [writing.ONLY], samples, *end)
         if save_state:
             loaded.save_state(written, save_state)
     show.finish()

@@ -35,9 +35,9 @@ def build(
     from lmlong.inference.loading import load
 
     loaded = load(run, device, state_dtype=state_dtype)
-    memory = loaded.read(pieces(text), loaded.load_state(load_state) if load_state else None)
-    loaded.save_state(memory, out)
-    click.echo(f"{out}: {int(memory.total):,} tokens remembered in {out.stat().st_size:,} bytes")
+    session = loaded.read(pieces(text), loaded.load_state(load_state) if load_state else None)
+    loaded.save_state(session, out)
+    click.echo(f"{out}: {int(session.total):,} tokens saved in {out.stat().st_size:,} bytes")
 
 
 @state.command()

@@ -117,10 +117,10 @@ def read_many(
     for begin in range(0, len(prompts), batch):
         begun = time.perf_counter()
         rows = prompts[begin : begin + batch]
-        memories = [loaded.read(prompt.text, start) for _, prompt in rows]
+        sessions = [loaded.read(prompt.text, start) for _, prompt in rows]
         show.read_seconds += time.perf_counter() - begun
-        show.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in memories)
-        yield rows, concat_states(memories)
+        show.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in sessions)
+        yield rows, concat_states(sessions)
 
 
 def pieces(file: Path | None) -> Iterator[str]:

@@ -50,9 +50,9 @@ class TrainingBatches:
         time = self._time(max(self._sources[source].filled(number) for source, number in taken))
         own = taken[rank * self._rows : (rank + 1) * self._rows]
         rows = [self._sources[source].row(number, turn) for source, number in own]
-        return self.side_by_side(rows, first + rank * self._rows, time)
+        return self.collate(rows, first + rank * self._rows, time)
 
-    def side_by_side(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
+    def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
         """Return rows as a batch of length `time`; `first` is the number of its first row among all rows."""
         return _padded(rows, time, self._eos)
 

@@ -7,7 +7,7 @@ from lmlong.data.batches import Arrays, CausalBatch, TrainingBatches, validation
 from lmlong.data.cyclic_tokens import CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import Documents, Rows, Streams, Windows
-from lmlong.data.token_dataset import Tokens
+from lmlong.data.token_dataset import TokenDataset
 from lmlong.recipe import Recipe
 
 
@@ -17,7 +17,7 @@ class DataModule(ABC):
     factor = 1
     """Documents are padded to a multiple of this many tokens."""
 
-    def __init__(self, recipe: Recipe, tokens: Tokens):
+    def __init__(self, recipe: Recipe, tokens: TokenDataset):
         self.recipe, self.tokens = recipe, tokens
         self.length = recipe.text.sequence_length
 
@@ -43,7 +43,7 @@ class DataModule(ABC):
 class CausalDataModule(DataModule):
     """Tokens, and the next token of each as its target."""
 
-    def __init__(self, recipe: Recipe, tokens: Tokens):
+    def __init__(self, recipe: Recipe, tokens: TokenDataset):
         super().__init__(recipe, tokens)
         self.factor = recipe.model.factor  # so that the blocks of a batch begin and end together
 
@@ -65,7 +65,7 @@ class CausalDataModule(DataModule):
 class MaskedDataModule(DataModule):
     """Tokens, some of them masked, and the masked ones as targets."""
 
-    def __init__(self, recipe: Recipe, tokens: Tokens):
+    def __init__(self, recipe: Recipe, tokens: TokenDataset):
         super().__init__(recipe, tokens)
         self.masker = Masker(recipe.text.masking, tokens.tokenizer)
         self.whole_documents = recipe.text.rows == "documents"

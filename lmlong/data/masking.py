@@ -76,7 +76,7 @@ class MaskedBatches(TrainingBatches):
         super().__init__(sources, weights, masker.eos, batch_size)
         self._masker, self._seed = masker, seed
 
-    def side_by_side(self, rows: Sequence[Row], first: int, time: int) -> MaskedBatch:
+    def collate(self, rows: Sequence[Row], first: int, time: int) -> MaskedBatch:
         hidden = [self._masker.mask_row(row.tokens, (self._seed, first + number)) for number, row in enumerate(rows)]
         return self._masker.padded(hidden, time)
 

@@ -31,7 +31,7 @@ TEXT = (".tokens", ".starts")
 """Suffixes of the files that hold the text."""
 
 
-class Tokens(NamedTuple):
+class TokenDataset(NamedTuple):
     """The tokens of a recipe's text, with all that training needs to know of them."""
 
     folder: Path
@@ -43,7 +43,7 @@ class Tokens(NamedTuple):
     identity: str  # the same for the same tokens, wherever the text was stored
 
 
-def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> Tokens:
+def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> TokenDataset:
     """Return the tokens of a recipe's text, from the cache or made now; `tokenizer` replaces the recipe's."""
     inputs = open_inputs(text)
     chosen = tokenizer or tokenizer_of(inputs, text.tokenizer)
@@ -93,18 +93,18 @@ def _write_source(entry: Input, writers: dict[str, TokenWriter], bar: tqdm) -> d
     return {"name": entry.source.name, "read": read, "skipped": skipped, **splits}
 
 
-def _open(folder: Path, weights: list[float]) -> Tokens:
+def _open(folder: Path, weights: list[float]) -> TokenDataset:
     tokenizer = tokenizers.load(folder / "tokenizer.model")
     train = [read_tokens(folder / f"train-{number}.tokens", tokenizer) for number in range(len(weights))]
     validation = read_tokens(folder / "validation.tokens", tokenizer)
     files = manifest.read(folder, FORMAT).files
     identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
-    return Tokens(
+    return TokenDataset(
         folder, tokenizer, train, weights, validation, json.loads((folder / "info.json").read_text()), identity
     )
 
 
-def _check(tokens: Tokens, text: recipe.Text) -> None:
+def _check(tokens: TokenDataset, text: recipe.Text) -> None:
     """Refuse a text that is too short to train or to validate on."""
     need = text.sequence_length + 1 if text.rows == "windows" else 2
     for file, source in zip(tokens.train, tokens.info["sources"], strict=False):

@@ -21,7 +21,7 @@ from lmlong.inference.state_size import size
 from lmlong.model.decode.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 
-MIN_DENOMINATOR = 1e-20
+DENOMINATOR_LIMIT = 1e-20
 """Ten orders of magnitude above where denominators are clamped."""
 
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
@@ -64,7 +64,7 @@ def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor)
         smallest = min((bucket.smallest for bucket in found), default=1.0)
         # a bound from above, like all others
         inverse = 1 / smallest if smallest > 0 else float("inf")
-        verdicts.append(Verdict(10, "1 / smallest denominator", inverse, 1 / MIN_DENOMINATOR))
+        verdicts.append(Verdict(10, "1 / smallest denominator", inverse, 1 / DENOMINATOR_LIMIT))
         if loaded.fast_step_at_once:
             verdicts.append(_fast_step(model, tokens))
     return LawReport(verdicts, found, precision, *tokens.shape)

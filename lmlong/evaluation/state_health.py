@@ -74,7 +74,7 @@ class Health(NamedTuple):
 
     position: int
     norm: float  # of S, the median
-    features: float  # that carry z, as if all did alike: (sum z)^2 / sum z^2, the median
+    features: float  # in use, the participation ratio (sum z)^2 / sum z^2 of z: the median
     of: int  # features that there are; the smallest number, where layers differ
     smallest: float  # denominator since the position before
 

@@ -10,7 +10,7 @@ import torch
 from lmlong import __version__
 from lmlong.errors import UsageError
 from lmlong.io.cache import key_of
-from lmlong.io.files import flush, read_signed, signed
+from lmlong.io.files import fsync, read_checksummed, with_checksum
 from lmlong.model.device import describe_machine, pick_device
 
 
@@ -38,16 +38,16 @@ class KeptResult:
             self.file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{self.file.parent}: no place for results ({error.strerror}). Name another.") from None
-        text = signed({"settings": self.settings, "result": make()})
+        text = with_checksum({"settings": self.settings, "result": make()})
         staged = self.file.with_name(f".{self.file.name}.partial")
         staged.write_text(text, encoding="utf-8")
-        flush(staged)
+        fsync(staged)
         staged.replace(self.file)
         return json.loads(text)["result"]
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            known = read_signed(self.file.read_bytes())
+            known = read_checksummed(self.file.read_bytes())
         except (OSError, ValueError):
             return None
         return known if known.get("settings") == self.settings else None

@@ -52,11 +52,11 @@ class Generation:
                 break
             logits, state = next_logits(self.model, self.session)
             tokens = self.sampler(logits, self.session.recent).to(logits.device)
-            likelihood = _log_probabilities(logits, tokens).tolist() if self.keep else [0.0] * len(tokens)
+            probs = _log_probabilities(logits, tokens).tolist() if self.keep else [0.0] * len(tokens)
             going = [row for row, token in zip(self.rows, tokens.tolist(), strict=True) if token != self.eos]
             if any(row.end is None for row in going):
                 self.session = append_token(self.session, state, tokens)
-            for number, (token, log_probability) in enumerate(zip(tokens.tolist(), likelihood, strict=True)):
+            for number, (token, log_probability) in enumerate(zip(tokens.tolist(), probs, strict=True)):
                 if self.rows[number].end is None and (piece := self._take(self.rows[number], token, log_probability)):
                     yield number, piece
         for number, row in enumerate(self.rows):

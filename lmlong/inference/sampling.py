@@ -73,14 +73,14 @@ class Sampler:
 
 def probabilities(logits: Tensor, options: Sampling) -> Tensor:
     """Return unnormalized probabilities (B, V) of tokens in float64, 0 for those left out."""
-    likelihood = tempered(logits, options.temperature)
+    probs = tempered(logits, options.temperature)
     if options.top_k is not None:
-        likelihood = keep_top_k(likelihood, options.top_k)
+        probs = keep_top_k(probs, options.top_k)
     if options.top_p < 1:
-        likelihood = keep_top_p(likelihood, options.top_p)
+        probs = keep_top_p(probs, options.top_p)
     if options.min_p > 0:
-        likelihood = keep_min_p(likelihood, options.min_p)
-    return likelihood
+        probs = keep_min_p(probs, options.min_p)
+    return probs
 
 
 def penalised(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
@@ -98,28 +98,28 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
     return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
 
 
-def keep_top_k(likelihood: Tensor, k: int) -> Tensor:
+def keep_top_k(probs: Tensor, k: int) -> Tensor:
     """Keep the k likeliest; of equals the first in the vocabulary."""
-    order = likelihood.argsort(dim=-1, descending=True, stable=True)
-    return likelihood.scatter(-1, order[..., k:], 0.0)
+    order = probs.argsort(dim=-1, descending=True, stable=True)
+    return probs.scatter(-1, order[..., k:], 0.0)
 
 
-def keep_top_p(likelihood: Tensor, share: float) -> Tensor:
+def keep_top_p(probs: Tensor, share: float) -> Tensor:
     """Keep the fewest likeliest that sum to this share of the whole; of equals the first in the vocabulary."""
-    ordered, order = likelihood.sort(dim=-1, descending=True, stable=True)
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     mass = ordered.cumsum(-1)
     wanted = share * mass[..., -1:]
     reached = torch.cat([torch.zeros_like(wanted), mass[..., :-1]], dim=-1) >= wanted  # before this token
-    return likelihood.scatter(-1, order, ordered.masked_fill(reached, 0.0))
+    return probs.scatter(-1, order, ordered.masked_fill(reached, 0.0))
 
 
-def keep_min_p(likelihood: Tensor, share: float) -> Tensor:
+def keep_min_p(probs: Tensor, share: float) -> Tensor:
     """Keep those at least this share as likely as the likeliest."""
-    return likelihood.masked_fill(likelihood < share * likelihood.amax(-1, keepdim=True), 0.0)
+    return probs.masked_fill(probs < share * probs.amax(-1, keepdim=True), 0.0)
 
 
-def draw(likelihood: Tensor, uniform: Tensor) -> Tensor:
+def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     """Return the token of each row (B, V) by inverse transform sampling, from a number in [0, 1) for each row (B,)."""
-    line = likelihood.cumsum(-1)
+    line = probs.cumsum(-1)
     place = uniform.to(line.device)[:, None] * line[:, -1:]
     return torch.searchsorted(line, place, right=True)[:, 0]

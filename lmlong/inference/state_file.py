@@ -20,7 +20,7 @@ from lmlong.attention.favor import Favor
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference.session import NO_TOKEN, RECENT, Session
-from lmlong.io.files import flush, parse_json
+from lmlong.io.files import fsync, parse_json
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import rebuild_state
 
@@ -63,7 +63,7 @@ def save(path: Path, session: Session, belongs: dict[str, str], tokenizer: Token
         staged.touch(PRIVATE)
         save_file(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
         staged.chmod(PRIVATE)
-        flush(staged)
+        fsync(staged)
         staged.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None

@@ -114,7 +114,7 @@ def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: 
         except OSError:
             if not folder.is_dir():  # where no lock works another process may have been faster
                 raise
-        files.flush(folder.parent)
+        files.fsync(folder.parent)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def flush(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Flush a file or a folder to disk, so that no power cut can leave a rename without the data."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -16,11 +16,11 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """Write a file so that it has its old or its new content whenever the machine stops."""
     staged = path.with_name(f".{path.name}.partial")
     staged.write_text(text, encoding="utf-8")
-    flush(staged)
+    fsync(staged)
     staged.replace(path)
 
 
@@ -33,18 +33,18 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def signed(content: dict[str, Any]) -> str:
+def with_checksum(content: dict[str, Any]) -> str:
     """Return plain values as a JSON text, whose last entry is the sha256 of the others."""
     digest = hashlib.sha256(json.dumps(content, indent=2).encode()).hexdigest()
     return json.dumps({**content, "sha256": digest}, indent=2) + "\n"
 
 
-def read_signed(text: bytes) -> dict[str, Any]:
+def read_checksummed(text: bytes) -> dict[str, Any]:
     """Return the values that `signed` wrote; a ValueError if a single bit of the text has changed."""
     try:
         content = dict(parse_json(text))
         del content["sha256"]
-        if signed(content).encode() == text:
+        if with_checksum(content).encode() == text:
             return content
     except (TypeError, KeyError, RecursionError):
         pass

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmlong.errors import other_format
-from lmlong.io.files import flush, parse_json, read_signed, sha256, signed
+from lmlong.io.files import fsync, parse_json, read_checksummed, sha256, with_checksum
 
 NAME = "manifest.json"
 LARGEST = 1 << 20
@@ -39,13 +39,13 @@ def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
     """Write the manifest of the files in a folder, and flush all of them to disk."""
     files = sorted(folder.iterdir())
     for path in files:
-        flush(path)
+        fsync(path)
     (folder / NAME).write_text(make(folder, form, about), encoding="utf-8")
     usual = (folder / NAME).stat().st_mode
     for path in files:
         path.chmod(usual)  # some libraries write files that only their owner may read, whatever the umask says
-    flush(folder / NAME)
-    flush(folder)
+    fsync(folder / NAME)
+    fsync(folder)
 
 
 def make(folder: Path, form: Format, about: dict[str, Any]) -> str:
@@ -55,7 +55,7 @@ def make(folder: Path, form: Format, about: dict[str, Any]) -> str:
         for path in sorted(folder.iterdir())
         if path.name != NAME
     }
-    return signed({"lmlong": form.kind, "format": form.version, **about, "files": files})
+    return with_checksum({"lmlong": form.kind, "format": form.version, **about, "files": files})
 
 
 def has_digest(path: Path, digest: str) -> bool:
@@ -90,7 +90,7 @@ def read(folder: Path, form: Format) -> Manifest:
         version = parse_json(text)["format"]
         if type(version) is int and version != form.version:
             raise Damaged(other_format(path, version, form.version, form.again))
-        content = read_signed(text)
+        content = read_checksummed(text)
         if (content.pop("lmlong"), content.pop("format")) != form[:2]:
             raise ValueError
         files = content.pop("files")

@@ -127,12 +127,12 @@ class Encoder(TextModel):
         return self.lm_head(token_nll, self.hidden_states(tokens, mask), targets), None
 
     def _run(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
-        # scaled to about 1, else the first blocks would drown it; the logits need it small
         x = self.embedding(tokens)
         if self.sinusoidal:
             # as large as an embedding begins: at full size they would drown the tokens and delay learning for long
             waves = sinusoidal_positions(tokens.shape[1], x.shape[2], x.device).to(x.dtype)
             x = x + EMBEDDING_STD * 2**0.5 * waves
+        # scaled to about 1, else the first blocks would drown it; the logits need it small
         x = x * self.embedding.embedding_dim**0.5
         if self.hourglass is None:
             return self.norm(self._run_layers(range(len(self.blocks)), x, padding))

@@ -49,7 +49,7 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
     """Iterate over the mistakes of these sections for a causal language model."""
     yield from _unfit_kinds(model, NOT_CAUSAL)
     if model.positions == "absolute":
-        yield mistake("model.positions", "absolute places end with the longest sequence. Use rotary, none or auto.")
+        yield mistake("model.positions", "absolute positions end with the longest sequence. Use rotary, none or auto.")
     if model.state_growth != "constant":
         for key in ("segment", "carry_state"):
             if getattr(training, key):

@@ -13,8 +13,8 @@ class DeepSpeed(Options):
     """strategy: deepspeed: the training state that it divides among the devices, and where it is kept."""
 
     stage: Literal[1, 2, 3] = 2
-    """Parts that are divided among the devices: 1 AdamW's means and the weights it updates, 2 the gradients too, 3 the
-    weights of the forward pass too."""
+    """Parts that are divided among the devices: 1 AdamW's moments and the weights it updates, 2 the gradients too, 3
+    the weights of the forward pass too."""
     offload_optimizer: bool = False
     """Keep AdamW's part in the memory of the CPU, and let the CPU update the weights."""
     offload_parameters: bool = False
@@ -55,9 +55,9 @@ class Training(Options):
     weight_decay: float = Field(0.1, ge=0)
     """Decay of the weight matrices; norms, gains and biases never decay."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """AdamW's memory of the gradient."""
+    """Decay rate of AdamW's first moment, a mean of the gradient."""
     beta2: float = Field(0.99, ge=0, lt=1)
-    """AdamW's memory of the squared gradient."""
+    """Decay rate of AdamW's second moment, a mean of its square."""
     clip: float = Field(1.0, gt=0)
     """Largest norm of the gradient; longer ones are scaled down to it."""
     precision: Literal["auto", "32", "bf16", "16"] = "auto"

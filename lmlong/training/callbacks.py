@@ -15,7 +15,7 @@ from lmlong.data.data_module import DataModule
 from lmlong.model.base import TextModel
 from lmlong.model.metrics import METRICS, LossTotals, loss_totals
 from lmlong.training.checkpoint_store import CheckpointStore
-from lmlong.training.distributed import is_main_process, summed
+from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.metrics_log import MetricsLog
 from lmlong.training.module import TrainingModule, as_tensors
 from lmlong.training.optimizer import rate
@@ -84,7 +84,7 @@ class TrainingCallback(Callback):
     def _log_step(self, step: int, module: TrainingModule) -> None:
         """Show the step, and log it every `log_every` steps."""
         assert self.progress is not None
-        totals, module.step_totals = summed(module.trainer, module.step_totals), LossTotals()
+        totals, module.step_totals = all_reduce_sum(module.trainer, module.step_totals), LossTotals()
         options = module.recipe.training
         learning_rate = options.learning_rate * rate(step - 1, self.steps, options)
         speed = self.progress.step(step, totals, learning_rate)
@@ -126,7 +126,7 @@ class TrainingCallback(Callback):
             own = loss_totals(
                 module.model, (to_device(as_tensors(b), module.device) for b in share), module.token_bytes
             )
-        totals = summed(trainer, own)
+        totals = all_reduce_sum(trainer, own)
         module.train()
         ratios = {"nats_per_token": totals.nats_per_token, metric.name: metric.of(totals)}
         self.metrics_log.write(step=trainer.global_step, validation={**asdict(totals), **ratios})

@@ -1,7 +1,7 @@
 """Training with DeepSpeed: each rank holds a part of the training state, a checkpoint holds all of it.
 
-A checkpoint is the same with and without DeepSpeed: weights and AdamW's means whole, under the names and numbers AdamW
-itself uses. So any number of ranks, any stage, and training without DeepSpeed resume from it, and nothing that
+A checkpoint is the same with and without DeepSpeed: weights and AdamW's moments whole, under the names and numbers
+AdamW itself uses. So any number of ranks, any stage, and training without DeepSpeed resume from it, and nothing that
 DeepSpeed writes, or would have to unpickle, is ever read.
 """
 
@@ -26,7 +26,7 @@ from lmlong.training.deepspeed_config import settings
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import by_decay
 
-MEANS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's names of its state for each weight, beside the number of steps."""
 
 LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
@@ -69,7 +69,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         self.order = [weight for group in by_decay(model) for weight in group]  # in which AdamW numbers weights
         if self.zero_stage_3:
             model.partitioned = True
-            _say_who_needs_what(model)
+            _register_external_parameters(model)
         super().setup(trainer)
 
     def teardown(self) -> None:
@@ -91,11 +91,11 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return what AdamW alone would save: its means of each weight, gathered from all ranks; all call this."""
+        """Return what AdamW alone would save: its moments of each weight, gathered from all ranks; all call this."""
         kept = optimizer.optimizer.state.get(self._flat_parts()[0])  # none before the first step that was not skipped
         self._link()
         state = {
-            number: {"step": kept["step"].clone(), **{mean: self._whole(weight, mean) for mean in MEANS}}
+            number: {"step": kept["step"].clone(), **{mean: self._whole(weight, mean) for mean in MOMENTS}}
             for number, weight in enumerate(self.order if kept else [])
         }
         return {"state": state}
@@ -105,7 +105,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return True
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load this rank's part of AdamW's means."""
+        """Load this rank's part of AdamW's moments."""
         optimizer = self.zero_optimizer
         (saved,) = checkpoint["optimizer_states"]
         if not saved["state"]:
@@ -113,10 +113,10 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         for flat in self._flat_parts():
             state = optimizer.optimizer.state[flat]
             state["step"] = saved["state"][0]["step"].clone()
-            state |= {mean: torch.zeros_like(flat) for mean in MEANS}
+            state |= {mean: torch.zeros_like(flat) for mean in MOMENTS}
         self._link()
         for number, weight in enumerate(self.order):
-            for mean in MEANS:
+            for mean in MOMENTS:
                 self._take(weight, mean, saved["state"][number][mean])
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -142,7 +142,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return zero.fp32_partitioned_groups_flat if self.zero_stage_3 else zero.single_partition_of_fp32_groups
 
     def _link(self) -> None:
-        """Link each weight to AdamW's means of it: DeepSpeed does it once, when only its first group has any."""
+        """Link each weight to AdamW's moments of it: DeepSpeed does it once, when only its first group has any."""
         from deepspeed.utils.mixed_precision_linkage import lazy_init_hp_params_optimizer_state
 
         if not self.zero_stage_3:
@@ -203,7 +203,7 @@ def _prepare_for_cpu() -> None:
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 
-def _say_who_needs_what(model: TextModel) -> None:
+def _register_external_parameters(model: TextModel) -> None:
     """Register weights with other modules that use them: weights are gathered for the module that they belong to."""
     import deepspeed
 

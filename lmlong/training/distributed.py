@@ -46,7 +46,7 @@ def check_launch(recipe: Recipe) -> None:
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(recipe.devices))  # Lightning requires it
 
 
-def summed(trainer: Trainer, totals: LossTotals) -> LossTotals:
+def all_reduce_sum(trainer: Trainer, totals: LossTotals) -> LossTotals:
     """Return the totals of all ranks together; all ranks call this."""
     if trainer.world_size == 1:
         return totals
@@ -55,7 +55,7 @@ def summed(trainer: Trainer, totals: LossTotals) -> LossTotals:
     return LossTotals(nats, round(tokens), round(size))
 
 
-def largest(trainer: Trainer, number: int) -> int:
+def all_reduce_max(trainer: Trainer, number: int) -> int:
     """Return the largest of the ranks' numbers; all ranks call this."""
     if trainer.world_size == 1:
         return number
@@ -63,7 +63,7 @@ def largest(trainer: Trainer, number: int) -> int:
     return int(trainer.strategy.reduce(held, reduce_op="max"))
 
 
-def gathered(trainer: Trainer, tensor: Tensor) -> Tensor:
+def all_gather(trainer: Trainer, tensor: Tensor) -> Tensor:
     """Return the tensors of all ranks, stacked, or that of the only one; all ranks call this."""
     if trainer.world_size == 1:
         return tensor
@@ -71,6 +71,6 @@ def gathered(trainer: Trainer, tensor: Tensor) -> Tensor:
     return every.to(tensor.dtype)
 
 
-def own(trainer: Trainer, tensor: Tensor) -> Tensor:
+def rank_slice(trainer: Trainer, tensor: Tensor) -> Tensor:
     """Return this rank's part of what was gathered."""
     return tensor if trainer.world_size == 1 else tensor[trainer.global_rank]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.errors import LmlongError
-from lmlong.io.files import flush, parse_json
+from lmlong.io.files import fsync, parse_json
 
 
 class MetricsLog:
@@ -34,7 +34,7 @@ class MetricsLog:
     def flush(self) -> None:
         """Flush to disk: no line before a checkpoint may be lost to a power cut after it."""
         if self.path.exists():
-            flush(self.path)
+            fsync(self.path)
 
     def cut_back(self, step: int) -> None:
         """Drop the lines after a step, and invalid ones: an unfinished line, or anything else in the file."""

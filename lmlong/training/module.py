@@ -16,7 +16,7 @@ from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import LossTotals, count_bytes
 from lmlong.model.state import detach_state, fits_state, rebuild_state
 from lmlong.recipe import Recipe
-from lmlong.training.distributed import gathered, own
+from lmlong.training.distributed import all_gather, rank_slice
 from lmlong.training.optimizer import make_optimizer, rate
 from lmlong.training.state import loops_at
 
@@ -92,7 +92,7 @@ class TrainingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["skipped"] = self.skipped
-        checkpoint["carried"] = [gathered(self.trainer, tensor) for tensor in state_tensors(self.carried)]
+        checkpoint["carried"] = [all_gather(self.trainer, tensor) for tensor in state_tensors(self.carried)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         fresh = self.trainer.fit_loop.state_dict()
@@ -100,7 +100,7 @@ class TrainingModule(LightningModule):
         options = make_optimizer(self.model, self.recipe.training).state_dict()["param_groups"]
         checkpoint["optimizer_states"][0]["param_groups"] = options
         self.skipped = checkpoint["skipped"]
-        self.carried = [own(self.trainer, tensor) for tensor in checkpoint["carried"]] or None
+        self.carried = [rank_slice(self.trainer, tensor) for tensor in checkpoint["carried"]] or None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the weights of the model alone, under the model's own names."""

@@ -84,7 +84,7 @@ class MemoryModel:
         recipe, count = self.recipe, self.second.parameters
         ranks, training = recipe.processes, recipe.training
         if training.strategy == "deepspeed":
-            # alone: weights, gradients, two means; divided: the weights that AdamW updates, means, and by stage more
+            # alone: weights, gradients, two moments; divided: the weights AdamW updates, moments, and by stage more
             whole = {1: 2, 2: 2, 3: 1}[training.deepspeed.stage]
             divided = {1: 4, 2: 4, 3: 5}[training.deepspeed.stage]
             return 4.0 * count * (whole + divided / ranks - 4)
@@ -112,7 +112,7 @@ class Plan(NamedTuple):
         """Return the plan as text."""
         tokens = self.tokens_per_step
         hours, minutes = divmod(round(self.steps * self.cost.seconds / 60), 60)
-        # float32 weights, and AdamW's two means of the same size
+        # float32 weights, and AdamW's two moments of the same size
         disk = KEPT_CHECKPOINTS * 3 * 4 * self.parameters
         each = " in each process" if self.recipe.processes > 1 else ""
         lines = [

@@ -65,24 +65,24 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
 
 
 def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> Outcome:
-    going_on = resume_point(folder, resume) if resume else None
-    source = None if going_on else recipe.training.init_from
-    if going_on:
-        recipe = same_run(read.read_recipe(going_on), recipe)
-        setup = set_up(recipe, going_on)
+    resume_from = resume_point(folder, resume) if resume else None
+    source = None if resume_from else recipe.training.init_from
+    if resume_from:
+        recipe = same_run(read.read_recipe(resume_from), recipe)
+        setup = set_up(recipe, resume_from)
     elif source:
         check_kept(source, folder)
         setup = read.reading(source, lambda start: set_up(recipe, start, new_attention=True))
     else:
         setup = set_up(recipe)
-    state = read_state(going_on, setup.model, setup.tokens.identity) if going_on else None
+    state = read_state(resume_from, setup.model, setup.tokens.identity) if resume_from else None
     if is_main_process():
         if overwrite:
             clear(folder)
-        if going_on:
-            going_on = go_on_from(folder, going_on, recipe.training)
+        if resume_from:
+            resume_from = go_on_from(folder, resume_from, recipe.training)
         note(folder, setup)
-        _say(setup, going_on or source)
+        _say(setup, resume_from or source)
 
     signals = StopOnSignal()
     callback = TrainingCallback(folder, setup.data, setup.steps, signals)
@@ -92,10 +92,10 @@ def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) ->
     trainer = _trainer(folder, setup, callbacks, state)
     token_bytes = torch.from_numpy(setup.tokens.tokenizer.token_bytes)
     module = TrainingModule(setup.model, setup.recipe, setup.steps, token_bytes, setup.data.training())
-    trainer.fit(module, ckpt_path=going_on, weights_only=True)
+    trainer.fit(module, ckpt_path=resume_from, weights_only=True)
     final = callback.final if is_main_process() else None
-    told = final and recipe.objective == "causal"
-    gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if told else None
+    show_gzip = final and recipe.objective == "causal"
+    gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if show_gzip else None
     return Outcome(folder, trainer.global_step, final, gzip, signals.agreed, is_main_process())
 
 

@@ -18,7 +18,7 @@ from lmlong.checkpoint import manifest, write
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.checkpoint.read import find
 from lmlong.errors import UsageError
-from lmlong.io.files import parse_json, write_whole
+from lmlong.io.files import atomic_write, parse_json
 from lmlong.io.lock import Held, Lock
 from lmlong.model.base import count_parameters
 from lmlong.recipe import file as recipe_file
@@ -89,7 +89,7 @@ def check_replaceable(folder: Path) -> None:
     there = [path for path in folder.iterdir() if path.name != LOCK]
     if there and not _is_run(folder):
         raise UsageError(f"{folder}: no run of lmlong, so --overwrite leaves it alone. Empty it, or choose --out.")
-    if strange := next(_strangers(folder), None):
+    if strange := next(_foreign_files(folder), None):
         raise UsageError(f"{strange}: not of a run, and --overwrite would delete it. Move it, or choose --out.")
 
 
@@ -103,21 +103,21 @@ def _is_run(folder: Path) -> bool:
     return noted or bool(CheckpointStore(folder / "checkpoints").all())
 
 
-def _strangers(folder: Path) -> Iterator[Path]:
+def _foreign_files(folder: Path) -> Iterator[Path]:
     """Iterate over the files in a run folder that no run wrote."""
     for path in sorted(folder.iterdir()):
         is_folder = path.name in ("checkpoints", "tensorboard") or BRANCH.fullmatch(path.name) is not None
         if not OWN[""].fullmatch(path.name) or path.is_symlink() or path.is_dir() != is_folder:
             yield path
         elif BRANCH.fullmatch(path.name):
-            yield from _strangers(path)
+            yield from _foreign_files(path)
         elif path.name == "checkpoints":
-            yield from _strangers_beside_checkpoints(path)
+            yield from _foreign_checkpoints(path)
         elif path.name == "tensorboard":
             yield from (inner for inner in sorted(path.iterdir()) if not OWN["tensorboard"].fullmatch(inner.name))
 
 
-def _strangers_beside_checkpoints(folder: Path) -> Iterator[Path]:
+def _foreign_checkpoints(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         is_link = path.name in ("latest", "best") or write.LEFT_LINK.fullmatch(path.name) is not None
         if (
@@ -154,8 +154,8 @@ def note(folder: Path, setup: Setup) -> None:
         "parameters": count_parameters(setup.model),
         "text": setup.tokens.info,
     }
-    write_whole(folder / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
-    write_whole(folder / RECIPE, recipe_file.dump(setup.recipe))
+    atomic_write(folder / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+    atomic_write(folder / RECIPE, recipe_file.dump(setup.recipe))
     setup.tokens.tokenizer.save(folder / TOKENIZER)
 
 
@@ -176,7 +176,7 @@ def go_on_from(folder: Path, checkpoint: Path, options: recipe.Training) -> Path
         known = checkpoint.parents[1] / METRICS if checkpoint.parent.name == "checkpoints" else None
         metrics = known.read_text(encoding="utf-8", errors="replace") if known and known.is_file() else ""
         _set_aside(checkpoints, -1)
-        write_whole(folder / METRICS, metrics)
+        atomic_write(folder / METRICS, metrics)
         place = checkpoints.path(step)
         write.copy(checkpoint, place)
     checkpoints.link()

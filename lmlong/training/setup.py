@@ -8,7 +8,7 @@ import torch
 from lmlong.attention.linear import chunk, triton
 from lmlong.checkpoint import read
 from lmlong.data.data_module import DATA_MODULES, DataModule
-from lmlong.data.token_dataset import Tokens, prepare
+from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.build import build
@@ -22,7 +22,7 @@ class Setup(NamedTuple):
     """The setup of a run."""
 
     recipe: Recipe  # with `auto` resolved for this machine
-    tokens: Tokens
+    tokens: TokenDataset
     model: TextModel
     device: torch.device
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lmlong.training.distributed import is_main_process, largest
+from lmlong.training.distributed import all_reduce_max, is_main_process
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,7 +40,7 @@ class StopOnSignal(Callback):
 
         A signal that comes during the exchange is not lost: it counts in the next one.
         """
-        self.agreed = largest(trainer, self.received) or None
+        self.agreed = all_reduce_max(trainer, self.received) or None
         return self.agreed is not None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -1,6 +1,6 @@
 """The training state: in our checkpoints, and in Lightning's.
 
-A checkpoint holds only what cannot be computed: the step, AdamW's means, random states, and what is carried from step
+A checkpoint holds only what cannot be computed: the step, AdamW's moments, random states, and what is carried from step
 to step. Learning rate, weight decay and all counts of Lightning's loops follow from the recipe and the step, so that an
 option changed during a run takes effect.
 """
@@ -29,10 +29,10 @@ Shapes = list[torch.Size]
 SCALER = "MixedPrecision"
 """Lightning's name for the state of the gradient scaler of float16."""
 
-WHOLE = {torch.int64, torch.int32, torch.uint8, torch.bool}
+INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of positions, counts and masks, which a carried state may also have."""
 
-OF_COURSE = ("recent", "text", "random")
+CALLBACK_KEYS = ("recent", "text", "random")
 """Keys of the state of `TrainingCallback`."""
 
 
@@ -51,7 +51,7 @@ def read_state(checkpoint: Path, model: nn.Module, text: str) -> dict[str, Any]:
 def from_lightning(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the training state in Lightning's checkpoint."""
     (optimizer,) = checkpoint["optimizer_states"]
-    kept = {name: checkpoint["callbacks"]["TrainingCallback"][name] for name in OF_COURSE}
+    kept = {name: checkpoint["callbacks"]["TrainingCallback"][name] for name in CALLBACK_KEYS}
     return {
         "step": checkpoint["global_step"],
         "optimizer": optimizer["state"],
@@ -71,7 +71,7 @@ def to_lightning(state: dict[str, Any]) -> dict[str, Any]:
         "global_step": state["step"],
         "optimizer_states": [{"state": state["optimizer"]}],
         "lr_schedulers": [],
-        "callbacks": {"TrainingCallback": {name: state[name] for name in OF_COURSE}},
+        "callbacks": {"TrainingCallback": {name: state[name] for name in CALLBACK_KEYS}},
         "skipped": state["skipped"],
         "carried": state["carried"],
         **scaler,
@@ -112,14 +112,14 @@ def _is_count(value: Any, *_: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 40
 
 
-def _are_means(found: Any, shapes: Shapes) -> bool:
-    """Return whether these are AdamW's means of all weights, or none as before the first step."""
+def _are_moments(found: Any, shapes: Shapes) -> bool:
+    """Return whether these are AdamW's moments of all weights, or none as before the first step."""
     if not isinstance(found, dict) or (found and list(found) != list(range(len(shapes)))):
         return False
-    return all(_are_means_of(found[number], shape) for number, shape in enumerate(shapes if found else []))
+    return all(_are_moments_of(found[number], shape) for number, shape in enumerate(shapes if found else []))
 
 
-def _are_means_of(found: Any, shape: torch.Size) -> bool:
+def _are_moments_of(found: Any, shape: torch.Size) -> bool:
     if not isinstance(found, dict) or found.keys() != {"step", "exp_avg", "exp_avg_sq"}:
         return False
     wanted = {"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape}
@@ -137,7 +137,7 @@ def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:
     ):  # before any computation on it
         return False
     if not value.is_floating_point():
-        return shape is None and value.dtype in WHOLE
+        return shape is None and value.dtype in INTEGER_DTYPES
     return value.dtype in REAL and bool(value.float().isfinite().all())
 
 
@@ -176,7 +176,7 @@ def _like(value: Any, known: Any) -> bool:
 
 PARTS: dict[str, Callable[[Any, Shapes], bool]] = {
     "step": lambda value, _: _is_count(value) and value > 0,
-    "optimizer": _are_means,
+    "optimizer": _are_moments,
     "scaler": _is_scaler,
     "skipped": _is_count,
     "carried": _are_carried,

@@ -55,7 +55,7 @@ def build(form: recipe.Attention) -> CausalAttention:
 def inputs(
     attention: CausalAttention, time: int, dtype: torch.dtype, batch: int = 2, seed: int = 0, starts: bool = True
 ) -> Inputs:
-    """(q, k, v, starts, log_decay) of a random text in which about every 30th token starts a document."""
+    """(q, k, v, document_starts, log_decay) of a random text in which about every 30th token starts a document."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

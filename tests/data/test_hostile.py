@@ -11,7 +11,7 @@ import pytest
 from lmlong import recipe
 from lmlong.data import split as splitting
 from lmlong.data.reading import Document
-from lmlong.data.token_dataset import Tokens, prepare
+from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 
 TextOf = Callable[..., recipe.Text]
@@ -33,7 +33,7 @@ HOSTILE = {
 }
 
 
-def read(folder: Path, **options: object) -> Tokens:
+def read(folder: Path, **options: object) -> TokenDataset:
     return prepare(
         recipe.Text.model_validate(
             {
@@ -47,7 +47,7 @@ def read(folder: Path, **options: object) -> Tokens:
     )
 
 
-def adds_up(tokens: Tokens, on_disk: int) -> None:
+def adds_up(tokens: TokenDataset, on_disk: int) -> None:
     """Bytes on disk = read + skipped; text = read - replaced + put in; tokens = text + bos and eos."""
     (source,) = tokens.info["sources"]
     found, splits = source["read"], [source["train"], source["validation"]]

@@ -192,7 +192,7 @@ def test_memory_at_a_million_tokens_is_that_at_64_thousand(run: Path, tmp_path: 
     for length in ("64k", "1024k"):
         code = f"""
 import json
-from lmlong.evaluation.perplexity import PerplexityOptions, measure, validation_text
+from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
 from lmlong.inference.loading import load
 loaded = load({str(run)!r}, "cpu")
 text = validation_text(loaded, [{str(tmp_path / "long.txt")!r}])

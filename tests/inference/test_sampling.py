@@ -27,8 +27,8 @@ def logits_of(*chances: float) -> Tensor:
     return torch.tensor([chances], dtype=torch.float64).log()
 
 
-def kept(likelihood: Tensor) -> list[int]:
-    return likelihood[0].nonzero()[:, 0].tolist()
+def kept(probs: Tensor) -> list[int]:
+    return probs[0].nonzero()[:, 0].tolist()
 
 
 def test_tokens_come_as_often_as_softmax_says() -> None:
@@ -47,9 +47,9 @@ def test_the_place_on_the_line_decides() -> None:
 
 
 def test_a_token_without_probability_is_never_drawn() -> None:
-    likelihood = torch.tensor([[0.0, 0.3, 0.0, 0.3, 0.0]], dtype=torch.float64)
+    probs = torch.tensor([[0.0, 0.3, 0.0, 0.3, 0.0]], dtype=torch.float64)
     uniform = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert draw(likelihood.expand(3, -1), uniform).tolist() == [1, 3, 3]
+    assert draw(probs.expand(3, -1), uniform).tolist() == [1, 3, 3]
 
 
 @pytest.mark.parametrize(("k", "tokens"), [(1, [1]), (2, [1, 3]), (3, [0, 1, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
@@ -92,8 +92,8 @@ def test_a_tiny_temperature_overflows_to_nothing() -> None:
 
 
 def test_low_precision_logits_are_normalised_in_high_precision() -> None:
-    likelihood = tempered(torch.zeros(1, 1000, dtype=torch.bfloat16), 1.0)
-    torch.testing.assert_close(likelihood, torch.full((1, 1000), 1e-3, dtype=torch.float64))
+    probs = tempered(torch.zeros(1, 1000, dtype=torch.bfloat16), 1.0)
+    torch.testing.assert_close(probs, torch.full((1, 1000), 1e-3, dtype=torch.float64))
 
 
 def test_temperature_0_takes_the_likeliest() -> None:

@@ -65,7 +65,7 @@ def test_by_command(run: Path, tmp_path: Path) -> None:
     book, kept, later = tmp_path / "book.txt", tmp_path / "book.state", tmp_path / "later.state"
     book.write_text(TEXT)
     built = CliRunner().invoke(state, ["build", str(run), str(book), "-o", str(kept)], catch_exceptions=False)
-    assert built.output == f"{kept}: {len(TEXT) + 1:,} tokens remembered in {kept.stat().st_size:,} bytes\n"
+    assert built.output == f"{kept}: {len(TEXT) + 1:,} tokens saved in {kept.stat().st_size:,} bytes\n"
     words = [str(run), "--load-state", str(kept), "--prompt", "Then ", "--max-tokens", "20"]
     text = CliRunner().invoke(generate, [*words, "--save-state", str(later)], catch_exceptions=False).output
     loaded = load(run, "cpu")
@@ -96,7 +96,7 @@ def test_a_state_of_another_model_is_refused_by_what_differs(run: Path, tmp_path
         load(tmp_path / "tuned", "cpu").load_state(tmp_path / "book.state")
 
 
-def signed(about: dict, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+def with_checksum(about: dict, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     """What a file of these tensors says of itself, as an attacker would have it."""
     rest = {name: value for name, value in about.items() if name != "sha256"}
     return {"lmlong": json.dumps({**rest, "sha256": state_file._digest(rest, tensors)})}
@@ -124,7 +124,7 @@ def test_a_state_file_of_another_version_is_told(run: Path, tmp_path: Path, vers
     loaded, file = load(run, "cpu"), tmp_path / "book.state"
     loaded.save_state(loaded.read(TEXT), file)
     found = load_file(file)
-    save_file(found, file, signed({**describe(file), "format": version}, found))
+    save_file(found, file, with_checksum({**describe(file), "format": version}, found))
     with pytest.raises(CheckpointError, match=words):
         loaded.load_state(file)
 
@@ -160,7 +160,7 @@ def test_a_damaged_or_foreign_file_is_refused(run: Path, tmp_path: Path) -> None
         {"state.position": torch.zeros(1)},
         {"more": torch.zeros(1)},
     ):
-        save_file({**found, **change}, file, signed(about, {**found, **change}))
+        save_file({**found, **change}, file, with_checksum(about, {**found, **change}))
         with pytest.raises(CheckpointError, match=f"{next(iter(change))} is not what this model remembers"):
             loaded.load_state(file)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmlong.io import manifest
-from lmlong.io.files import signed
+from lmlong.io.files import with_checksum
 from lmlong.io.manifest import Damaged, Format
 
 FORMAT = Format("thing", 3)
@@ -66,7 +66,7 @@ def test_whatever_is_no_manifest_is_refused(folder: Path, text: str) -> None:
 )
 def test_a_signed_manifest_must_be_sound_too(folder: Path, entry: object) -> None:
     content = {"lmlong": "thing", "format": 3, "files": {"data": entry}}
-    (folder / manifest.NAME).write_text(signed(content))
+    (folder / manifest.NAME).write_text(with_checksum(content))
     with pytest.raises(Damaged, match="damaged"):
         manifest.verify(folder, FORMAT)
 

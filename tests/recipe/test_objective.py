@@ -110,7 +110,7 @@ def test_a_list_of_slots_is_of_the_layers_of_the_kind(file: Path) -> None:
     assert loaded(file, START, "model.layers=3", f"model.attention={attention}").model.kinds.count("linformer") == 2
 
 
-FUNNEL = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length: 257}\n"
+HOURGLASS = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length: 257}\n"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ FUNNEL = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length: 2
 )
 def test_slots_are_of_the_blocks_that_shortened_layers_read(file: Path, linformer: str, message: str) -> None:
     override = f"model.attention={{kind: linformer, linformer: {linformer}}}"
-    (found,) = complaints(file, START + FUNNEL, override)
+    (found,) = complaints(file, START + HOURGLASS, override)
     assert found.startswith(f"{override}: model.attention.linformer.{message}")
     assert found.endswith(" The layers in the middle read blocks of 4 tokens (model.downsample).")
 
@@ -131,9 +131,9 @@ def test_slots_are_of_the_blocks_that_shortened_layers_read(file: Path, linforme
 @pytest.mark.parametrize("linformer", ["{projected: [257, 65, 257]}", "{projected: [1, 13, 257], projection: max}"])
 def test_an_encoder_may_read_blocks_of_sequences_of_any_length(file: Path, linformer: str) -> None:
     attention = f"model.attention={{kind: linformer, linformer: {linformer}}}"
-    assert loaded(file, START + FUNNEL, attention).model.layer_lengths("linformer", 257) == [257, 65, 257]
+    assert loaded(file, START + HOURGLASS, attention).model.layer_lengths("linformer", 257) == [257, 65, 257]
     inside = "model.attention={kind: [full, linformer, full], linformer: {projected: 65, sharing: layerwise}}"
-    assert loaded(file, START + FUNNEL, inside).model.layer_lengths("linformer", 257) == [65]
+    assert loaded(file, START + HOURGLASS, inside).model.layer_lengths("linformer", 257) == [65]
 
 
 @pytest.mark.parametrize(

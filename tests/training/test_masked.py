@@ -36,7 +36,7 @@ KINDS = {
         "model.downsample={factor: 7, kind: conv, layers: 1}",
     ],
 }
-FUNNEL = ["model.layers=3", "model.attention.kind=full", "model.downsample={factor: 3, kind: max}"]
+HOURGLASS = ["model.layers=3", "model.attention.kind=full", "model.downsample={factor: 3, kind: max}"]
 POOLED = [*KINDS["linformer"], "model.attention.linformer={projected: 16, projection: mean}"]
 
 
@@ -59,7 +59,7 @@ def same(some: Path, others: Path) -> bool:
     return losses(some) == losses(others) and all(torch.equal(mine[name], w) for name, w in weights(others).items())
 
 
-@pytest.mark.parametrize("options", [KINDS["full"], POOLED, FUNNEL], ids=["full", "linformer", "hourglass"])
+@pytest.mark.parametrize("options", [KINDS["full"], POOLED, HOURGLASS], ids=["full", "linformer", "hourglass"])
 def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_path: Path, options: list[str]) -> None:
     """Letters in turn, each as frequent as the others: only the visible ones around tell a hidden one."""
     (tmp_path / "book.txt").write_text("abcdefgh" * 2000)

@@ -22,17 +22,17 @@ def test_the_warm_up_is_a_line_from_zero_to_the_peak() -> None:
 
 
 def test_the_cosine_falls_by_half_in_the_middle_and_to_the_final_rate_at_the_end() -> None:
-    callback = options(schedule="cosine", final_learning_rate=0.1)
-    assert rate(10, 100, callback) == 1
-    assert rate(55, 100, callback) == pytest.approx(0.55)
-    assert rate(100, 100, callback) == pytest.approx(0.1)
+    training = options(schedule="cosine", final_learning_rate=0.1)
+    assert rate(10, 100, training) == 1
+    assert rate(55, 100, training) == pytest.approx(0.55)
+    assert rate(100, 100, training) == pytest.approx(0.1)
 
 
 def test_warmup_stable_decay_stays_at_the_peak_until_its_decay() -> None:
-    callback = options(schedule="warmup-stable-decay", decay_fraction=0.2)
-    assert {rate(step, 100, callback) for step in range(10, 81)} == {1.0}
-    assert rate(90, 100, callback) == pytest.approx(0.5)
-    assert rate(100, 100, callback) == 0
+    training = options(schedule="warmup-stable-decay", decay_fraction=0.2)
+    assert {rate(step, 100, training) for step in range(10, 81)} == {1.0}
+    assert rate(90, 100, training) == pytest.approx(0.5)
+    assert rate(100, 100, training) == 0
 
 
 def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
@@ -41,15 +41,15 @@ def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
 
 def test_the_schedule_sets_the_rate_of_the_optimizer() -> None:
     model = torch.nn.Linear(2, 2)
-    callback = options(learning_rate=0.5, schedule="cosine")
-    optimizer = make_optimizer(model, callback)  # type: ignore[arg-type]
-    schedule = make_schedule(optimizer, callback, 100)
+    training = options(learning_rate=0.5, schedule="cosine")
+    optimizer = make_optimizer(model, training)  # type: ignore[arg-type]
+    schedule = make_schedule(optimizer, training, 100)
     seen = []
     for _ in range(100):
         seen.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    assert seen == pytest.approx([0.5 * rate(step, 100, callback) for step in range(100)])
+    assert seen == pytest.approx([0.5 * rate(step, 100, training) for step in range(100)])
 
 
 def test_only_matrices_decay() -> None:
@@ -71,6 +71,6 @@ def test_a_run_ends_by_steps_or_tokens_whichever_comes_first(
 
 
 def test_a_closed_form_of_the_whole_cosine() -> None:
-    callback = options(warmup_steps=0)
-    total = sum(rate(step, 100, callback) for step in range(100))
+    training = options(warmup_steps=0)
+    total = sum(rate(step, 100, training) for step in range(100))
     assert total == pytest.approx(sum((1 + math.cos(math.pi * step / 100)) / 2 for step in range(100)))

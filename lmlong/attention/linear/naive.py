@@ -22,7 +22,7 @@ class LinearState(NamedTuple):
 def quadratic(
     fq: Tensor, fk: Tensor, v: Tensor, document_starts: Tensor | None = None, log_decay: Tensor | None = None
 ) -> Tensor:
-    """Return y_t = sum_s<=t w_ts v_s / sum_s<=t w_ts, w_ts = (fq_t . fk_s) g_s+1 ... g_t. Slow; the reference."""
+    """Return y_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts, w_ts = (fq_t . fk_s) g_(s+1) ... g_t. Slow; the reference."""
     time = fq.shape[2]
     weights = fq @ fk.mT
     if log_decay is not None:

@@ -11,7 +11,7 @@ from lmlong.model.state import rebuild_state
 from lmlong.native.build import find_compiler
 
 MAX_GRAPHS = 64
-"""Most graphs of the code of one step, which all models of a process share."""
+"""Upper limit of torch.compile's recompilations of a step, shared by all models of a process."""
 
 
 def make_fast_step(model: LanguageModel) -> DecodeStep:
