@@ -91,16 +91,16 @@ def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np
         tokens[row, 1 : len(trial.tokens) + 1] = trial.tokens
         asked[row, trial.asked] = True
     given = torch.from_numpy(tokens).to(model.embedding.weight.device)
-    places = torch.from_numpy(asked).to(given.device)
-    correct, state = torch.zeros_like(places), None
+    positions = torch.from_numpy(asked).to(given.device)
+    correct, state = torch.zeros_like(positions), None
     for begin in range(0, longest, PIECE):
         end = min(begin + PIECE, longest)
         hidden, state = model.hidden_states(given[:, begin:end], state)
-        wanted = places[:, begin:end]
+        wanted = positions[:, begin:end]
         if wanted.any():
             likeliest = model.logits(hidden[wanted]).argmax(-1)
             correct[:, begin:end][wanted] = likeliest == given[:, begin + 1 : end + 1][wanted]
-    return [correct[row][places[row]].cpu().numpy() for row in range(len(trials))]
+    return [correct[row][positions[row]].cpu().numpy() for row in range(len(trials))]
 
 
 def _batches(trials: Iterator[Trial]) -> Iterator[list[Trial]]:

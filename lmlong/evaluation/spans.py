@@ -65,7 +65,7 @@ def reached(documents: Documents, length: int, size: int) -> int:
 
 
 def choose_blocks(documents: Documents, longest: int, size: int, targets: int, least: int) -> Blocks:
-    """Return about so many targets with at least `longest` tokens before them, evenly over documents and places;
+    """Return about so many targets with at least `longest` tokens before them, evenly over documents and positions;
     a block in each of `least` documents, if that makes more."""
     room = np.maximum(documents.sizes - longest, 0) // size  # blocks that fit side by side
     eligible = np.flatnonzero(room)
@@ -75,9 +75,9 @@ def choose_blocks(documents: Documents, longest: int, size: int, targets: int, l
     numbers, firsts = [], []
     for document in eligible:
         count = min(max(1, wanted // len(eligible)), room[document])
-        places = np.arange(count) * room[document] // count
+        positions = np.arange(count) * room[document] // count
         numbers.append(np.full(count, document))
-        firsts.append(documents.begins[document] + longest + places * size)
+        firsts.append(documents.begins[document] + longest + positions * size)
     return Blocks(np.concatenate(numbers), np.concatenate(firsts), size)
 
 

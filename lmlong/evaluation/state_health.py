@@ -15,7 +15,7 @@ from lmlong.model.rope import document_positions
 
 
 class Denominators(NamedTuple):
-    """The denominators of all layers, heads and rows whose tokens stand between two places of their documents."""
+    """The denominators of all layers, heads and rows whose tokens stand between two positions of their documents."""
 
     first: int
     last: int

@@ -47,9 +47,9 @@ def make_batch(rows: int, pairs: int, length: int, vocabulary: int, seed: int, s
     tokens = np.full((rows, length), FILLER)
     targets = np.full((rows, length), IGNORED)
     tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = chosen_keys, chosen_values
-    places = 2 * pairs + 2 * _spread(draw, rows, pairs, (length - 2 * pairs) // 2)
-    np.put_along_axis(tokens, places, chosen_keys, axis=1)
-    np.put_along_axis(targets, places, chosen_values, axis=1)
+    positions = 2 * pairs + 2 * _spread(draw, rows, pairs, (length - 2 * pairs) // 2)
+    np.put_along_axis(tokens, positions, chosen_keys, axis=1)
+    np.put_along_axis(targets, positions, chosen_values, axis=1)
     return RecallBatch(torch.from_numpy(tokens), torch.from_numpy(targets))
 
 
@@ -58,13 +58,13 @@ def _distinct(draw: np.random.Generator, rows: int, count: int, of: range) -> np
     return np.asarray(of)[draw.random((rows, len(of))).argsort(axis=1)[:, :count]]
 
 
-def _spread(draw: np.random.Generator, rows: int, count: int, places: int) -> np.ndarray:
-    """Draw `count` different places for each row by the power law.
+def _spread(draw: np.random.Generator, rows: int, count: int, positions: int) -> np.ndarray:
+    """Draw `count` different positions for each row by the power law.
 
     The largest of log weight + Gumbel noise are such a draw.
     """
-    weights = POWER * np.log(np.arange(1, places + 1))
-    return (-weights - draw.gumbel(size=(rows, places))).argsort(axis=1)[:, :count]
+    weights = POWER * np.log(np.arange(1, positions + 1))
+    return (-weights - draw.gumbel(size=(rows, positions))).argsort(axis=1)[:, :count]
 
 
 class RecallScore(NamedTuple):

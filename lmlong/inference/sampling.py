@@ -86,9 +86,9 @@ def probabilities(logits: Tensor, options: Sampling) -> Tensor:
 def penalised(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
     """Return logits with those of recent tokens lowered (Keskar et al. 2019), each once however often it occurs."""
     spare = pad(logits, (0, 1))  # a spare column for NO_TOKEN
-    places = recent.where(recent != NO_TOKEN, logits.shape[-1])
-    found = spare.gather(-1, places)
-    return spare.scatter(-1, places, torch.where(found > 0, found / penalty, found * penalty))[..., :-1]
+    positions = recent.where(recent != NO_TOKEN, logits.shape[-1])
+    found = spare.gather(-1, positions)
+    return spare.scatter(-1, positions, torch.where(found > 0, found / penalty, found * penalty))[..., :-1]
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
