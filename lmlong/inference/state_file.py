@@ -22,7 +22,7 @@ from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference.session import NO_TOKEN, RECENT, Session
 from lmlong.io.files import fsync, parse_json
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.state import rebuild_state
+from lmlong.model.state import fits_shape, rebuild_state
 
 FORMAT = 3
 PRIVATE = 0o600
@@ -144,11 +144,10 @@ def _empty(model: LanguageModel) -> Session:
 
 def _alike(wanted: Tensor | None, found: Tensor | None) -> bool:
     """Return whether a tensor fits another: its dtype matches, and its shape where that does not grow."""
-    if wanted is None or found is None or wanted.dim() != found.dim():
+    if wanted is None or found is None:
         return False
-    if wanted.dtype != found.dtype and not {wanted.dtype, found.dtype} <= PRECISE:
-        return False
-    return all(need in (size, 0) for need, size in zip(wanted.shape, found.shape, strict=True))
+    same_dtype = wanted.dtype == found.dtype or {wanted.dtype, found.dtype} <= PRECISE
+    return same_dtype and fits_shape(found, wanted)
 
 
 def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -6,6 +6,7 @@ import torch
 
 from lmlong.attention.base import state_tensors
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import state_bytes
 
 
 class Size(NamedTuple):
@@ -34,5 +35,4 @@ def state_size(model: LanguageModel) -> StateSize:
 
 def size(state: Any) -> Size:
     """Return the size of all tensors in a state."""
-    held = list(state_tensors(state))
-    return Size(sum(x.numel() for x in held), sum(x.numel() * x.element_size() for x in held))
+    return Size(sum(x.numel() for x in state_tensors(state)), state_bytes(state))

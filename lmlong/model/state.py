@@ -44,10 +44,14 @@ def where_state(rows: Tensor, state: State, other: State) -> State:
 
 
 def fits_state(found: Sequence[Tensor], empty: Sequence[Tensor]) -> bool:
-    """Return whether tensors fit a state that began as `empty`, where a size of 0 may grow."""
-    return len(found) == len(empty) and all(
-        one.dim() == other.dim() and all(need in (size, 0) for need, size in zip(other.shape, one.shape, strict=True))
-        for one, other in zip(found, empty, strict=True)
+    """Return whether tensors have the shapes of a state that began as `empty`."""
+    return len(found) == len(empty) and all(map(fits_shape, found, empty))
+
+
+def fits_shape(found: Tensor, empty: Tensor) -> bool:
+    """Return whether a tensor of a state may have begun as `empty`: a size that was 0 may have grown."""
+    return found.dim() == empty.dim() and all(
+        need in (size, 0) for need, size in zip(empty.shape, found.shape, strict=True)
     )
 
 

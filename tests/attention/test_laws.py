@@ -140,6 +140,13 @@ def test_the_state_is_as_large_as_declared(form: recipe.Attention) -> None:
 
 
 @every_form
+def test_the_state_grows_where_recipes_say_so(form: recipe.Attention) -> None:
+    attention = build(form)
+    grows = attention.state_numbers(2000) > attention.state_numbers(1000)
+    assert attention.state_growth == recipe.Model(attention=form).state_growth == ("per token" if grows else "constant")
+
+
+@every_form
 @pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 1e2, 1e4])
 def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float) -> None:
     attention = build(form)

@@ -1,6 +1,7 @@
 """A batch follows from its number; epochs cover the text; validation counts every token once."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -69,8 +70,9 @@ def test_a_batch_is_a_function_of_its_number() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_one_order(ranks: int) -> None:
-    alone, together = batches(text(1000), rows=8), batches(text(1000), rows=8 // ranks)
+@pytest.mark.parametrize("order", [batches, streams])
+def test_ranks_share_one_order(order: Callable[..., TrainingBatches], ranks: int) -> None:
+    alone, together = order(text(1000), rows=8), order(text(1000), rows=8 // ranks)
     for step in range(5):
         slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
         assert equal(alone.batch(step), CausalBatch(*map(np.concatenate, zip(*slices, strict=True))))
@@ -84,15 +86,7 @@ def test_as_streams_each_row_goes_on_where_it_was() -> None:
         assert np.array_equal(before.targets[:, -1], after.tokens[:, 0])
     assert len({row.tobytes() for row in read[0].tokens}) == 4  # each begins at a place of its own
     first = np.concatenate([batch.tokens[0] for batch in read])[:1000]
-    assert sorted(first) == tokens.tolist()  # once round the cyclic is the whole text
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_the_streams(ranks: int) -> None:
-    alone, together = streams(text(1000), rows=8), streams(text(1000), rows=8 // ranks)
-    for step in range(5):
-        slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
-        assert equal(alone.batch(step), CausalBatch(*map(np.concatenate, zip(*slices, strict=True))))
+    assert sorted(first) == tokens.tolist()  # once round is the whole text
 
 
 def test_sources_have_streams_by_their_weight() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention.cases import FORMS, every_form
 from click.testing import CliRunner
+from machine import needs_compiler
 from models import stirred
 
 from lmlong import recipe
@@ -34,7 +35,7 @@ def checked(
     return check(loaded, *sampled_text(loaded, rows=2, tokens=tokens))
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="native code needs a C++ compiler")
+@needs_compiler
 def test_a_model_that_was_compiled_is_checked_like_any_other() -> None:
     options = recipe.Model(width=16, layers=2, heads=2)
     model = stirred(LanguageModel(options, ByteTokenizer().vocabulary), 0.3).eval()
@@ -78,7 +79,7 @@ def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert {"the future never changes the past", "token by token = forward"} <= broken(checked(FORMS[0]))
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="native code needs a C++ compiler")
+@needs_compiler
 def test_native_code_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for path in (*library.CODE.glob("*.h"), *library.CODE.glob("*.cpp")):
         (tmp_path / path.name).write_text(path.read_text().replace("t >= float(s)", "t >= float(s - 1)"))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from machine import needs_compiler
 from models import stirred
 from torch.testing import assert_close
 
@@ -18,11 +19,8 @@ from lmlong.model.decode import native_step as step
 from lmlong.model.decode.fast_step import cuda_graph
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states
-from lmlong.native.build import find_compiler
 from lmlong.recipe import Attention, Downsample, Model
 from lmlong.recipe import file as recipe_file
-
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="a compiled step needs a C++ compiler")
 
 
 @needs_compiler

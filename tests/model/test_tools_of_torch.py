@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from machine import needs_compiler
 from models import stirred
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.model.language_model import LanguageModel
-from lmlong.native.build import find_compiler
 
 OPTIONS = {
     "linear": recipe.Attention(),
@@ -43,7 +43,7 @@ def test_the_flop_counter_counts_the_products_of_weights() -> None:
     assert counter.get_flop_counts()["LanguageModel.blocks.0.mlp"]
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler")
+@needs_compiler
 @pytest.mark.filterwarnings("ignore")
 def test_torch_compile_changes_nothing() -> None:
     """As anyone would call it, on a model of all kinds of attention: values, states and gradients."""

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import needs_compiler
 
 from lmlong.io import manifest
 from lmlong.native.build import CODE, LIBRARY, find_compiler
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
+pytestmark = needs_compiler
 
 ASK = "from lmlong.attention.linear.native.library import library; print('native' if library() else 'none')"
 

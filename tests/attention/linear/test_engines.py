@@ -1,6 +1,5 @@
 """What computes the spans of a scan, native code and torch, in float32 and bfloat16, against the same in float64."""
 
-import os
 import shutil
 import stat
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention.cases import HEADS
+from machine import needs_compiler, on_older_processors
 from torch import Tensor
 
 from lmlong import recipe
@@ -26,8 +26,6 @@ KEYS, VALUES = 20, 11
 
 ENGINES = {"native": native_scan, "torch": chunk.scan}
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 4e-2}
-
-needs_compiler = pytest.mark.skipif(native.find_compiler() is None, reason="native code needs a C++ compiler")
 
 
 class Text:
@@ -107,14 +105,12 @@ def test_features_that_are_given(by: Scan) -> None:
     assert_exact(text, by, IdentityFeatures(), torch.float32)
 
 
-@needs_compiler
 @pytest.mark.parametrize("width", [2, 16, 33])
 def test_any_width(width: int) -> None:
     features = FEATURE_MAPS["relu"](HEADS, width, recipe.Attention())
     assert_exact(Text(50, decay=True, width=width), native_scan, features, torch.float32, width)
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     "lay", [lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), lambda x: x.mT.contiguous().mT]
 )
@@ -125,7 +121,6 @@ def test_however_inputs_lie(lay) -> None:  # type: ignore[no-untyped-def]
     assert all(torch.equal(mine, found) for (_, mine), (_, found) in pairs)
 
 
-@needs_compiler
 def test_the_number_of_threads_changes_nothing() -> None:
     threads, text = torch.get_num_threads(), Text(300, [100], decay=True)
     found = []
@@ -137,7 +132,6 @@ def test_the_number_of_threads_changes_nothing() -> None:
         assert torch.equal(one, two) and torch.equal(one, five)
 
 
-@needs_compiler
 @each_type
 @pytest.mark.parametrize("name", ["elu", "relu"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -158,7 +152,6 @@ def test_bfloat16_is_float32_rounded_at_the_end() -> None:
     assert torch.equal(y, wide.bfloat16()) and torch.equal(S, wide_S)
 
 
-@needs_compiler
 def test_no_number_with_all_bits_set_is_not_rounded_to_one() -> None:
     text = Text(40, decay=True)
     assert text.log_decay is not None
@@ -169,10 +162,8 @@ def test_no_number_with_all_bits_set_is_not_rounded_to_one() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("flags", [["-march=x86-64"], ["-mavx2", "-mfma"]], ids=" ".join)
+@on_older_processors
 def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
-    if os.uname().machine != "x86_64":
-        pytest.skip("these are processors of another kind")
     others = [flag for flag in native.FLAGS if flag != "-march=native"]
     found = compiled_anew(monkeypatch, tmp_path, flags=(*others, *flags))
     assert found is not None and list(tmp_path.glob("native/*/code.so"))

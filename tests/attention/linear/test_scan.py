@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from attention.cases import HEADS, WIDTH, build, inputs
+from machine import needs_compiler
 from torch import Tensor
 
 from lmlong import recipe
@@ -13,7 +14,6 @@ from lmlong.attention.linear import autograd, chunk, native
 from lmlong.attention.linear.autograd import IdentityFeatures, ScanInputs
 from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
 from lmlong.model.language_model import LanguageModel
-from lmlong.native.build import find_compiler
 
 VALUES = 5
 """Width of values, other than that of features."""
@@ -173,7 +173,7 @@ def test_a_backward_pass_under_autocast_is_the_same() -> None:
         assert all(map(torch.equal, gradients(), plain))
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler")
+@needs_compiler
 def test_a_compiled_read_is_the_same() -> None:
     torch.manual_seed(0)
     model = LanguageModel(recipe.Model(width=16, layers=2, heads=2), 50)

@@ -1,7 +1,6 @@
 """The step by native code: the laws once more, and against the same model in float64."""
 
 import copy
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attention.cases import FORMS, name
+from machine import needs_compiler, on_older_processors
 from model.test_laws import VOCABULARY, build, subject, text
 from models import stirred
 from torch import Tensor
@@ -23,7 +23,7 @@ from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as library
 from lmlong.recipe import Attention, Downsample, Favor, Model
 
-pytestmark = pytest.mark.skipif(library.find_compiler() is None, reason="native code needs a C++ compiler")
+pytestmark = needs_compiler
 
 CONSTANT = [form for form in FORMS if form.kind != "softmax"]
 MIXED = Attention(kind=["linear", "window"], window=5)
@@ -241,10 +241,8 @@ def test_no_number_stays_none() -> None:
         assert logits.isnan().all(), feature_map
 
 
-@pytest.mark.parametrize("flags", [["-march=x86-64"], ["-mavx2", "-mfma"]], ids=" ".join)
+@on_older_processors
 def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
-    if os.uname().machine != "x86_64":
-        pytest.skip("these are processors of another kind")
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     others = [flag for flag in library.FLAGS if flag != "-march=native"]
     monkeypatch.setattr(library, "FLAGS", (*others, *flags))

@@ -1,0 +1,31 @@
+"""What a test needs of the machine it runs on."""
+
+from pathlib import Path
+
+import pytest
+
+from lmlong.native.build import find_compiler
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+
+def processor_flags() -> set[str]:
+    """The instructions the processor says it has; none where it does not say."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {flag for line in lines if line.startswith("flags") for flag in line.split(":")[1].split()}
+
+
+def older_processor(*needs: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not processor_flags().issuperset(needs), reason=f"the processor lacks {needs}")
+
+
+on_older_processors = pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(["-march=x86-64"], marks=older_processor("sse2")),
+        pytest.param(["-mavx2", "-mfma"], marks=older_processor("avx2", "fma")),
+    ],
+    ids=" ".join,
+)
+"""Compiler flags of processors with fewer lanes than this one; sse2 stands for x86-64."""
