@@ -25,7 +25,7 @@ import torch
 from lmlong import recipe
 from lmlong.inference.session import Session, append_token, next_logits, prefill
 from lmlong.model.base import count_parameters
-from lmlong.model.decode.fast_step import make_fast_step
+from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 
 VOCABULARY = 8192

@@ -19,7 +19,7 @@ from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session, prefill
-from lmlong.model.decode.fast_step import make_fast_step, no_fast_step
+from lmlong.model.fast_step import make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
 
 BLOCK, EARLY, ROUNDS = 1_000, 10_000, 15

@@ -4,11 +4,14 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from lmlong.attention.inputs import NOTHING, Input, Inputs
 
 State = TypeVar("State", bound=NamedTuple)
 
@@ -17,15 +20,15 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     """Attention to the past alone, whose whole memory is its state.
 
     q, k: (B, H, T, K); v: (B, H, T, V). `document_starts` (B, T) marks the first token of a document: there the state
-    is reset. `log_decay` (B, H, T), at most 0, is passed to `gated` attentions, and to no others.
+    is reset. Where the attention declares `inputs`, the model hands it a tensor for each.
     """
 
     heads: int
     head_dim: int
     """The width of a head's keys and values."""
 
-    gated = False
-    """Whether the block must supply a `log_decay` learned from each token."""
+    inputs: Mapping[str, Input] = MappingProxyType({})
+    """What the model must supply for each token besides q, k and v."""
 
     uses_rope = False
     """Whether RoPE is applied to queries and keys, unless the recipe says otherwise: an attention with no other notion
@@ -49,7 +52,7 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         v: Tensor,
         state: State,
         document_starts: Tensor | None = None,
-        log_decay: Tensor | None = None,
+        inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, State]:
         """Return outputs (B, H, T, V) and the state after any number of tokens, from one to a whole prompt."""
 
@@ -60,9 +63,9 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         k: Tensor,
         v: Tensor,
         document_starts: Tensor | None = None,
-        log_decay: Tensor | None = None,
+        inputs: Inputs = NOTHING,
     ) -> Tensor:
-        """Return the outputs by the formula, with a T x T matrix of weights; `forward` must equal it."""
+        """Return the outputs by the formula, a T x T matrix of weights or the token loop; `forward` must equal it."""
 
     @abstractmethod
     def state_numbers(self, tokens: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from lmlong.attention.feature_maps import FeatureMap
+from lmlong.native.spec import NativeSpec
 
 Norms = Literal["chi", "fixed", "quantile"]
 Form = Literal["positive", "hyperbolic"]
@@ -102,6 +103,13 @@ class Favor(FeatureMap):
         return length, (
             self.projection.to(like).norm(dim=-1).amax(-1)[:, None, None] * length - self.LARGEST_EXPONENT
         ).relu()
+
+    def native_spec(self) -> NativeSpec:
+        length, too_large = self.bounds(self.projection)
+        scale = self.gain(self.projection) * self.projection.shape[-1] ** -0.25
+        constants = torch.cat([scale, length.square() / 2, too_large], dim=-1)
+        weights = {"projection": self.projection, "raw_gain": self.raw_gain, "constants": constants}
+        return NativeSpec("favor", {"features": self.features}, weights)
 
     def _of_one_length(self, x: Tensor) -> Tensor:
         """Return x (B, H, T, D) at mean square 1, times the gain and D^(-1/4), in float32 at least."""

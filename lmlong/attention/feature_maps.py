@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from lmlong.native.spec import NativeSpec
+
 
 class FeatureMap(nn.Module, ABC):
     """(B, H, T, D) -> (B, H, T, F), each token by itself."""
@@ -46,6 +48,9 @@ class Elu(FeatureMap):
     def query(self, q: Tensor) -> Tensor:
         return _EluPlusOne.apply(q)
 
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("elu", {"features": self.features})
+
 
 class _EluPlusOne(torch.autograd.Function):
     """exp of the negative part, which is its own gradient, plus the positive part and the floor.
@@ -74,6 +79,9 @@ class Relu(FeatureMap):
     def query(self, q: Tensor) -> Tensor:
         return torch.relu(q) + self.FLOOR
 
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("relu", {"features": self.features})
+
 
 class Cosine(FeatureMap):
     """[1, c x / |x|]: sim is 1 + c^2 cos(q, k), softmax to first order, kept positive by unit norms (Su 2020)."""
@@ -94,6 +102,9 @@ class Cosine(FeatureMap):
         direction = (self.SHRINK * x32 / length).to(q.dtype)
         return torch.cat([torch.ones_like(direction[..., :1]), direction], dim=-1)
 
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("cosine", {"features": self.features})
+
 
 class Softmax(FeatureMap):
     """Softmax over the features of each token, for queries and keys alike, in the form that can be causal (after
@@ -103,6 +114,9 @@ class Softmax(FeatureMap):
 
     def query(self, q: Tensor) -> Tensor:
         return q.softmax(-1).to(q.dtype) + self.FLOOR
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("softmax", {"features": self.features})
 
 
 class Taylor(FeatureMap):
@@ -124,6 +138,10 @@ class Taylor(FeatureMap):
 
     def key(self, k: Tensor) -> Tensor:
         return self._expand(k, self.key_projection)
+
+    def native_spec(self) -> NativeSpec:
+        weights = {"query_projection": self.query_projection, "key_projection": self.key_projection}
+        return NativeSpec("taylor", {"features": self.features, "inner": self.inner}, weights)
 
     def _expand(self, x: Tensor, weight: Tensor) -> Tensor:
         x = rms_norm(x @ weight.to(x.dtype), (self.inner,), eps=1e-6) * self.inner**-0.25

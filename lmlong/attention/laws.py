@@ -17,14 +17,15 @@ They hold for an attention and for the language model around it:
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lmlong.attention.base import CausalAttention, state_tensors
+from lmlong.attention.inputs import Inputs
 
-Inputs = tuple[Tensor | None, ...]
+Text: TypeAlias = tuple[Tensor | None, ...]
 """Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, dim)."""
 
 
@@ -32,85 +33,98 @@ class Subject(NamedTuple):
     """An attention or a model as the laws see it."""
 
     init_state: Callable[[int], Any]  # batch -> state
-    forward: Callable[[Inputs, Any], tuple[Tensor, Any]]  # of any number of tokens
-    step: Callable[[Inputs, Any], tuple[Tensor, Any]]  # of one token
+    forward: Callable[[Text, Any], tuple[Tensor, Any]]  # of any number of tokens
+    step: Callable[[Text, Any], tuple[Tensor, Any]]  # of one token
 
 
 def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
-    """Return an attention as a subject on (q, k, v, document_starts, log_decay), in the dtype and device of `like`."""
+    """Return an attention as a subject on (q, k, v, document_starts, and the inputs that it declares, in their order),
+    in the dtype and device of `like`."""
 
-    def forward(inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, document_starts, log_decay = inputs
-        assert q is not None and k is not None and v is not None
-        return attention(q, k, v, state, document_starts, log_decay)
+    def forward(text: Text, state: Any) -> tuple[Tensor, Any]:
+        q, k, v, document_starts, inputs = _arguments(attention, text)
+        return attention(q, k, v, state, document_starts, inputs)
 
-    def step(inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, document_starts, log_decay = inputs
+    def step(text: Text, state: Any) -> tuple[Tensor, Any]:
+        q, k, v, document_starts, *others = text
         # as a model decodes: without document starts, except where one begins
         starts = document_starts if document_starts is not None and document_starts.any() else None
-        return forward((q, k, v, starts, log_decay), state)
+        return forward((q, k, v, starts, *others), state)
 
     return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), forward, step)
 
 
-def steps_equal_forward(subject: Subject, inputs: Inputs) -> float:
+def reference(attention: CausalAttention, text: Text) -> Tensor:
+    """Return the outputs by the definition, for law 1."""
+    return attention.reference(*_arguments(attention, text))
+
+
+def _arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Inputs]:
+    """Return q, k, v, document_starts and the inputs by their names."""
+    q, k, v, document_starts, *others = text
+    assert q is not None and k is not None and v is not None
+    inputs = {name: x for name, x in zip(attention.inputs, others, strict=True) if x is not None}
+    return q, k, v, document_starts, inputs
+
+
+def steps_equal_forward(subject: Subject, text: Text) -> float:
     """Return the error of law 2: outputs and final state token by token, against those of the whole text at once."""
-    whole, end = subject.forward(inputs, subject.init_state(_batch(inputs)))
-    outputs, state = [], subject.init_state(_batch(inputs))
-    for token in range(_time(inputs)):
-        y, state = subject.step(cut(inputs, token, token + 1), state)
+    whole, end = subject.forward(text, subject.init_state(_batch(text)))
+    outputs, state = [], subject.init_state(_batch(text))
+    for token in range(_time(text)):
+        y, state = subject.step(cut(text, token, token + 1), state)
         outputs.append(y)
     return max(error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(state, end))
 
 
-def cuts_change_nothing(subject: Subject, inputs: Inputs, cuts: Sequence[int]) -> float:
+def cuts_change_nothing(subject: Subject, text: Text, cuts: Sequence[int]) -> float:
     """Return the error of law 3: outputs and final state in parts that pass on the state, against the whole text."""
-    whole, end = subject.forward(inputs, subject.init_state(_batch(inputs)))
-    outputs, state = [], subject.init_state(_batch(inputs))
-    for begin, stop in pairwise([0, *sorted(cuts), _time(inputs)]):
+    whole, end = subject.forward(text, subject.init_state(_batch(text)))
+    outputs, state = [], subject.init_state(_batch(text))
+    for begin, stop in pairwise([0, *sorted(cuts), _time(text)]):
         if begin < stop:
-            y, state = subject.forward(cut(inputs, begin, stop), state)
+            y, state = subject.forward(cut(text, begin, stop), state)
             outputs.append(y)
     return max(error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(state, end))
 
 
-def future_leaves_past(subject: Subject, inputs: Inputs, other: Inputs, position: int) -> float:
-    """Return the error of law 4: the largest change of an output before `position` when all later inputs differ."""
+def future_leaves_past(subject: Subject, text: Text, other: Text, position: int) -> float:
+    """Return the error of law 4: the largest change of an output before `position` when all that is later differs."""
     mixed = tuple(
         None
         if x is None or y is None
-        else torch.cat([_narrow(x, 0, position), _narrow(y, position, _time(inputs))], _axis(x))
-        for x, y in zip(inputs, other, strict=True)
+        else torch.cat([_narrow(x, 0, position), _narrow(y, position, _time(text))], _axis(x))
+        for x, y in zip(text, other, strict=True)
     )
-    y, _ = subject.forward(inputs, subject.init_state(_batch(inputs)))
-    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(inputs)))
+    y, _ = subject.forward(text, subject.init_state(_batch(text)))
+    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(text)))
     past, past_mixed = y.narrow(y.ndim - 2, 0, position), y_mixed.narrow(y.ndim - 2, 0, position)
     return float((past - past_mixed).detach().abs().max()) if position else 0.0
 
 
-def state_is_not_modified(subject: Subject, inputs: Inputs) -> float:
+def state_is_not_modified(subject: Subject, text: Text) -> float:
     """Return the error of law 5: the largest change to a state that was passed in."""
-    half = _time(inputs) // 2
-    _, state = subject.forward(cut(inputs, 0, half), subject.init_state(_batch(inputs)))
+    half = _time(text) // 2
+    _, state = subject.forward(cut(text, 0, half), subject.init_state(_batch(text)))
     before = [tensor.clone() for tensor in state_tensors(state)]
-    subject.forward(cut(inputs, half, _time(inputs)), state)
-    subject.step(cut(inputs, half, half + 1), state)
+    subject.forward(cut(text, half, _time(text)), state)
+    subject.step(cut(text, half, half + 1), state)
     pairs = zip(state_tensors(state), before, strict=True)
     changes = [(a.double() - b.double()).abs().max() for a, b in pairs if a.numel()]
     return float(max(changes, default=torch.zeros(())))
 
 
-def rows_are_independent(subject: Subject, inputs: Inputs, other: Inputs) -> float:
+def rows_are_independent(subject: Subject, text: Text, other: Text) -> float:
     """Return the error of law 6: the largest change of the first row's outputs when all other rows differ."""
     mixed = tuple(
-        None if x is None or y is None else torch.cat([x[:1], y[1:]]) for x, y in zip(inputs, other, strict=True)
+        None if x is None or y is None else torch.cat([x[:1], y[1:]]) for x, y in zip(text, other, strict=True)
     )
-    y, _ = subject.forward(inputs, subject.init_state(_batch(inputs)))
-    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(inputs)))
+    y, _ = subject.forward(text, subject.init_state(_batch(text)))
+    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(text)))
     return float((y[0] - y_mixed[0]).detach().abs().max())
 
 
-def documents_are_independent(subject: Subject, packed: Inputs, unpacked: Inputs, begins: Sequence[int]) -> float:
+def documents_are_independent(subject: Subject, packed: Text, unpacked: Text, begins: Sequence[int]) -> float:
     """Return the error of law 7: documents packed in one row, with document starts, against each alone."""
     y, _ = subject.forward(packed, subject.init_state(_batch(packed)))
     alone = [
@@ -120,10 +134,10 @@ def documents_are_independent(subject: Subject, packed: Inputs, unpacked: Inputs
     return error(y, torch.cat(alone, dim=y.ndim - 2))
 
 
-def numbers_in_state(subject: Subject, inputs: Inputs) -> int:
-    """Return, for law 8, how many numbers the state of a row holds after the inputs."""
-    batch = _batch(inputs)
-    _, state = subject.forward(inputs, subject.init_state(batch))
+def numbers_in_state(subject: Subject, text: Text) -> int:
+    """Return, for law 8, how many numbers the state of a row holds after the text."""
+    batch = _batch(text)
+    _, state = subject.forward(text, subject.init_state(batch))
     return sum(tensor.numel() for tensor in state_tensors(state)) // batch
 
 
@@ -136,9 +150,9 @@ def error(measured: Tensor, truth: Tensor) -> float:
     return float(difference / size) if size else float(difference)
 
 
-def cut(inputs: Inputs, begin: int, stop: int) -> Inputs:
-    """Return the inputs of the tokens from `begin` up to `stop`."""
-    return tuple(None if x is None else _narrow(x, begin, stop) for x in inputs)
+def cut(text: Text, begin: int, stop: int) -> Text:
+    """Return the text of the tokens from `begin` up to `stop`."""
+    return tuple(None if x is None else _narrow(x, begin, stop) for x in text)
 
 
 def _states_error(state: Any, truth: Any) -> float:
@@ -154,11 +168,11 @@ def _narrow(x: Tensor, begin: int, stop: int) -> Tensor:
     return x.narrow(_axis(x), begin, stop - begin)
 
 
-def _time(inputs: Inputs) -> int:
-    assert inputs[0] is not None
-    return inputs[0].shape[_axis(inputs[0])]
+def _time(text: Text) -> int:
+    assert text[0] is not None
+    return text[0].shape[_axis(text[0])]
 
 
-def _batch(inputs: Inputs) -> int:
-    assert inputs[0] is not None
-    return len(inputs[0])
+def _batch(text: Text) -> int:
+    assert text[0] is not None
+    return len(text[0])

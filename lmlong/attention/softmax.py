@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.inputs import NOTHING, Inputs
 
 BLOCK = 1024
 """Recent tokens gathered before they are appended to the past ones: copying all of those for each new token would cost
@@ -52,7 +53,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         v: Tensor,
         state: KVCache,
         document_starts: Tensor | None = None,
-        log_decay: Tensor | None = None,
+        inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, KVCache]:
         if k.shape[2] == 1 and document_starts is None:
             return self._decode(q, k, v, state)
@@ -87,7 +88,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         return first @ settled.v.to(v.dtype) + second @ recent.v, KVCache(settled, recent)
 
     def reference(
-        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, log_decay: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device), document_starts)
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.softmax import causal_mask, softmax_reference
+from lmlong.native.spec import NativeSpec
 
 
 class WindowState(NamedTuple):
@@ -40,7 +42,7 @@ class WindowAttention(CausalAttention[WindowState]):
         v: Tensor,
         state: WindowState,
         document_starts: Tensor | None = None,
-        log_decay: Tensor | None = None,
+        inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, WindowState]:
         """Return outputs and the state after, in blocks: up to W queries see their own keys and the W - 1 before."""
         time, past = k.shape[2], self.window - 1
@@ -59,12 +61,15 @@ class WindowAttention(CausalAttention[WindowState]):
         return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), kept)
 
     def reference(
-        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, log_decay: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device).triu(1 - self.window), document_starts)
 
     def state_numbers(self, tokens: int) -> int:
         return (self.window - 1) * (2 * self.heads * self.head_dim + 1)
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("window", {"window": self.window})
 
     def _mask(self, document: Tensor, block: int) -> Tensor:
         """Return (B N, C, W - 1 + C), true where a query sees a key: within the window, in the same document."""

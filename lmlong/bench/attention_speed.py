@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
 from lmlong.bench.speed_grid import ATTENTIONS
@@ -33,8 +34,9 @@ def attention_candidate(
     size = (shape.rows, shape.heads, length, shape.width)
     q, k, v, grad = (torch.randn(size, dtype=FORMATS[precision], device=device) for _ in range(4))
     attention = build_attention(name, shape).to(device)
-    log_decay = logsigmoid(torch.randn(size[:3], device=device) + 5) if attention.gated else None
-    inputs = [x for x in (q, k, v, log_decay) if x is not None]
+    drawn = draw_inputs(attention.inputs, shape.rows, length, torch.Generator().manual_seed(0))
+    others = {name: x.to(device) for name, x in drawn.items()}
+    inputs = [q, k, v, *(x for x in others.values() if x.is_floating_point())]
     if not shape.forward_only:
         inputs = [x.requires_grad_() for x in inputs]
 
@@ -43,7 +45,7 @@ def attention_candidate(
     def attend() -> Tensor:
         if name == "softmax":
             return scaled_dot_product_attention(q, k, v, is_causal=True)
-        return attention(q, k, v, attention.init_state(shape.rows, device, q.dtype), None, log_decay)[0]
+        return attention(q, k, v, attention.init_state(shape.rows, device, q.dtype), None, others)[0]
 
     def work() -> object:
         if shape.forward_only:

@@ -9,7 +9,7 @@ from lmlong import recipe
 from lmlong.bench.speed import Candidate
 from lmlong.bench.speed_grid import ATTENTIONS
 from lmlong.inference.session import Session, append_token, next_logits, prefill
-from lmlong.model.decode.fast_step import make_fast_step, no_fast_step
+from lmlong.model.fast_step import make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
 from lmlong.training.optimizer import make_optimizer

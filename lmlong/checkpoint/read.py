@@ -16,6 +16,7 @@ from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.data import tokenizer as tokenizers
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError, nearest
+from lmlong.model.block import SHARED_PARTS
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 
@@ -167,5 +168,6 @@ def _compare(checkpoint: Path, there: dict[str, tuple[int, ...]], here: dict[str
 
 
 def _of_attention(name: str) -> bool:
-    """Return whether a weight belongs to the attention itself: to its features or its forget gate."""
-    return ".mixer.attention." in name or ".mixer.forget_gate." in name
+    """Return whether a weight belongs to the attention itself: to its features or its gates."""
+    _, inside, part = name.partition(".mixer.")
+    return bool(inside) and part.partition(".")[0] not in SHARED_PARTS

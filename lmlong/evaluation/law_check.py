@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
-from lmlong.attention.laws import Inputs, Subject
+from lmlong.attention.inputs import draw_inputs
+from lmlong.attention.laws import Subject, Text
 from lmlong.evaluation.state_health import Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.state_size import size
-from lmlong.model.decode.fast_step import make_fast_step
+from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 
 DENOMINATOR_LIMIT = 1e-20
@@ -70,7 +71,7 @@ def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor)
     return LawReport(verdicts, found, precision, *tokens.shape)
 
 
-def _same_text(model: LanguageModel, precision: str, text: Inputs) -> Iterator[Verdict]:
+def _same_text(model: LanguageModel, precision: str, text: Text) -> Iterator[Verdict]:
     """Laws 1 to 7: ways of computing the same text."""
     tokens, document_starts = text
     assert tokens is not None and document_starts is not None
@@ -122,19 +123,20 @@ def _random_output(attention: CausalAttention, scale: float, like: Tensor) -> Te
     generator = torch.Generator().manual_seed(0)
     shape = (1, attention.heads, 300, attention.head_dim)
     q, k, v = (torch.randn(shape, generator=generator).to(like) for _ in range(3))
-    log_decay = torch.full(shape[:3], -0.01, device=like.device) if attention.gated else None
+    drawn = draw_inputs(attention.inputs, 1, shape[2], generator)
+    inputs = {name: x.to(like.device) for name, x in drawn.items()}
     state = attention.init_state(1, like.device, like.dtype)
-    return attention(q * scale, k * scale, v, state, None, log_decay)[0]
+    return attention(q * scale, k * scale, v, state, None, inputs)[0]
 
 
 def _subject(model: LanguageModel) -> Subject:
     """Return the model as the laws see it: (tokens, document_starts) to logits."""
 
-    def forward(x: Inputs, state: Any) -> tuple[Tensor, Any]:
+    def forward(x: Text, state: Any) -> tuple[Tensor, Any]:
         assert x[0] is not None
         return model(x[0], state, x[1])
 
-    def step(x: Inputs, state: Any) -> tuple[Tensor, Any]:
+    def step(x: Text, state: Any) -> tuple[Tensor, Any]:
         tokens, document_starts = x
         assert tokens is not None
         if document_starts is not None:  # `step` goes on with a document, it begins none
@@ -157,7 +159,7 @@ def _fast_step(model: LanguageModel, tokens: Tensor) -> Verdict:
     return Verdict(11, "fast decode step = forward, in float32", error, allowed)
 
 
-def _by_definition(model: LanguageModel, text: Inputs) -> Tensor:
+def _by_definition(model: LanguageModel, text: Text) -> Tensor:
     """Return the logits of a text by the reference of each layer's attention."""
 
     def replace(attention: CausalAttention, inputs: tuple[Any, ...], output: tuple[Tensor, Any]) -> Any:

@@ -21,8 +21,8 @@ from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session
 from lmlong.model.base import TextModel
 from lmlong.model.build import build
-from lmlong.model.decode.fast_step import make_fast_step, no_fast_step
 from lmlong.model.device import pick_device
+from lmlong.model.fast_step import make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lmlong.model.layers import QuantizedLinear
 from lmlong.model.loss import logits_in_float32
 from lmlong.model.short_conv import ShortConvolution
+from lmlong.native.spec import NativeSpec
 
 EMBEDDING_STD = 0.02
 
@@ -28,6 +29,9 @@ class LMHead(nn.Module):
         """Return function(hidden, weight, ...): logits, or a loss that never holds all of them."""
         return function(hidden, self.tied[0].weight, *others)
 
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("lm_head", parts={"matrix": self.tied[0]})
+
 
 class QuantizedLMHead(LMHead):
     """The output layer with a quantized copy of the embedding."""
@@ -38,6 +42,9 @@ class QuantizedLMHead(LMHead):
 
     def forward(self, function: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
         return function(hidden, self.quantized[0].dequantized(hidden.dtype), *others)
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("lm_head", parts={"matrix": self.quantized[0]})
 
 
 class TextModel(nn.Module, ABC):

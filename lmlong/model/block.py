@@ -10,23 +10,29 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, silu
 
 from lmlong import recipe
-from lmlong.attention.gates import ForgetGate
+from lmlong.attention.inputs import Gate, GateProjection, Inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.model.layers import RMSNorm, SwiGLU
 from lmlong.model.rope import apply_rope
 from lmlong.model.short_conv import ShortConvolution
+from lmlong.native.spec import NativeSpec
 
 
 class Positions(NamedTuple):
-    """The positions of the tokens of a batch."""
+    """The positions of the tokens of a batch, and the tokens themselves where an attention asks for them."""
 
     in_document: Tensor  # (B, T) tokens before each in its document
     document_starts: Tensor | None  # (B, T) bool, true at the first token of a document; None where none starts
+    last_tokens: Tensor | None = None  # (B, T, P) the tokens up to each, -1 for those before its document
 
 
 class BlockState(NamedTuple):
     attention: Any  # the state of the attention
     tail: Tensor | None  # the last inputs of the convolution
+
+
+SHARED_PARTS = frozenset({"norm", "in_proj", "convolution", "head_norm", "out_proj"})
+"""The parts of a mixer that mean the same to every attention; all others are the attention and its gates."""
 
 
 class Mixer(nn.Module):
@@ -39,7 +45,10 @@ class Mixer(nn.Module):
         self.in_proj = nn.Linear(width, 4 * width, bias=False)  # queries, keys, values, output gate
         self.convolution = ShortConvolution(3 * width, options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, width // options.heads, options.attention)
-        self.forget_gate = ForgetGate(width, self.heads) if self.attention.gated else None
+        for gate in self.attention.inputs.values():
+            if isinstance(gate, Gate):
+                assert not hasattr(self, gate.name), f"{gate.name}: a mixer has another thing of this name"
+                self.add_module(gate.name, GateProjection(width, gate))
         self.uses_rope = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
         self.head_norm = RMSNorm(self.heads, width // options.heads)
         self.out_proj = nn.Linear(width, width, bias=False)
@@ -57,10 +66,35 @@ class Mixer(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
         if self.uses_rope:
             q, k = apply_rope(q, positions.in_document), apply_rope(k, positions.in_document)
-        log_decay = self.forget_gate(x) if self.forget_gate is not None else None
-        y, attention = self.attention(q, k, v, state.attention, positions.document_starts, log_decay)
+        inputs = self._inputs(x, positions)
+        y, attention = self.attention(q, k, v, state.attention, positions.document_starts, inputs)
         y = self.head_norm(y.transpose(1, 2)).flatten(2)
         return self.out_proj(y * silu(gate)), BlockState(attention, tail)
+
+    def native_spec(self) -> NativeSpec:
+        options = {"heads": self.heads, "uses_rope": self.uses_rope, "inputs": tuple(self.attention.inputs)}
+        gates = [getattr(self, gate.name) for gate in self.attention.inputs.values() if isinstance(gate, Gate)]
+        parts = {
+            "norm": self.norm,
+            "in_proj": self.in_proj,
+            "convolution": self.convolution,
+            "attention": self.attention,
+            "gates": gates,
+            "head_norm": self.head_norm,
+            "out_proj": self.out_proj,
+        }
+        return NativeSpec("mixer", options, parts=parts)
+
+    def _inputs(self, x: Tensor, positions: Positions) -> Inputs:
+        """Return what the attention declares that it needs, of normed vectors x (B, T, width)."""
+        found = {}
+        for name, declared in self.attention.inputs.items():
+            if isinstance(declared, Gate):
+                found[name] = getattr(self, declared.name)(x)
+            else:
+                assert positions.last_tokens is not None
+                found[name] = declared.make(positions.last_tokens[..., -declared.size :])
+        return found
 
 
 class Block(nn.Module):
@@ -79,3 +113,6 @@ class Block(nn.Module):
         mixed, state = self.mixer(x, state, positions)
         x = x + dropout(mixed, self.dropout, self.training)
         return x + dropout(self.mlp(x), self.dropout, self.training), state
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("block", parts={"mixer": self.mixer, "mlp": self.mlp})

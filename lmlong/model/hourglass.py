@@ -19,6 +19,7 @@ from lmlong.model.block import BlockState, Positions
 from lmlong.model.layers import RMSNorm
 from lmlong.model.rope import document_positions
 from lmlong.model.state import concat_states, state_row, where_state
+from lmlong.native.spec import NativeSpec
 
 States = tuple[BlockState, ...]
 Inner = Callable[[Tensor, States, Positions], tuple[Tensor, States]]
@@ -118,6 +119,10 @@ class Hourglass(BlockPooling):
             spread, last = upsampled[rows[:, None], ended], upsampled[rows, ended[:, -1]]
             after = self._states_after(ended[:, -1], pooled, states, after, block_positions, inner)
         return x + self._after_first_block(spread, positions), HourglassState(tail, last), after
+
+    def native_spec(self) -> NativeSpec:
+        parts = {"convolution": self.convolution, "norm": self.norm, "out_proj": self.out_proj}
+        return NativeSpec("hourglass", {"factor": self.factor, "pooling": self.kind}, parts=parts)
 
     def _after_first_block(self, upsampled: Tensor, positions: Positions) -> Tensor:
         """Zero the outputs for tokens of a document without a full block: they would be those of another document."""

@@ -5,7 +5,7 @@ B batch, T time, V vocabulary.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.inputs import LastTokens, last_tokens
 from lmlong.attention.linear import native
 from lmlong.attention.linear.autograd import Scan
 from lmlong.attention.linear.chunk import scan as chunk_scan
 from lmlong.attention.linear.layer import LinearAttention
+from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, QuantizedLMHead, TextModel
 from lmlong.model.block import Block, BlockState, Positions
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_phase
@@ -24,6 +26,7 @@ from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.loss import summed_nll, token_nll
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import checkpointed_loss, segmented_loss, split_segments
+from lmlong.native.spec import NativeSpec
 
 PIECE = 4096
 """Tokens scored at once; a longer text is scored piece by piece, with the state passed on, in constant memory."""
@@ -35,6 +38,7 @@ class ModelState(NamedTuple):
     blocks: tuple[BlockState, ...]
     position: Tensor  # (B,) tokens of the current document so far
     hourglass: HourglassState | None = None  # None where no layers are downsampled
+    last_tokens: Tensor | None = None  # (B, P) as many as the attentions ask for; None where none does
 
 
 DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, ModelState]]
@@ -51,8 +55,11 @@ class LanguageModel(TextModel):
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocabulary, options.width)
         self.blocks = nn.ModuleList(Block(options, kind) for kind in options.kinds)  # type: ignore[assignment]
+        # scaled to about 1, else the first blocks would drown it; the logits need it small
+        self.embedding_scale = options.width**0.5
         self.downsampled_layers = options.downsampled_layers
         self.hourglass = Hourglass(options.width, options.downsample) if options.downsample else None
+        self.past_tokens = self._count_past_tokens()
         self.norm = RMSNorm(options.width)
         self.lm_head = LMHead(self.embedding)
         self.fast_step: DecodeStep | None = None
@@ -64,7 +71,9 @@ class LanguageModel(TextModel):
         like = self.embedding.weight.device, self.embedding.weight.dtype
         blocks = tuple(block.init_state(batch, *like) for block in self.blocks)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
-        return ModelState(blocks, position, self.hourglass.init_state(batch, *like) if self.hourglass else None)
+        hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
+        past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
+        return ModelState(blocks, position, hourglass, past)
 
     def forward(  # type: ignore[override]
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
@@ -75,7 +84,7 @@ class LanguageModel(TextModel):
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Return logits (B, V) of the token after `token` (B,), and the state after it."""
-        phase = self._block_phase(state, None, 1)
+        phase = self.block_phase(state, None, 1)
         return self.fast_step(token, state, phase) if self.fast_step else self.decode_step(token, state, phase)
 
     def decode_step(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
@@ -118,7 +127,7 @@ class LanguageModel(TextModel):
     ) -> tuple[Tensor, ModelState]:
         """Return the last hidden states (B, T, width), and the state after."""
         state = self.init_state(len(tokens)) if state is None else state
-        phase = self._block_phase(state, document_starts, tokens.shape[1])
+        phase = self.block_phase(state, document_starts, tokens.shape[1])
         run = self._compiled_run or self._run
         return run(tokens, state, document_starts, phase)
 
@@ -132,9 +141,12 @@ class LanguageModel(TextModel):
         self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, phase: BlockPhase | None
     ) -> tuple[Tensor, ModelState]:
         index = document_positions(document_starts, state.position, tokens.shape[1])
-        positions = Positions(index, document_starts)
-        # scaled to about 1, else the first blocks would drown it; the logits need it small
-        x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
+        past, windows = state.last_tokens, None
+        if past is not None:
+            windows = last_tokens(tokens, past, index)
+            past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
+        positions = Positions(index, document_starts, windows)
+        x = self.embedding(tokens) * self.embedding_scale
         if self.hourglass is None or state.hourglass is None or phase is None:
             x, blocks, hourglass = *self._run_layers(range(len(self.blocks)), x, state.blocks, positions), None
         else:
@@ -144,7 +156,7 @@ class LanguageModel(TextModel):
             x, hourglass, middle = self.hourglass(x, state.hourglass, state.blocks[first:end], positions, phase, inner)
             x, after = self._run_layers(range(end, len(self.blocks)), x, state.blocks[end:], positions)
             blocks = before + middle + after
-        return self.norm(x), ModelState(blocks, positions.in_document[:, -1] + 1, hourglass)
+        return self.norm(x), ModelState(blocks, positions.in_document[:, -1] + 1, hourglass, past)
 
     def _run_layers(
         self, layers: range, x: Tensor, states: tuple[BlockState, ...], positions: Positions
@@ -159,11 +171,27 @@ class LanguageModel(TextModel):
             after.append(state)
         return x, tuple(after)
 
+    def _count_past_tokens(self) -> int | None:
+        """Return how many tokens before the current one the attentions ask for; None where none reads tokens."""
+        counts = [
+            (layer, declared.size - 1)
+            for layer, attention in enumerate(self.attentions)
+            for declared in attention.inputs.values()
+            if isinstance(declared, LastTokens)
+        ]
+        if shortened := [layer for layer, _ in counts if layer in self.downsampled_layers]:
+            raise UsageError(
+                f"model.downsample: the attention of layer {shortened[0] + 1} reads tokens, and a downsampled layer "
+                "has none. Leave downsample out, or let the layers in the middle be of another kind."
+            )
+        return max((past for _, past in counts), default=None)
+
     def layer_tokens(self, layer: int, tokens: int) -> int:
         """Return how many vectors a layer sees of `tokens` tokens of a document."""
         return tokens // self.hourglass.factor if self.hourglass and layer in self.downsampled_layers else tokens
 
-    def _block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
+    def block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
+        """Return how the next `time` tokens fall into blocks; None where no layers are downsampled."""
         return block_phase(self.hourglass.factor, state.position, document_starts, time) if self.hourglass else None
 
     @property
@@ -195,6 +223,17 @@ class LanguageModel(TextModel):
 
     def _linear_attentions(self) -> Iterator[LinearAttention]:
         return (attention for attention in self.attentions if isinstance(attention, LinearAttention))
+
+    def native_spec(self) -> NativeSpec:
+        options = {"embedding_scale": self.embedding_scale, "downsampled_layers": self.downsampled_layers}
+        parts: dict[str, Any] = {
+            "embedding": self.embedding,
+            "blocks": tuple(self.blocks),
+            "hourglass": self.hourglass,
+            "norm": self.norm,
+            "lm_head": self.lm_head,
+        }
+        return NativeSpec("language_model", options, parts=parts)
 
     def quantize(self, dtype: torch.dtype) -> None:
         """Quantize all weight matrices to bfloat16 or int8, less to fetch for each token; activations are unchanged."""

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from lmlong import recipe
+from lmlong.native.spec import NativeSpec
+
+RMS_EPS = 1e-6
 
 
 class RMSNorm(nn.Module):
@@ -18,7 +21,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(*shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight
+        return rms_norm(x, x.shape[-1:], eps=RMS_EPS) * self.weight
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("rms_norm", weights={"weight": self.weight})
 
 
 class SwiGLU(nn.Module):
@@ -34,6 +40,9 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.in_proj(self.norm(x)).chunk(2, dim=-1)
         return self.out_proj(silu(gate) * value)
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("swiglu", parts={"norm": self.norm, "in_proj": self.in_proj, "out_proj": self.out_proj})
 
 
 class QuantizedLinear(nn.Module):
@@ -53,6 +62,9 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = linear(x, self.weight.to(x.dtype))
         return y if self.scales is None else y * self.scales.to(x.dtype)
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("matrix", weights={"weight": self.weight, "scales": self.scales})
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the weight that products use."""

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from lmlong.native.spec import NativeSpec
+
 BLOCK = 128
 """Tokens computed at once on a CPU, so that they are in cache for all taps."""
 
@@ -41,6 +43,9 @@ class ShortConvolution(nn.Module):
             distance = torch.arange(self.width - 2, -1, -1, device=x.device)  # of the tail's tokens to the last one
             tail = tail * (positions[:, -1:] >= distance)[..., None]
         return y, tail
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("short_conv", {"width": self.width}, {"weight": self.weight})
 
     def _mask_documents(self, y: Tensor, x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
         """Recompute the few outputs so near to the start of their document that they saw the one before."""

@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from lmlong.errors import UsageError
 from lmlong.io.cache import cache_folder, fetch, home_cache, key_of
@@ -25,24 +27,50 @@ COMPILING = 300
 """Timeout of the compiler in seconds; a few are usual."""
 
 
-def compiled(folder: Path, constants: Mapping[str, float], otherwise: str) -> ctypes.CDLL | None:
+class Shared(NamedTuple):
+    """What C++ and Python share. Python defines numbers; C++ defines structures, and Python's must lie alike."""
+
+    constants: Mapping[str, float]
+    enums: Sequence[type[IntEnum]]
+    structures: Sequence[type[ctypes.Structure]]
+
+    def headers(self) -> dict[str, str]:
+        """Return the text of headers by their names: definitions for the begin of the sources, and assertions for their
+        end, so that C++ of another layout does not compile."""
+        constants = [f"constexpr float {name} = {value!r}f;" for name, value in self.constants.items()]
+        enums = [f"enum {e.__name__} {{ {', '.join(f'{x.name} = {x.value}' for x in e)} }};" for e in self.enums]
+        definitions = ["#pragma once", "namespace {", *constants, *enums, "}"]
+        assertions = ["#include <cstddef>", *(line for each in self.structures for line in _layout(each))]
+        return {"shared.h": "\n".join(definitions) + "\n", "layout.h": "\n".join(assertions) + "\n"}
+
+
+def _layout(structure: type[ctypes.Structure]) -> Iterator[str]:
+    """Iterate over assertions that C++ has the same fields at the same offsets, and no others."""
+    name = structure.__name__
+    for field, *_ in structure._fields_:
+        found = getattr(structure, field)
+        same = f"offsetof({name}, {field}) == {found.offset} && sizeof({name}::{field}) == {found.size}"
+        yield f'static_assert({same}, "{name}.{field} lies elsewhere in Python");'
+    yield f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "{name} has other fields in Python");'
+
+
+def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None:
     """Return the library compiled from the sources of a folder, once on each machine; None where there is no compiler,
-    or, with a warning that says what is done `otherwise`, where it fails. `constants` are numbers that C++ and Python
-    share."""
+    or, with a warning that says what is done `otherwise`, where it fails."""
     compiler = find_compiler()
     if compiler is None:
         return None
     sources = sorted(path for each in (HERE, folder) for path in each.iterdir() if path.suffix in (".h", ".cpp"))
-    flags = [*FLAGS, f"-I{HERE}", *(f"-D{name}={value!r}f" for name, value in constants.items())]
+    headers, flags = shared.headers(), [*FLAGS, f"-I{HERE}"]
     texts = [path.read_text() for path in sources]
     units = [str(path) for path in sources if path.suffix == ".cpp"]
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-        key = key_of(texts, FLAGS, dict(constants), compiler, version, _processor())
+        key = key_of(texts, FLAGS, headers, compiler, version, _processor())
         made = fetch(
             private_folder(cache_folder()) / key,
             LIBRARY,
-            lambda into: _compile([compiler, *flags, *units, "-o", str(into / CODE)]),
+            lambda into: _compile([compiler, *flags, *units, "-o", str(into / CODE)], headers),
             True,
         )
         return ctypes.CDLL(str(made / CODE))
@@ -75,8 +103,11 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"])), None)
 
 
-def _compile(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILING)
+def _compile(command: list[str], headers: Mapping[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in headers.items():
+            (Path(folder) / name).write_text(text)
+        subprocess.run([*command, f"-I{folder}"], check=True, capture_output=True, text=True, timeout=COMPILING)
 
 
 def _processor() -> str:

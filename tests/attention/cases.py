@@ -8,10 +8,13 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention, at_least_float32
-from lmlong.attention.laws import Inputs
+from lmlong.attention.inputs import draw_inputs
+from lmlong.attention.laws import Text
 from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
 
 HEADS, WIDTH = 3, 8
+EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
+"""How far two ways of reading the same text may be apart."""
 DECAYS = get_args(recipe.Attention.model_fields["decay"].annotation)
 
 
@@ -54,19 +57,15 @@ def build(form: recipe.Attention) -> CausalAttention:
 
 def inputs(
     attention: CausalAttention, time: int, dtype: torch.dtype, batch: int = 2, seed: int = 0, starts: bool = True
-) -> Inputs:
-    """(q, k, v, document_starts, log_decay) of a random text in which about every 30th token starts a document."""
+) -> Text:
+    """(q, k, v, document_starts, what the attention declares) of a random text; about every 30th token starts a
+    document."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
 
     q, k, v = (normal(batch, HEADS, time, WIDTH) for _ in range(3))
-    # gates from about 0.001 to 0.9999, as a trained model has them
-    gates = (
-        torch.nn.functional.logsigmoid(3 * normal(batch, HEADS, time).to(at_least_float32(dtype)) + 3)
-        if attention.gated
-        else None
-    )
     begun = torch.rand(batch, time, generator=draw) < 1 / 30 if starts else None
-    return q, k, v, begun, gates
+    drawn = draw_inputs(attention.inputs, batch, time, draw, at_least_float32(dtype), begun)
+    return q, k, v, begun, *drawn.values()

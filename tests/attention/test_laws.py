@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attention.cases import FORMS, HEADS, WIDTH, both_types, build, each_type, every_form, inputs, name
+from attention.cases import EXACT, FORMS, HEADS, WIDTH, both_types, build, each_type, every_form, inputs, name
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
@@ -12,14 +12,11 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import at_least_float32, state_tensors
-from lmlong.attention.laws import Inputs
+from lmlong.attention.laws import Text
 from lmlong.attention.linear.chunk import CHUNK_SIZE
 
 LENGTHS = [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 211]
 lengths = pytest.mark.parametrize("time", LENGTHS)
-
-EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
-"""How far two ways of reading the same text may be apart."""
 
 
 @every_form
@@ -82,10 +79,10 @@ def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype
     attention = build(form)
     x = inputs(attention, time, torch.float64)
     upstream = torch.randn(2, HEADS, time, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    truth = _with_gradients(lambda y: attention.reference(*y), x, upstream)
+    truth = _with_gradients(lambda y: laws.reference(attention, y), x, upstream)
     subject = laws.of_attention(attention, x[0].to(dtype))
 
-    def in_two_parts(y: Inputs) -> Tensor:
+    def in_two_parts(y: Text) -> Tensor:
         half = time // 2
         first, state = (
             subject.forward(laws.cut(y, 0, half), subject.init_state(2)) if half else (None, subject.init_state(2))
@@ -94,7 +91,7 @@ def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype
         return second if first is None else torch.cat([first, second], dim=2)
 
     measured = _with_gradients(in_two_parts, _cast(x, dtype), upstream)
-    naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, dtype), upstream)
+    naive = _with_gradients(lambda y: laws.reference(attention, y), _cast(x, dtype), upstream)
     rounding = torch.finfo(dtype).eps
     for mine, formula, exact in zip(measured, naive, truth, strict=True):
         allowed = 1e-10 if dtype == torch.float64 else 4 * max(_distance(formula, exact, upstream), 16 * rounding)
@@ -117,13 +114,14 @@ def test_rows_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
 @both_types
 def test_packed_documents_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
-    q, k, v, _, decay = inputs(attention, 211, dtype)
+    q, k, v, _, *others = inputs(attention, 211, dtype)
     begins = [0, 1, 30, 64, 150, 209]
     starts = torch.zeros(2, 211, dtype=torch.bool)
     starts[:, begins] = True
     subject = laws.of_attention(attention, v)
     assert (
-        laws.documents_are_independent(subject, (q, k, v, starts, decay), (q, k, v, None, decay), begins) < EXACT[dtype]
+        laws.documents_are_independent(subject, (q, k, v, starts, *others), (q, k, v, None, *others), begins)
+        < EXACT[dtype]
     )
 
 
@@ -151,15 +149,15 @@ def test_the_state_grows_where_recipes_say_so(form: recipe.Attention) -> None:
 def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float) -> None:
     attention = build(form)
     scale = min(scale, attention.largest_scale)
-    q, k, v, starts, decay = inputs(attention, 300, torch.float64)
-    x = (q * scale, k * scale, v * scale, starts, decay)
+    q, k, v, starts, *others = inputs(attention, 300, torch.float64)
+    x = (q * scale, k * scale, v * scale, starts, *others)
     upstream = torch.ones_like(v)
-    truth = _with_gradients(lambda y: attention.reference(*y), x, upstream)
+    truth = _with_gradients(lambda y: laws.reference(attention, y), x, upstream)
     subject = laws.of_attention(attention, v.float())
     measured = _with_gradients(
         lambda y: subject.forward(y, subject.init_state(2))[0], _cast(x, torch.float32), upstream
     )
-    naive = _with_gradients(lambda y: attention.reference(*y), _cast(x, torch.float32), upstream)
+    naive = _with_gradients(lambda y: laws.reference(attention, y), _cast(x, torch.float32), upstream)
     assert measured[0].abs().max() > 0
     # torch's fused softmax computes exp to about 20 bits; and where a window shows one key alone, whose gradient is 0,
     # it leaves what rounding leaves of two equal sums over v, each of which some processors add up in its own order
@@ -206,10 +204,11 @@ def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
     assert ((state.z - 4000).abs() < 1).all()
 
 
-def _cast(x: Inputs, dtype: torch.dtype) -> Inputs:
-    q, k, v, starts, gates = x
-    assert q is not None and k is not None and v is not None
-    return q.to(dtype), k.to(dtype), v.to(dtype), starts, None if gates is None else gates.to(at_least_float32(dtype))
+def _cast(x: Text, dtype: torch.dtype) -> Text:
+    """Cast all real inputs; gates are in float32 at least."""
+    qkv, starts, others = x[:3], x[3], x[4:]
+    gates = (t.to(at_least_float32(dtype)) if t is not None and t.is_floating_point() else t for t in others)
+    return *(t if t is None else t.to(dtype) for t in qkv), starts, *gates
 
 
 def _distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
@@ -219,7 +218,7 @@ def _distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
     return distance if distance == distance else float("inf")
 
 
-def _with_gradients(function: Callable[[Inputs], Tensor], x: Inputs, upstream: Tensor) -> list[Tensor]:
+def _with_gradients(function: Callable[[Text], Tensor], x: Text, upstream: Tensor) -> list[Tensor]:
     """The outputs, and the gradients of all real inputs."""
     leaves = tuple(t.detach().requires_grad_(t.is_floating_point()) if t is not None else None for t in x)
     y = function(leaves)

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from models import stirred
 from torch import Tensor
 
+from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL, ENCODER
 from lmlong.cli.spectrum import spectrum as spectrum_command
 from lmlong.data.token_file import TokenFile
@@ -75,10 +76,10 @@ def test_a_matrix_of_equal_values_and_some_rank(rank: int) -> None:
 def test_the_matrix_is_what_values_are_multiplied_with(kind: str) -> None:
     attention = CAUSAL[kind](HEADS, WIDTH, options(kind, window=5)).double()
     q, k, v = (drawn(2, HEADS, T, WIDTH, seed=seed) for seed in range(3))
-    log_decay = -drawn(2, HEADS, T, seed=3).exp() if attention.gated else None
+    inputs = draw_inputs(attention.inputs, 2, T, torch.Generator().manual_seed(3), torch.float64)
     starts = torch.arange(T).expand(2, -1) % 7 == 0
-    found = matrix(attention, q, k, starts, log_decay)
-    y, _ = attention(q, k, v, attention.init_state(2, q.device, q.dtype), starts, log_decay)
+    found = matrix(attention, q, k, starts, inputs)
+    y, _ = attention(q, k, v, attention.init_state(2, q.device, q.dtype), starts, inputs)
     assert (found @ v - y).abs().max() < 1e-10
     assert (found.sum(-1) - 1).abs().max() < 1e-10 and not found.triu(1).any()
 

@@ -15,8 +15,8 @@ from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
 from lmlong.inference.loading import Weights, load
 from lmlong.inference.session import next_logits
-from lmlong.model.decode import native_step as step
-from lmlong.model.decode.fast_step import cuda_graph
+from lmlong.model import native_step as step
+from lmlong.model.fast_step import cuda_graph
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states
 from lmlong.recipe import Attention, Downsample, Model

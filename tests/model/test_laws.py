@@ -10,7 +10,7 @@ from models import stirred
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
-from lmlong.attention.laws import Inputs, Subject
+from lmlong.attention.laws import Subject, Text
 from lmlong.experiments.compare import CANDIDATES
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
@@ -28,7 +28,7 @@ def build(form: recipe.Attention, dtype: torch.dtype, **shape: object) -> Langua
 
 
 def subject(model: LanguageModel) -> Subject:
-    def step(x: Inputs, state: object) -> tuple[torch.Tensor, object]:
+    def step(x: Text, state: object) -> tuple[torch.Tensor, object]:
         tokens, starts = x
         if starts is not None and starts.any():  # a start within a batch is read, not stepped
             return model(tokens, state, starts)
@@ -38,7 +38,7 @@ def subject(model: LanguageModel) -> Subject:
     return Subject(model.init_state, lambda x, state: model(x[0], state, x[1]), step)
 
 
-def text(batch: int = 2, time: int = TIME, seed: int = 0) -> Inputs:
+def text(batch: int = 2, time: int = TIME, seed: int = 0) -> Text:
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(VOCABULARY, (batch, time), generator=draw)
     return tokens, torch.rand(batch, time, generator=draw) < 1 / 25

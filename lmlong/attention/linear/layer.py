@@ -8,11 +8,13 @@ from torch import Tensor
 
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.gates import fixed_log_decay
+from lmlong.attention.gates import fixed_log_decay, forget_gate
+from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear import native
 from lmlong.attention.linear.autograd import IdentityFeatures, Scan, ScanInputs, scan_forward, without_autocast
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
+from lmlong.native.spec import NativeSpec
 
 
 class LinearAttention(CausalAttention[LinearState]):
@@ -24,7 +26,7 @@ class LinearAttention(CausalAttention[LinearState]):
         super().__init__()
         self.heads, self.head_dim, self.feature_map = heads, head_dim, feature_map
         self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
-        self.gated = decay == "learned"
+        self.inputs = {"log_decay": forget_gate(heads)} if decay == "learned" else {}
         self.register_buffer("log_decay", fixed_log_decay(heads) if decay == "fixed" else None, persistent=False)
         self.kernel: Scan = native.scan
         """The scan over many tokens: native code, chunks in torch, or Triton."""
@@ -46,9 +48,9 @@ class LinearAttention(CausalAttention[LinearState]):
         v: Tensor,
         state: LinearState,
         document_starts: Tensor | None = None,
-        log_decay: Tensor | None = None,
+        inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, LinearState]:
-        log_decay = self._log_decay(q, log_decay)
+        log_decay = self._log_decay(q, inputs)
         if q.shape[2] > 1:
             y, S, z = self.kernel(self.feature_map, ScanInputs(q, k, v, document_starts, log_decay), *state)
             return y, LinearState(S, z)
@@ -65,13 +67,13 @@ class LinearAttention(CausalAttention[LinearState]):
         v: Tensor,
         state: LinearState,
         document_starts: Tensor | None = None,
-        log_decay: Tensor | None = None,
+        inputs: Inputs = NOTHING,
     ) -> Tensor:
         """Return the denominators (B, H, T) of the outputs: sums of all weights, which must stay away from 0."""
         with without_autocast(q):
             fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-            inputs = ScanInputs(fq, fk, v.to(fq.dtype), document_starts, self._log_decay(q, log_decay))
-            return scan_forward(ChunkKernel(), IdentityFeatures(), inputs, *state)[0].denominators
+            of_scan = ScanInputs(fq, fk, v.to(fq.dtype), document_starts, self._log_decay(q, inputs))
+            return scan_forward(ChunkKernel(), IdentityFeatures(), of_scan, *state)[0].denominators
 
     def reference(
         self,
@@ -79,16 +81,19 @@ class LinearAttention(CausalAttention[LinearState]):
         k: Tensor,
         v: Tensor,
         document_starts: Tensor | None = None,
-        log_decay: Tensor | None = None,
+        inputs: Inputs = NOTHING,
     ) -> Tensor:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-        return quadratic(fq, fk, v, document_starts, self._log_decay(q, log_decay))
+        return quadratic(fq, fk, v, document_starts, self._log_decay(q, inputs))
 
     def state_numbers(self, tokens: int) -> int:
         return self.heads * self.feature_map.features * (self.head_dim + 1)
 
-    def _log_decay(self, q: Tensor, learned: Tensor | None) -> Tensor | None:
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
+
+    def _log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
         """Return the log decay of each token: the learned one, the fixed one, or none."""
         if self.log_decay is None:
-            return learned
+            return inputs["log_decay"] if self.inputs else None
         return self.log_decay.to(at_least_float32(q.dtype))[None, :, None].expand(q.shape[:3])

@@ -144,7 +144,7 @@ def test_no_more_is_kept_than_was_declared(dtype: torch.dtype) -> None:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-        y, state = attention(q, k, v, attention.init_state(2, v.device, v.dtype), starts, log_decay)
+        y, state = attention(q, k, v, attention.init_state(2, v.device, v.dtype), starts, {"log_decay": log_decay})
     states = 4 * (state.S.nbytes + state.z.nbytes)
     assert sum(kept.values()) == sum(x.nbytes for x in (*real, starts, y)) + 4 * log_decay.numel() + states
 
@@ -155,7 +155,7 @@ def test_nothing_is_kept_without_gradients() -> None:
     q.requires_grad_()
     kept: list[Tensor] = []
     with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
-        y, _ = attention(q, k, v, attention.init_state(2, v.device, v.dtype), starts, log_decay)
+        y, _ = attention(q, k, v, attention.init_state(2, v.device, v.dtype), starts, {"log_decay": log_decay})
     assert not kept and not y.requires_grad
 
 
@@ -165,7 +165,7 @@ def test_a_backward_pass_under_autocast_is_the_same() -> None:
     leaves = [x.requires_grad_() for x in (q, k, v, log_decay) if x is not None]
 
     def gradients() -> Iterator[Tensor]:
-        y, state = attention(q, k, v, attention.init_state(2, v.device, v.dtype), starts, log_decay)
+        y, state = attention(q, k, v, attention.init_state(2, v.device, v.dtype), starts, {"log_decay": log_decay})
         yield from torch.autograd.grad(y.float().sum() + state.S.sum(), leaves)
 
     plain = list(gradients())

@@ -9,7 +9,7 @@ namespace {
 
 struct Backward {
     const Line& line;
-    const Job& job = line.job;
+    const ScanJob& job = line.job;
     const FeatureMap feature_map = FeatureMap(line.job.feature_map);
     const Int F = line.F, V = line.V, size = state_size(line), chunks = padded(job.time) / TILE;
     Decay decay;

@@ -14,7 +14,7 @@ struct Decay {  // the letters are those of chunk.py
 };
 
 void decay_masks(const Line& line, Int begin, Decay& decay) {
-    const Job& job = line.job;
+    const ScanJob& job = line.job;
     alignas(64) float total[TILE], document[TILE];
     float log2_decay = 0, documents = 0;
     for (Int t = 0; t < TILE; t++) {

@@ -8,7 +8,7 @@ namespace {
 
 struct Forward {
     const Line& line;
-    const Job& job = line.job;
+    const ScanJob& job = line.job;
     const Int F = line.F, V = line.V;
     Decay decay;
     float *q, *k, *v, *qT, *y, *state;  // q and k are features as soon as they are loaded

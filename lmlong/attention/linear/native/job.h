@@ -5,7 +5,8 @@
 
 #pragma once
 
-#include "simd.h"
+#include "scratch.h"
+#include "shared.h"
 
 namespace {
 
@@ -17,7 +18,7 @@ struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data`
     Int bfloat16;          // else float32
 };
 
-struct Job {
+struct ScanJob {
     Int lines, heads, time, features, value_dim, feature_map;  // a line is one head of one row
     StridedTensor q, k, v, document_starts, log_decay, y, denominators, dy, dq, dk, dv, dlog_decay;
     // states (lines, F, V + 1), z last: `state_after` is an output of the forward pass, `dstate_before` of the backward
@@ -27,13 +28,11 @@ struct Job {
     Int scratch_size, worker, line;  // of one worker; workers that have come, and lines that are begun
 };
 
-enum FeatureMap { IDENTITY, ELU, RELU };
-
 struct Line {  // one head of one row
-    const Job& job;
+    const ScanJob& job;
     const Int index, row, head, F, V;  // F and V padded
 
-    Line(const Job& job, Int index)
+    Line(const ScanJob& job, Int index)
         : job(job), index(index), row(index / job.heads), head(index % job.heads), F(padded(job.features)),
           V(padded(job.value_dim)) {}
 
@@ -45,16 +44,6 @@ struct Line {  // one head of one row
     template <typename T = float>
     T* pointer(const StridedTensor& x, Int token) const {
         return static_cast<T*>(x.data) + row * x.row + head * x.head + token * x.token;
-    }
-};
-
-struct Scratch {  // the memory of one worker
-    float* free;
-
-    float* take(Int size) {
-        float* taken = free;
-        free += size;
-        return taken;
     }
 };
 

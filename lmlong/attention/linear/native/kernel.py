@@ -17,10 +17,11 @@ from lmlong.attention.linear.autograd import (
     ScanInputs,
     ScanOutputs,
 )
-from lmlong.attention.linear.native.library import Job, Library, StridedTensor, library
+from lmlong.attention.linear.native.library import Library, ScanJob, StridedTensor, library
+from lmlong.native.feature_maps import FeatureMap
 
-FUSED = {IdentityFeatures: 0, Elu: 1, Relu: 2}
-"""Feature maps that native code computes, with their numbers there; torch computes all others."""
+FUSED = {IdentityFeatures: FeatureMap.IDENTITY, Elu: FeatureMap.ELU, Relu: FeatureMap.RELU}
+"""Feature maps that native code computes; torch computes all others."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -76,7 +77,7 @@ class NativeKernel:
         dims = state.shape[2], state.shape[3] - 1
         workers = min(torch.get_num_threads(), batch * heads)
         scratch = state.new_empty(workers, self._compiled.scratch_size(time, *dims))
-        job = Job(batch * heads, heads, time, *dims, FUSED.get(type(features), 0))
+        job = ScanJob(batch * heads, heads, time, *dims, FUSED.get(type(features), 0))
         job.scratch_size = scratch.shape[1]
         tensors = {**inputs._asdict(), **outputs._asdict(), **others, "state_before": state, "scratch": scratch}
         # `held` keeps copies alive while the job reads them

@@ -7,7 +7,8 @@ from pathlib import Path
 from lmlong.attention.feature_maps import ELU_FLOOR, Relu
 from lmlong.attention.linear.autograd import MIN_DENOMINATOR
 from lmlong.attention.linear.chunk import MIN_LOG2_DECAY
-from lmlong.native.build import compiled
+from lmlong.native.build import Shared, compiled
+from lmlong.native.feature_maps import FeatureMap
 from lmlong.native.threads import run_on_threads
 
 CODE = Path(__file__).parent
@@ -25,7 +26,7 @@ class StridedTensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("row", "head", "token", "bfloat16")))
 
 
-class Job(ctypes.Structure):
+class ScanJob(ctypes.Structure):
     """The arguments of a scan; its fields are explained in job.h."""
 
     _fields_ = (
@@ -49,7 +50,7 @@ class Library:
         self.scratch_size.argtypes = [ctypes.c_int64] * 3
         self.scratch_size.restype = ctypes.c_int64
 
-    def run(self, name: str, job: Job, workers: int) -> None:
+    def run(self, name: str, job: ScanJob, workers: int) -> None:
         """Run a job, its heads and rows divided among `workers` threads."""
         run_on_threads(self._functions[name], job, workers)
 
@@ -57,5 +58,6 @@ class Library:
 @cache
 def library() -> Library | None:
     """Return the library, compiled at its first use on a machine; None where it cannot be."""
-    functions = compiled(CODE, CONSTANTS, "linear attention is computed by torch, slower")
+    shared = Shared(CONSTANTS, [FeatureMap], [StridedTensor, ScanJob])
+    functions = compiled(CODE, shared, "linear attention is computed by torch, slower")
     return Library(functions) if functions else None

@@ -3,7 +3,7 @@
 //
 // An x of a chunk lies in rows, one per token; xT is its transpose, one row per feature. With both at hand every matrix
 // product multiplies single numbers with vectors: `add_matmul`. All widths are padded with zeros to multiples of TILE.
-// Constants that are not defined here come from library.py.
+// Constants and enumerations that are not defined here come from library.py, by shared.h.
 
 #include "backward.h"
 
@@ -11,7 +11,7 @@ namespace {
 
 // Run by several workers at once: each takes line after line
 template <typename Pass>
-void run_lines(Job* job) {
+void run_lines(ScanJob* job) {
     const Int worker = __atomic_fetch_add(&job->worker, 1, __ATOMIC_RELAXED);
     while (true) {
         const Int index = __atomic_fetch_add(&job->line, 1, __ATOMIC_RELAXED);
@@ -25,9 +25,9 @@ void run_lines(Job* job) {
 
 extern "C" {
 
-void scan_forward(Job* job) { run_lines<Forward>(job); }
+void scan_forward(ScanJob* job) { run_lines<Forward>(job); }
 
-void scan_backward(Job* job) { run_lines<Backward>(job); }
+void scan_backward(ScanJob* job) { run_lines<Backward>(job); }
 
 // The floats of scratch memory that a worker needs for the backward pass of a span, which are more than for the forward
 Int scratch_size(Int time, Int features, Int value_dim) {
@@ -35,3 +35,5 @@ Int scratch_size(Int time, Int features, Int value_dim) {
     return TILE * (8 * F + 5 * V + std::max(V, F)) + F * (V + 1) * (padded(time) / TILE + 2);
 }
 }
+
+#include "layout.h"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "decay.h"
+#include "feature_maps.h"
 
 namespace {
 
@@ -13,17 +14,10 @@ void apply_feature_map(FeatureMap feature_map, Int tokens, Int width, float* row
     if (feature_map == IDENTITY) return;
     for (Int t = 0; t < TILE; t++, rows += padded(width), derivative += derivative ? padded(width) : 0) {
         for (Int i = 0; i < padded(width); i += LANES) {
-            const FloatVec x = lanes(rows + i), zero = {};
-            const FloatVec positive = x < zero ? zero : x, negative = x > zero ? zero : x;  // NaN stays NaN
-            if (feature_map == ELU) {
-                const FloatVec exponent = negative * LOG2_E;
-                const FloatVec power = simd_exp2(exponent < -126.0f ? zero - 126.0f : exponent);
-                lanes(rows + i) = positive + power + ELU_FLOOR;
-                if (derivative) lanes(derivative + i) = power;
-            } else {
-                lanes(rows + i) = positive + RELU_FLOOR;
-                if (derivative) lanes(derivative + i) = x > zero ? zero + 1.0f : zero;
-            }
+            const FloatVec x = lanes(rows + i);
+            FloatVec dx;
+            lanes(rows + i) = feature_map == ELU ? elu_plus_one(x, dx) : relu(x, dx);
+            if (derivative) lanes(derivative + i) = dx;
         }
         std::fill(rows + (t < tokens ? width : 0), rows + padded(width), 0.0f);
     }

@@ -16,8 +16,8 @@ from torch.testing import assert_close
 
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
-from lmlong.model.decode import native_step as step
-from lmlong.model.decode.fast_step import make_fast_step, no_fast_step
+from lmlong.model import native_step as step
+from lmlong.model.fast_step import make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as library
@@ -256,4 +256,4 @@ def test_an_attention_without_native_code_is_an_obstacle() -> None:
     assert "grows" in str(no_fast_step(shaped({"attention": Attention(kind="softmax")})))
     model = shaped({})
     model.blocks[0].mixer.attention.feature_map = torch.nn.Identity()
-    assert "no native code" in str(no_fast_step(model))
+    assert "feature_map: Identity declares no native form" in str(no_fast_step(model))

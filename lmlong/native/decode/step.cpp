@@ -1,5 +1,6 @@
 // One token of each row of a batch through a whole model, on a CPU: what language_model.py, block.py and hourglass.py
-// define, with every matrix fetched once. Constants that are not defined here come from native_step.py.
+// define, with every matrix fetched once. Constants and enumerations that are not defined here come from Python, by
+// shared.h.
 //
 // All threads walk through the model together. Each does its share of every part, and they wait for each other where
 // one needs what all have computed.
@@ -16,7 +17,7 @@ struct Batch {  // the tokens that some layers read
 };
 
 struct Step {
-    const Job& job;
+    const DecodeJob& job;
     const ThreadTeam team;
     const Model& model = *job.model;
     const Int width = model.width, mlp_width = model.mlp_width;
@@ -25,7 +26,7 @@ struct Step {
     float *normed, *reordered;                           // of this thread
     Scratch scratch;
 
-    Step(const Job& job, ThreadTeam team, float* memory) : job(job), team(team), scratch{memory} {
+    Step(const DecodeJob& job, ThreadTeam team, float* memory) : job(job), team(team), scratch{memory} {
         for (Batch* batch : {&all, &downsampled}) {
             batch->x = scratch.take(job.rows * width);
             batch->cos_sin = scratch.take(job.rows * width / model.heads);
@@ -232,18 +233,17 @@ struct Step {
 
 extern "C" {
 
-void decode_step(Job* job) {
+void decode_step(DecodeJob* job) {
     const ThreadTeam threads = job->barrier ? ThreadTeam{job->thread_num(), job->num_threads(), job->barrier}
                                             : ThreadTeam{0, 1, nullptr};
     Step(*job, threads, job->scratch).run();
 }
 
-// Compared with the same sum of structures.py
-Int structures_size() { return sizeof(Layer) + sizeof(Model) + sizeof(Job); }
-
 // The floats of scratch memory that so many threads need
-Int scratch_size(Job* job, Int threads) {
+Int scratch_size(DecodeJob* job, Int threads) {
     Step step(*job, ThreadTeam{threads - 1, threads, nullptr}, nullptr);
     return step.scratch.used + step.head_scratch_size();
 }
 }
+
+#include "layout.h"

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "feature_maps.h"
+#include "features.h"
 
 namespace {
 

@@ -1,9 +1,10 @@
-// The feature maps, of one query or key of one head.
+// The features of one query or key of one head.
 
 #pragma once
 
 #include <cmath>
 
+#include "feature_maps.h"
 #include "matmul.h"
 
 namespace {
@@ -16,7 +17,7 @@ float rms_norm_scale(const float* x, Int size) {
     float sum = 0;
     UNROLL(j, LANES) sum += sums[j];
     for (; i < size; i++) sum += x[i] * x[i];
-    return 1 / std::sqrt(sum / size + 1e-6f);
+    return 1 / std::sqrt(sum / size + RMS_EPS);
 }
 
 // x = e^(x - shift), in place, for padded x
@@ -80,10 +81,9 @@ void apply_feature_map(
         case ELU:
         case RELU:
             for (Int i = 0; i < head_dim; i += LANES) {
-                const FloatVec v = lanes(x + i), zero = {};
-                const FloatVec positive = v < zero ? zero : v, negative = v > zero ? zero : v;  // NaN stays NaN
+                FloatVec derivative;
                 const bool elu = attention.feature_map == ELU;
-                lanes(y + i) = positive + (elu ? simd_exp(negative) + ELU_FLOOR : zero + RELU_FLOOR);
+                lanes(y + i) = elu ? elu_plus_one(lanes(x + i), derivative) : relu(lanes(x + i), derivative);
             }
             break;
         case COSINE:

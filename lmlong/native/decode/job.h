@@ -2,20 +2,16 @@
 
 #pragma once
 
-#include "simd.h"
+#include "scratch.h"
+#include "shared.h"
 
 namespace {
-
-enum Dtype { FLOAT32, BFLOAT16, INT8 };
 
 struct Matrix {  // (outputs, inputs)
     const void* data;
     const float* scales;  // (outputs), of int8
     Int dtype, outputs, inputs;
 };
-
-enum Kind { LINEAR, WINDOW };
-enum FeatureMap { ELU, RELU, COSINE, SOFTMAX, TAYLOR, FAVOR };
 
 struct Attention {
     Int kind, uses_rope, window;
@@ -31,8 +27,6 @@ struct Layer {
     const float *norm, *conv_weight, *head_norm, *mlp_norm;  // conv_weight (conv width, 3 width), null without it
     Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;
 };
-
-enum Pooling { NONE, MEAN, MAX, CONV };
 
 struct Hourglass {
     Int pooling, factor, first_layer, end_layer;  // the downsampled layers are those from the first to before the end
@@ -57,7 +51,7 @@ struct LayerState {
     Int float64;           // whether S and z are float64
 };
 
-struct Job {
+struct DecodeJob {
     const Model* model;
     const LayerState *states_before, *states_after;                        // of each layer
     float *tail_before, *tail_after, *upsampled_before, *upsampled_after;  // HourglassState, in hourglass.py
@@ -79,17 +73,6 @@ struct ThreadTeam {
     Range share(Int total) const { return {total * thread_num / num_threads, total * (thread_num + 1) / num_threads}; }
     void wait() const {
         if (num_threads > 1) barrier();
-    }
-};
-
-struct Scratch {
-    float* begin;
-    Int used = 0;
-
-    float* take(Int size) {
-        float* taken = begin + used;
-        used += padded(size);
-        return taken;
     }
 };
 

@@ -1,7 +1,26 @@
-"""The structures of step.cpp for ctypes; their fields are explained in job.h."""
+"""The structures of step.cpp for ctypes, explained in job.h, and the enumerations that it shares with Python."""
 
 import ctypes
+from enum import IntEnum
 from typing import Any
+
+
+class Dtype(IntEnum):
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
+class AttentionKind(IntEnum):
+    LINEAR = 0
+    WINDOW = 1
+
+
+class Pooling(IntEnum):
+    NONE = 0
+    MEAN = 1
+    MAX = 2
+    CONV = 3
 
 
 def _ints(*names: str) -> list[tuple[str, Any]]:
@@ -50,7 +69,11 @@ class Model(ctypes.Structure):
     )
 
 
-class Job(ctypes.Structure):
+class LayerState(ctypes.Structure):
+    _fields_ = (*_pointers("first", "second", "current", "tail"), *_ints("float64"))
+
+
+class DecodeJob(ctypes.Structure):
     _fields_ = (
         *_pointers("model", "states_before", "states_after"),
         *_pointers("tail_before", "tail_after", "upsampled_before", "upsampled_after"),

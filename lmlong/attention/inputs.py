@@ -1,0 +1,101 @@
+"""What an attention needs for each token besides queries, keys and values, declared as data.
+
+A model goes over the declarations of its attentions: it projects their gates from the vector of each token and hands
+them its last tokens, without knowing the attention.
+
+B batch, H heads, T time, D channels of a head.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from lmlong.native.spec import NativeSpec
+
+MIN_LOG_DECAY = -20.0
+"""A gate keeps at least exp(-20) of the state at a token, so that sums of log decays stay exact."""
+
+Inputs: TypeAlias = Mapping[str, Tensor]
+"""The inputs of an attention by the names that it declares."""
+
+NOTHING: Inputs = MappingProxyType({})
+
+
+class Gate(NamedTuple):
+    """A number between 0 and 1 for each token of each head, or of each channel of it, learned from the token."""
+
+    name: str  # of its projection among the model's weights
+    activation: Literal["sigmoid", "log_sigmoid"]
+    start: Tensor  # (H,), or (H, D) with a gate for each channel: what the activation is applied to before training
+
+    def activate(self, x: Tensor) -> Tensor:
+        """Return the gate (..., T) or (..., T, D) of what was projected."""
+        return x.sigmoid() if self.activation == "sigmoid" else logsigmoid(x).clamp(min=MIN_LOG_DECAY)
+
+
+class LastTokens(NamedTuple):
+    """Numbers made from the last tokens of a document, such as a hash of them."""
+
+    size: int  # how many, the current one among them
+    make: Callable[[Tensor], Tensor]
+    """(B, T, size) the tokens up to each, -1 where they would be before the document -> (B, H, T, ...)."""
+
+
+Input: TypeAlias = Gate | LastTokens
+
+
+class GateProjection(nn.Module):
+    """The linear projection of a gate."""
+
+    def __init__(self, width: int, gate: Gate):
+        super().__init__()
+        self.gate = gate
+        self.weight = nn.Parameter(torch.zeros(gate.start.numel(), width))
+        self.bias = nn.Parameter(gate.start.flatten().to(torch.get_default_device(), copy=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return gates (B, H, T) or (B, H, T, D) of x (B, T, width), in float32 at least: bfloat16 cannot tell 0.999
+        from 1."""
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            gates = self.gate.activate(x.to(dtype) @ self.weight.to(dtype).mT + self.bias.to(dtype))
+        return gates.mT if self.gate.start.ndim == 1 else gates.unflatten(-1, self.gate.start.shape).transpose(1, 2)
+
+    def native_spec(self) -> NativeSpec:
+        options = {"activation": self.gate.activation, "shape": tuple(self.gate.start.shape)}
+        return NativeSpec("gate", options, {"weight": self.weight, "bias": self.bias})
+
+
+def last_tokens(tokens: Tensor, past: Tensor, in_document: Tensor) -> Tensor:
+    """Return the tokens up to each of `tokens` (B, T), oldest first, (B, T, 1 + P), given the P tokens before them and
+    how many tokens of its document are before each; -1 for those of another document."""
+    windows = torch.cat([past, tokens], dim=1).unfold(1, past.shape[1] + 1, 1)
+    back = torch.arange(past.shape[1], -1, -1, device=tokens.device)
+    return windows.masked_fill(in_document[:, :, None] < back, -1)
+
+
+def draw_inputs(
+    inputs: Mapping[str, Input],
+    batch: int,
+    time: int,
+    draw: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+    document_starts: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Return random inputs of what is declared, from gates almost closed to almost open, as a trained model has."""
+    found = {}
+    for name, one in inputs.items():
+        if isinstance(one, Gate):
+            raw = 3 * torch.randn(batch, one.start.shape[0], time, *one.start.shape[1:], generator=draw, dtype=dtype)
+            found[name] = one.activate(raw + one.start.cpu().to(dtype).unsqueeze(1))
+        else:
+            tokens = torch.randint(64, (batch, time), generator=draw)
+            past = torch.zeros(batch, one.size - 1, dtype=torch.long)
+            begun = torch.zeros(batch, time, dtype=torch.long) if document_starts is None else document_starts.long()
+            positions = torch.arange(time).expand(batch, -1)
+            found[name] = one.make(last_tokens(tokens, past, positions - (positions * begun).cummax(1).values))
+    return found

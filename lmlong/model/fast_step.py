@@ -1,0 +1,120 @@
+"""The decode step of a whole model as one operation: native code on a CPU, a CUDA graph on a GPU."""
+
+import copy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lmlong.attention.base import state_tensors
+from lmlong.errors import LmlongError
+from lmlong.model import native_step
+from lmlong.model.base import LMHead
+from lmlong.model.hourglass import BlockPhase
+from lmlong.model.language_model import DecodeStep, LanguageModel, ModelState
+from lmlong.model.native_step import NativeStep
+from lmlong.model.state import rebuild_state
+from lmlong.native.build import find_compiler
+from lmlong.native.decode.pack import PackedModel, packed_for_decoding
+from lmlong.native.spec import NoNativeForm
+
+MAX_GRAPHS = 64
+"""Upper limit of torch.compile's recompilations of a step, shared by all models of a process."""
+
+TRIAL_PROMPT, TRIAL_STEPS = 16, 3
+TRIAL_SCALES = (1.0, 1e-2, 1e-3)
+"""Lengths of the embeddings of a trial, down to where the epsilon of a norm decides."""
+
+TRIAL_ERROR = 1e-3
+"""Largest difference of two ways to compute a step, relative to its logits: some hundred times float32's rounding."""
+
+
+class StepMismatch(LmlongError):
+    """Native code computes something else than torch."""
+
+
+def make_fast_step(model: LanguageModel) -> DecodeStep:
+    """Return the fastest decode step for a model whose weights are final."""
+    assert no_fast_step(model) is None
+    functions = native_step.library() if _on_cpu(model) else None
+    if functions is None:
+        return cuda_graph(model.decode_step)
+    make = partial(NativeStep, functions, downsampled_layers=model.downsampled_layers)
+    for trial in (model, _small_trial(model)):
+        compare_steps(trial, make(PackedModel(trial)))
+    return make(packed_for_decoding(model))
+
+
+def no_fast_step(model: LanguageModel) -> str | None:
+    """Return why there is no fast decode step for a model, or None where there is one."""
+    if not model.constant_state:
+        return "the state of softmax attention grows, so its step is never the same twice."
+    if not _on_cpu(model):
+        return None
+    if find_compiler() is None:
+        return "needs a C++ compiler. Install g++, or name one in the environment variable CXX."
+    try:
+        PackedModel(model)
+    except NoNativeForm as unknown:
+        name = next((name for name, module in model.named_modules() if module is unknown.module), "")
+        return f"{name or 'the model'}: {unknown.why}."
+    return None if native_step.library() else "its native code could not be compiled on this machine."
+
+
+def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
+    """Refuse a step that differs from the model's own beyond rounding, on a few random tokens of two rows."""
+    steps = model.hourglass.factor if model.hourglass else TRIAL_STEPS  # so that each row completes a block
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.embedding.num_embeddings, (2, TRIAL_PROMPT + steps), generator=draw)
+    with torch.inference_mode():
+        _, state = model(tokens[:, :TRIAL_PROMPT])
+        for token in tokens.mT[TRIAL_PROMPT:]:
+            phase = model.block_phase(state, None, 1)
+            expected, after = model.decode_step(token, state, phase)
+            found, state = step(token, state, phase)
+            pairs = zip((found, *state_tensors(state)), (expected, *state_tensors(after)), strict=True)
+            worst = max(_difference(*pair) for pair in pairs)
+            if worst > TRIAL_ERROR:
+                raise StepMismatch(
+                    f"native code differs from torch by {worst:.1e}, which is a fault of lmlong. Decode by torch "
+                    "(--no-fast-decode), and report this model's recipe."
+                )
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest number; what is no number must be none in both."""
+    known = expected.isfinite()
+    if not torch.equal(known, found.isfinite()):
+        return float("inf")
+    found, expected = found[known].double(), expected[known].double()
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)) if len(found) else 0.0
+
+
+def _small_trial(model: LanguageModel) -> LanguageModel:
+    """Return the model with an embedding of a few short vectors: with those of a trained model, an epsilon that is
+    wrong would hardly show."""
+    rows = torch.cat([model.embedding.weight[: len(TRIAL_SCALES)] * scale for scale in TRIAL_SCALES])
+    small = copy.copy(model)
+    small._modules = dict(model._modules)
+    small.embedding = nn.Embedding.from_pretrained(rows.detach())
+    small.lm_head = LMHead(small.embedding)
+    return small
+
+
+def cuda_graph(step: DecodeStep) -> DecodeStep:
+    """Return the step as one graph, made by torch.compile at its first call: on a GPU all kernels are recorded and
+    replayed for each token; a graph break is an error."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
+    graph = torch.compile(step, fullgraph=True, dynamic=False, mode="reduce-overhead")
+
+    def replay(token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
+        torch.compiler.cudagraph_mark_step_begin()
+        logits, after = graph(token, state, phase)
+        # copied, since the next replay writes to the same memory
+        return logits.clone(), rebuild_state(after, iter([x.clone() for x in state_tensors(after)]))
+
+    return replay
+
+
+def _on_cpu(model: LanguageModel) -> bool:
+    return model.embedding.weight.device.type == "cpu"

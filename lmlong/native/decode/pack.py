@@ -1,0 +1,204 @@
+"""A model's weights in the memory layout of step.cpp, made from what its modules declare.
+
+Whatever a module declares that is not named here raises `NoNativeForm`: it would be left out in silence.
+"""
+
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmlong.native.decode import structures
+from lmlong.native.decode.huge_pages import pack_in_huge_pages
+from lmlong.native.decode.structures import AttentionKind, Dtype, Pooling
+from lmlong.native.feature_maps import FeatureMap
+from lmlong.native.spec import NativeSpec, NoNativeForm, spec_of
+
+DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16, torch.int8: Dtype.INT8}
+
+
+def packed_for_decoding(model: nn.Module) -> "PackedModel":
+    """Return a packed model whose matrices have been moved, so that they lie as they are fetched."""
+    pack_in_huge_pages(PackedModel(model).matrices)
+    return PackedModel(model)
+
+
+class PackedModel:
+    """A model as addresses of its weights, which stay in memory as long as this object."""
+
+    def __init__(self, model: nn.Module):
+        self.matrices: list[Tensor] = []
+        """Weight matrices, in the order in which a token needs them."""
+        self._held: list[Tensor] = []
+        self._known: set[int] = set()
+        self.model = self._language_model(model)
+        for name, weight in chain(model.named_parameters(), model.named_buffers()):
+            if id(weight) not in self._known:
+                raise NoNativeForm(model, f"has {name}, which native code does not know")
+
+    def _open(
+        self,
+        module: Any,
+        kind: str,
+        options: Collection[str] = (),
+        weights: Collection[str] = (),
+        parts: Collection[str] = (),
+    ) -> NativeSpec:
+        """Return what a module declares, which must be of this kind and have these options, weights and parts alone."""
+        spec = spec_of(module)
+        if spec.kind != kind:
+            raise NoNativeForm(module, f"is of kind {spec.kind}, where native code knows {kind}")
+        for found, wanted in ((spec.options, options), (spec.weights, weights), (spec.parts, parts)):
+            if differing := sorted(set(found) ^ set(wanted)):
+                raise NoNativeForm(module, f"native code and the module differ about {', '.join(differing)}")
+        self._known.update(map(id, spec.weights.values()))
+        return spec
+
+    def _language_model(self, module: nn.Module) -> structures.Model:
+        parts = ("embedding", "blocks", "hourglass", "norm", "lm_head")
+        spec = self._open(module, "language_model", ("embedding_scale", "downsampled_layers"), (), parts)
+        embedding = self._open(spec.parts["embedding"], "matrix", (), ("weight",)).weights["weight"]
+        blocks, hourglass, inside = spec.parts["blocks"], spec.parts["hourglass"], spec.options["downsampled_layers"]
+        assert isinstance(embedding, Tensor) and isinstance(blocks, Sequence) and isinstance(inside, range)
+        whole = structures.Model(
+            layers=len(blocks),
+            width=embedding.shape[1],
+            embedding_scale=spec.options["embedding_scale"],
+            embedding=self._floats(module, embedding),
+            norm=self._norm(spec.parts["norm"]),
+        )
+        self._layers = (structures.Layer * len(blocks))()
+        for layer, block in enumerate(blocks):
+            if hourglass is not None and layer == inside.start:
+                whole.hourglass = self._pooling(hourglass, inside)
+            if hourglass is not None and layer == inside.stop:
+                self._upsampling(hourglass, whole.hourglass)
+            self._layers[layer] = self._block(block, whole)
+        if hourglass is not None and inside.stop == len(blocks):
+            self._upsampling(hourglass, whole.hourglass)
+        whole.layer = self._layers
+        head = self._open(spec.parts["lm_head"], "lm_head", (), (), ("matrix",))
+        whole.output = self._matrix(head.parts["matrix"])
+        return whole
+
+    def _hourglass(self, module: Any) -> NativeSpec:
+        return self._open(module, "hourglass", ("factor", "pooling"), (), ("convolution", "norm", "out_proj"))
+
+    def _pooling(self, module: Any, layers: range) -> structures.Hourglass:
+        spec = self._hourglass(module)
+        packed = structures.Hourglass(
+            pooling=_number(module, Pooling, spec.options["pooling"]),
+            factor=spec.options["factor"],
+            first_layer=layers.start,
+            end_layer=layers.stop,
+            norm=self._norm(spec.parts["norm"]),
+        )
+        if spec.parts["convolution"] is not None:
+            packed.conv = self._matrix(spec.parts["convolution"])
+        return packed
+
+    def _upsampling(self, module: Any, packed: structures.Hourglass) -> None:
+        packed.out_proj = self._matrix(self._hourglass(module).parts["out_proj"])
+
+    def _block(self, module: nn.Module, whole: structures.Model) -> structures.Layer:
+        spec = self._open(module, "block", (), (), ("mixer", "mlp"))
+        layer = structures.Layer()
+        self._mixer(spec.parts["mixer"], layer, whole)
+        mlp = self._open(spec.parts["mlp"], "swiglu", (), (), ("norm", "in_proj", "out_proj"))
+        layer.mlp_norm = self._norm(mlp.parts["norm"])
+        layer.mlp_in_proj, layer.mlp_out_proj = (self._matrix(mlp.parts[name]) for name in ("in_proj", "out_proj"))
+        whole.mlp_width = layer.mlp_out_proj.inputs
+        return layer
+
+    def _mixer(self, module: Any, layer: structures.Layer, whole: structures.Model) -> None:
+        parts = ("norm", "in_proj", "convolution", "attention", "gates", "head_norm", "out_proj")
+        spec = self._open(module, "mixer", ("heads", "uses_rope", "inputs"), (), parts)
+        layer.norm, layer.head_norm = self._norm(spec.parts["norm"]), self._norm(spec.parts["head_norm"])
+        layer.in_proj, layer.out_proj = self._matrix(spec.parts["in_proj"]), self._matrix(spec.parts["out_proj"])
+        if spec.parts["convolution"] is not None:
+            convolution = self._open(spec.parts["convolution"], "short_conv", ("width",), ("weight",))
+            layer.conv_weight = self._floats(module, convolution.weights["weight"], transposed=True)
+            whole.conv_width = convolution.options["width"]
+        layer.attention = self._attention(spec.parts["attention"])
+        layer.attention.uses_rope = spec.options["uses_rope"]
+        self._gates(module, spec, layer.attention)
+        whole.heads = spec.options["heads"]
+        whole.any_rope |= spec.options["uses_rope"]
+
+    def _gates(self, module: nn.Module, spec: NativeSpec, packed: structures.Attention) -> None:
+        names, gates = spec.options["inputs"], spec.parts["gates"]
+        assert isinstance(gates, Sequence)
+        if not names and not gates:
+            return
+        if names != ("log_decay",) or packed.kind != AttentionKind.LINEAR:
+            raise NoNativeForm(module, f"its attention asks for {', '.join(names)}, which native code does not make")
+        gate = self._open(gates[0], "gate", ("activation", "shape"), ("weight", "bias"))
+        if gate.options != {"activation": "log_sigmoid", "shape": (spec.options["heads"],)}:
+            raise NoNativeForm(gates[0], f"native code has no gate with {dict(gate.options)}")
+        packed.gate_weight, packed.gate_bias = (self._floats(module, gate.weights[x]) for x in ("weight", "bias"))
+
+    def _attention(self, module: Any) -> structures.Attention:
+        kind = _number(module, AttentionKind, spec_of(module).kind)
+        packed = structures.Attention(kind=kind)
+        if kind == AttentionKind.WINDOW:
+            packed.window = self._open(module, "window", ("window",)).options["window"]
+            return packed
+        spec = self._open(module, "linear", (), ("log_decay",), ("feature_map",))
+        if spec.weights["log_decay"] is not None:
+            packed.log_decay = self._floats(module, spec.weights["log_decay"])
+        self._feature_map(spec.parts["feature_map"], packed)
+        return packed
+
+    def _feature_map(self, module: Any, packed: structures.Attention) -> None:
+        kind = spec_of(module).kind
+        packed.feature_map = _number(module, FeatureMap, kind)
+        if kind == "taylor":
+            weights = ("query_projection", "key_projection")
+            spec = self._open(module, kind, ("features", "inner"), weights)
+            packed.projected = spec.options["inner"]
+            packed.query_projection, packed.key_projection = (
+                self._floats(module, spec.weights[name], transposed=True) for name in weights
+            )
+        elif kind == "favor":
+            spec = self._open(module, kind, ("features",), ("projection", "raw_gain", "constants"))
+            packed.query_projection = self._floats(module, spec.weights["projection"])
+            packed.favor_constants = self._floats(module, spec.weights["constants"])
+            assert spec.weights["projection"] is not None
+            packed.projected = spec.weights["projection"].shape[1]
+        else:
+            spec = self._open(module, kind, ("features",))
+        packed.features = spec.options["features"]
+
+    def _norm(self, module: Any) -> int:
+        return self._floats(module, self._open(module, "rms_norm", (), ("weight",)).weights["weight"])
+
+    def _matrix(self, module: Any) -> structures.Matrix:
+        spec = spec_of(module)
+        spec = self._open(module, "matrix", (), ("weight", "scales") if "scales" in spec.weights else ("weight",))
+        weight, scales = spec.weights["weight"], spec.weights.get("scales")
+        assert isinstance(weight, Tensor)
+        if weight.dtype not in DTYPES:
+            raise NoNativeForm(module, f"its weight is in {weight.dtype}")
+        self.matrices.append(weight)
+        packed_scales = None if scales is None else self._floats(module, scales)
+        return structures.Matrix(self._address(weight), packed_scales, DTYPES[weight.dtype], *weight.shape)
+
+    def _floats(self, module: nn.Module, x: Tensor | None, transposed: bool = False) -> int:
+        assert x is not None
+        if x.dtype != torch.float32:
+            raise NoNativeForm(module, f"its weights are in {x.dtype}, and native code computes in float32")
+        return self._address(x.mT if transposed else x)
+
+    def _address(self, x: Tensor) -> int:
+        self._held.append(x.detach().contiguous())
+        return self._held[-1].data_ptr()
+
+
+def _number(module: nn.Module, known: type[IntEnum], name: str) -> IntEnum:
+    """Return the number of a name in C++."""
+    if name.upper() not in known.__members__:
+        raise NoNativeForm(module, f"is of kind {name}, which native code does not know")
+    return known[name.upper()]

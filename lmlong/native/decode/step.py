@@ -1,0 +1,86 @@
+"""One decode step of a packed model, by the compiled step.cpp. B batch, V vocabulary."""
+
+import ctypes
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.native.build import Shared, compiled
+from lmlong.native.decode import structures
+from lmlong.native.decode.pack import PackedModel
+from lmlong.native.decode.structures import AttentionKind, DecodeJob, Dtype, LayerState, Pooling
+from lmlong.native.feature_maps import FeatureMap
+from lmlong.native.threads import run_on_threads, thread_team
+
+CODE = Path(__file__).parent
+
+
+class LayerTensors(NamedTuple):
+    """The state of a layer, its parts contiguous: `LayerState` in job.h."""
+
+    first: Tensor
+    second: Tensor
+    current: Tensor | None
+    tail: Tensor | None
+
+
+class HourglassTensors(NamedTuple):
+    tail: Tensor
+    upsampled: Tensor
+
+
+class States(NamedTuple):
+    """The state of a model: tensors that are read, or that are written to."""
+
+    layers: Sequence[LayerTensors]
+    hourglass: HourglassTensors | None
+
+
+def load(constants: Mapping[str, float]) -> ctypes.CDLL | None:
+    """Return the library, compiled at its first use on a machine; None where it cannot be."""
+    known = (structures.Matrix, structures.Attention, structures.Layer, structures.Hourglass, structures.Model)
+    shared = Shared(constants, [Dtype, AttentionKind, FeatureMap, Pooling], [*known, LayerState, DecodeJob])
+    functions = compiled(CODE, shared, "tokens are written by torch, slower")
+    if functions is not None:
+        functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        functions.scratch_size.restype = ctypes.c_int64
+    return functions
+
+
+def decode(
+    functions: ctypes.CDLL, packed: PackedModel, tokens: Tensor, positions: Tensor, before: States, after: States
+) -> Tensor:
+    """Return logits (B, V) of the tokens after `tokens` (B,), which stand at `positions` (B,) of their documents, and
+    fill the states `after` them."""
+    rows, vocabulary = len(tokens), packed.model.output.outputs
+    logits = torch.empty(rows, vocabulary, dtype=torch.float32, device="cpu")
+    # addresses as plain numbers, since there are many, and new ones for each token
+    addresses = array("q", chain.from_iterable(map(_addresses, chain(before.layers, after.layers))))
+    address, count = addresses.buffer_info()
+    job = DecodeJob(ctypes.addressof(packed.model), address, address + count // 2 * addresses.itemsize)
+    if before.hourglass is not None and after.hourglass is not None:
+        job.tail_before, job.upsampled_before = (x.data_ptr() for x in before.hourglass)
+        job.tail_after, job.upsampled_after = (x.data_ptr() for x in after.hourglass)
+    job.tokens, job.positions, job.logits = tokens.data_ptr(), positions.data_ptr(), logits.data_ptr()
+    job.rows = rows
+    workers, team = torch.get_num_threads(), thread_team()
+    if workers > 1 and team is not None:
+        job.barrier, job.thread_num, job.num_threads = (
+            ctypes.cast(x, ctypes.c_void_p) for x in (team.barrier, team.thread_num, team.num_threads)
+        )
+    size = functions.scratch_size(ctypes.byref(job), workers)
+    scratch = torch.empty(size, dtype=torch.float32, device="cpu")
+    job.scratch = scratch.data_ptr()
+    run_on_threads(functions.decode_step, job, workers)
+    return logits
+
+
+def _addresses(state: LayerTensors) -> Iterator[int]:
+    """Iterate over the fields of a `LayerState`."""
+    yield from (0 if x is None else x.data_ptr() for x in state)
+    yield state.first.dtype == torch.float64

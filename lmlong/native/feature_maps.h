@@ -1,0 +1,24 @@
+// The feature maps that take each number by itself, of as many numbers as fill a vector.
+
+#pragma once
+
+#include "shared.h"
+#include "simd.h"
+
+namespace {
+
+// x above 0 plus e^x below it, and its derivative; NaN stays NaN
+inline FloatVec elu_plus_one(FloatVec x, FloatVec& derivative) {
+    const FloatVec zero = {}, positive = x < zero ? zero : x, negative = x > zero ? zero : x;
+    const FloatVec exponent = negative * LOG2_E;
+    derivative = simd_exp2(exponent < -126.0f ? zero - 126.0f : exponent);
+    return positive + derivative + ELU_FLOOR;
+}
+
+inline FloatVec relu(FloatVec x, FloatVec& derivative) {
+    const FloatVec zero = {};
+    derivative = x > zero ? zero + 1.0f : zero;
+    return (x < zero ? zero : x) + RELU_FLOOR;
+}
+
+}  // namespace

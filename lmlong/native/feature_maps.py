@@ -1,0 +1,13 @@
+"""The feature maps of native code; their names are those of recipes, in capitals."""
+
+from enum import IntEnum
+
+
+class FeatureMap(IntEnum):
+    IDENTITY = 0
+    ELU = 1
+    RELU = 2
+    COSINE = 3
+    SOFTMAX = 4
+    TAYLOR = 5
+    FAVOR = 6

@@ -1,0 +1,130 @@
+"""What attentions declare that they need for each token reaches them, however a text is cut, batched or packed."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from attention.cases import EXACT, both_types, inputs
+from model.test_laws import VOCABULARY, subject, text
+from models import stirred
+from plugins.two_gates import TwoGates
+from torch import Tensor
+from torch.testing import assert_close
+
+from lmlong import recipe
+from lmlong.attention import laws
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.inputs import NOTHING, Gate, GateProjection, Inputs, LastTokens
+from lmlong.attention.registry import CAUSAL
+from lmlong.errors import UsageError
+from lmlong.model.language_model import LanguageModel
+
+
+class Nothing(NamedTuple):
+    """A state for attentions that remember nothing."""
+
+
+class TokenScaled(CausalAttention[Nothing]):
+    """y_t = v_t, times a number made from the last three tokens."""
+
+    def __init__(self, heads: int, head_dim: int):
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim
+        self.inputs = {"scale": LastTokens(3, self.scale)}
+
+    def scale(self, tokens: Tensor) -> Tensor:
+        number = (tokens * torch.tensor([1, 3, 9])).sum(-1) % 7
+        return number[:, None].expand(-1, self.heads, -1)
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> Nothing:
+        return Nothing()
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Nothing,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> tuple[Tensor, Nothing]:
+        return v * inputs["scale"][..., None], state
+
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> Tensor:
+        return v * inputs["scale"][..., None]
+
+    def state_numbers(self, tokens: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
+    """A model of both attentions in turn, with weights that let gates open and close."""
+    monkeypatch.setitem(CAUSAL, "linear", lambda heads, head_dim, options: TwoGates(heads, head_dim))
+    monkeypatch.setitem(CAUSAL, "window", lambda heads, head_dim, options: TokenScaled(heads, head_dim))
+    options = recipe.Model(width=24, layers=3, heads=2, attention=recipe.Attention(kind=["linear", "window"]))
+    torch.manual_seed(0)
+    return stirred(LanguageModel(options, VOCABULARY), 0.3)
+
+
+@both_types
+def test_a_recurrence_with_gates_of_its_own_keeps_the_laws(dtype: torch.dtype) -> None:
+    attention = TwoGates(3, 8)
+    x = inputs(attention, 100, dtype)
+    subject = laws.of_attention(attention, v := x[0])
+    y, _ = subject.forward(x, subject.init_state(len(v)))
+    assert laws.error(y, laws.reference(attention, x)) < EXACT[dtype]
+    assert laws.steps_equal_forward(subject, x) < EXACT[dtype]
+    assert laws.cuts_change_nothing(subject, x, [1, 40]) < EXACT[dtype]
+
+
+def test_gates_have_the_shapes_and_starts_that_were_declared() -> None:
+    for declared in TwoGates(3, 8).inputs.values():
+        assert isinstance(declared, Gate)
+        gates = GateProjection(24, declared)(torch.randn(2, 5, 24))
+        assert gates.shape == (2, 3, 5, *declared.start.shape[1:])
+        start = declared.activate(declared.start)
+        assert_close(gates, start.unsqueeze(1).expand(gates.shape))
+
+
+def test_a_model_of_such_attentions_keeps_the_laws(model: LanguageModel) -> None:
+    x, other = text(), text(seed=1)
+    assert laws.steps_equal_forward(subject(model), x) < 1e-4
+    assert laws.cuts_change_nothing(subject(model), x, [1, 2, 30]) < 1e-4
+    assert laws.future_leaves_past(subject(model), x, other, 20) == 0
+    assert laws.rows_are_independent(subject(model), x, other) == 0
+    begins = [0, 1, 2, 20]
+    starts = torch.zeros_like(x[1]).index_fill(1, torch.tensor(begins), True)  # type: ignore[arg-type]
+    assert laws.documents_are_independent(subject(model), (x[0], starts), (x[0], None), begins) < 1e-4
+
+
+def test_segments_hand_on_the_last_tokens(model: LanguageModel) -> None:
+    tokens, starts = text()
+    assert tokens is not None
+    losses, gradients = [], []
+    for segment in (None, 7):
+        loss, state = model.loss(tokens, tokens.roll(-1, 1), starts, segment=segment)
+        losses.append(loss)
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+        assert state.last_tokens is not None and torch.equal(state.last_tokens, tokens[:, -2:])
+    assert_close(*losses)
+    for one, other in zip(*gradients, strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
+
+
+def test_a_downsampled_layer_has_no_tokens_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CAUSAL, "window", lambda heads, head_dim, options: TokenScaled(heads, head_dim))
+    options = recipe.Model(
+        width=24, layers=3, heads=2, attention=recipe.Attention(kind="window"), downsample=recipe.Downsample()
+    )
+    with pytest.raises(UsageError, match=r"model\.downsample: the attention of layer 2 reads tokens"):
+        LanguageModel(options, VOCABULARY)
+
+
+def test_an_input_that_is_missing_is_an_error() -> None:
+    attention = CAUSAL["linear"](2, 4, recipe.Attention(decay="learned"))
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(KeyError, match="log_decay"):
+        attention(q, q, q, attention.init_state(1, q.device, q.dtype))
