@@ -11,6 +11,7 @@ import argparse
 import io
 import os
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -99,7 +100,8 @@ def make_all(place: Path) -> dict[str, Kind]:
     }
     if find_compiler():
         (code,) = (cache / "native").iterdir()
-        kinds["native code"] = folder_kind(code, LIBRARY)
+        # a copy: writing to code that is loaded would take the memory from under this process
+        kinds["native code"] = folder_kind(Path(shutil.copytree(code, place / "native")), LIBRARY)
     return kinds
 
 

@@ -109,4 +109,4 @@ def generate(
         written = show.write(loaded, session, sampling, [writing.ONLY], samples, *end)
         if save_state:
             loaded.save_state(written, save_state)
-    show.finish()
+    show.finish(loaded.decoder)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from lmlong.model.base import TextModel
     from lmlong.recipe import Recipe
 
 PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
@@ -72,9 +73,21 @@ def _run(run: str) -> dict[str, Any]:
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": loaded.recipe.model.kinds,
         "tokens read as one by layer": _tokens_as_one(loaded.recipe),
+        **_decoding(loaded.model),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
         "validation": _last_validation(loaded.checkpoint, step),
     }
+
+
+def _decoding(model: "TextModel") -> dict[str, str]:
+    """Return what decodes the model's texts; nothing for an encoder."""
+    from lmlong.model.fast_step import no_fast_step
+    from lmlong.model.language_model import LanguageModel
+
+    if not isinstance(model, LanguageModel):
+        return {}
+    why = no_fast_step(model)
+    return {"decoded by": "native code" if why is None else f"torch ({why.rstrip('.')})"}
 
 
 def _tokens_as_one(recipe: "Recipe") -> list[int]:

@@ -81,13 +81,14 @@ class Show:
             print(f"--- prompt {number + 1}, sample {sample + 1}", file=sys.stderr, flush=True)
             _say(text + "\n")
 
-    def finish(self) -> None:
-        """Show the statistics, where they were asked for."""
+    def finish(self, decoder: str) -> None:
+        """Show the statistics, where they were asked for; `decoder` says what computed the tokens."""
         if self.stats:
             parts = [
                 _speed("prompt", self.read_tokens, self.read_seconds),
                 _speed("written", self.written_tokens, self.written_seconds),
                 f"state {self.state_bytes:,} bytes a text",
+                f"decoded by {decoder}",
             ]
             print("; ".join(parts), file=sys.stderr)
 

@@ -121,6 +121,14 @@ class TrainedLanguageModel(TrainedModel):
         """Return whether a fast decode step is made without a wait, except for the first on a machine."""
         return self.device.type == "cpu" and no_fast_step(self.model) is None
 
+    @property
+    def decoder(self) -> str:
+        """Return what decodes, for people: native code, a CUDA graph, or torch, with the reason where it must be."""
+        if self.model.fast_step is not None:
+            return "native code" if self.device.type == "cpu" else "a CUDA graph"
+        why = no_fast_step(self.model)
+        return "torch" if why is None else f"torch ({why.rstrip('.')})"
+
     def save_state(self, state: Session, path: str | Path) -> None:
         """Write a state to a file, from which this model can continue."""
         state_file.save(Path(path), state, self._owners, self.tokenizer, str(self.checkpoint))

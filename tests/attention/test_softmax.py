@@ -20,7 +20,7 @@ def test_the_laws_hold_across_the_borders_of_blocks() -> None:
     q, k, v = (torch.randn(2, 2, TIME, 4, generator=draw, dtype=torch.float64) for _ in range(3))
     starts = torch.rand(2, TIME, generator=draw) < 0.05
     attention = SoftmaxAttention(2, 4)
-    for x in ((q, k, v, None, None), (q, k, v, starts, None)):
+    for x in ((q, k, v, None), (q, k, v, starts)):
         subject = laws.of_attention(attention, q)
         if x[3] is not None:  # decoding without document starts drops what no row attends to any more
             subject = subject._replace(step=subject.forward)

@@ -9,6 +9,13 @@ from click.testing import CliRunner
 
 from lmlong.cli.info import info
 from lmlong.inference.loading import load
+from lmlong.native.build import find_compiler
+
+DECODED_BY = (
+    "native code"
+    if find_compiler()
+    else "torch (needs a C++ compiler. Install g++, or name one in the environment variable CXX)"
+)
 
 METRICS = """\
 {"step": 5, "validation": {"nats": 1.0, "tokens": 2, "bytes": 3, "nats_per_token": 0.5, "bits_per_byte": 0.48}}
@@ -39,6 +46,7 @@ def test_a_run_is_described(run: Path) -> None:
         "vocabulary": 258,
         "attention by layer": ["linear", "linear"],
         "tokens read as one by layer": [1, 1],
+        "decoded by": DECODED_BY,
         "state bytes": 2312,
         "state bytes per token": 0,
         "validation": {

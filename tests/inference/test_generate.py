@@ -163,8 +163,10 @@ def test_statistics_go_to_standard_error(run: Path) -> None:
     done = CliRunner().invoke(generate, [str(run), "--prompt", "abc", "--max-tokens", "7", "--stats"])
     assert done.stdout == "".join(load(run, "cpu").stream("abc", max_tokens=7))
     size = state_size(load(run, "cpu").model).empty.bytes
-    pattern = rf"prompt 4 tokens in .* tokens/s\); written 7 tokens in .* tokens/s\); state {size:,} bytes a text\n"
-    assert re.fullmatch(pattern, done.stderr)
+    pattern = rf"prompt 4 tokens in .* tokens/s\); written 7 tokens in .* tokens/s\); state {size:,} bytes a text; "
+    assert re.fullmatch(pattern + r"decoded by (native code|torch \(needs a C\+\+ compiler.*)\n", done.stderr)
+    done = CliRunner().invoke(generate, [str(run), "--prompt", "a", "--max-tokens", "2", "--stats", "--no-fast-decode"])
+    assert "; decoded by torch" in done.stderr
 
 
 def test_a_text_of_any_size_is_read_in_pieces() -> None:

@@ -119,7 +119,7 @@ def test_without_a_state_it_is_the_definition(short_spans: None) -> None:
 @pytest.mark.parametrize("name", ["taylor", "favor"])
 def test_the_weights_of_feature_maps_learn(short_spans: None, name: str) -> None:
     attention = build(recipe.Attention(feature_map=name, decay="none")).double()
-    q, k, v, starts, _ = inputs(attention, 300, torch.float64)
+    q, k, v, starts = inputs(attention, 300, torch.float64)
     weights = list(attention.parameters())
     assert weights
     measured = attention(q, k, v, attention.init_state(2, v.device, v.dtype), starts)[0]

@@ -1,0 +1,161 @@
+"""Native code takes over nothing that it does not know, and nothing that it computes otherwise than torch."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machine import needs_compiler
+from model.test_native_step import shaped
+from plugins.two_gates import TwoGates
+from torch import Tensor, nn
+
+from lmlong.attention.feature_maps import Elu
+from lmlong.attention.inputs import Gate, GateProjection
+from lmlong.attention.registry import CAUSAL
+from lmlong.model import block, native_step
+from lmlong.model.fast_step import StepMismatch, make_fast_step, no_fast_step
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.rope import apply_rope
+from lmlong.native.decode import step
+from lmlong.recipe import Attention, Downsample
+
+pytestmark = needs_compiler
+
+TRIED: dict[str, Any] = {"attention": Attention(kind=["linear", "window"], window=5), "positions": "rotary"}
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What was compiled in a test is not that of the next."""
+    yield
+    native_step.library.cache_clear()
+
+
+class Steeper(Elu):
+    """Another map under the native form of its parent."""
+
+    def query(self, q: Tensor) -> Tensor:
+        return super().query(2 * q)
+
+
+def with_a_subclass(model: LanguageModel) -> None:
+    model.blocks[0].mixer.attention.feature_map = Steeper(8)
+
+
+def with_a_hook(model: LanguageModel) -> None:
+    model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def with_a_forward_of_its_own(model: LanguageModel) -> None:
+    model.norm.forward = lambda x: x  # type: ignore[method-assign]
+
+
+def with_another_weight(model: LanguageModel) -> None:
+    model.blocks[0].mixer.bias = nn.Parameter(torch.ones(16))
+
+
+def with_a_bias(model: LanguageModel) -> None:
+    model.blocks[0].mixer.out_proj = nn.Linear(16, 16)
+
+
+def with_another_gate(model: LanguageModel) -> None:
+    model.blocks[0].mixer.forget_gate = GateProjection(16, Gate("forget_gate", "sigmoid", torch.zeros(2)))
+
+
+def in_float64(model: LanguageModel) -> None:
+    model.double()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (with_a_subclass, r"blocks\.0\.mixer\.attention\.feature_map: Steeper declares no native form"),
+        (with_a_hook, r"blocks\.1\.mlp: has hooks"),
+        (with_a_forward_of_its_own, r"norm: has a forward of its own"),
+        (with_another_weight, r"the model: has blocks\.0\.mixer\.bias, which native code does not know"),
+        (with_a_bias, r"out_proj: native code and the module differ about bias"),
+        (with_another_gate, r"forget_gate: native code has no gate with .*sigmoid"),
+        (in_float64, r"in torch\.float64, and native code computes in float32"),
+    ],
+)
+def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: str) -> None:
+    model = shaped(TRIED)
+    assert no_fast_step(model) is None
+    change(model)
+    with pytest.raises(AssertionError):
+        make_fast_step(model)
+    with pytest.raises(AssertionError, match=reason):
+        assert no_fast_step(model) is None, no_fast_step(model)
+
+
+def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CAUSAL, "window", lambda heads, head_dim, options: TwoGates(heads, head_dim))
+    assert "TwoGates declares no native form" in str(no_fast_step(shaped(TRIED)))
+
+
+PLANTED = {
+    "an epsilon": ("features.h", "sum / size + RMS_EPS", "sum / size + 1e-5f"),
+    "a missing gate": ("mixer.h", "if (!attention.gate_weight) return 0;", "return 0;"),
+    "a decay of the new key": ("mixer.h", "z[f] * decay + key;", "(z[f] + key) * decay;"),
+    "half of the rotation": ("mixer.h", "half = head_dim / 2; i < half;", "half = head_dim / 2; i < half / 2;"),
+    "a shorter window": ("mixer.h", "return t == past || (current[t]", "return t == past || (t && current[t]"),
+    "a tap of the convolution": ("mixer.h", "t < past; t++, tail", "t < past - 1; t++, tail"),
+    "a lost head norm": ("mixer.h", "y[i] * factor * gain[i]", "y[i] * gain[i]"),
+}
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, before: str, after: str) -> None:
+    """Compile a copy of the sources with one difference."""
+    shutil.copytree(step.CODE, folder / "decode", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    source = folder / "decode" / file
+    assert source.read_text().count(before) == 1
+    source.write_text(source.read_text().replace(before, after))
+    monkeypatch.setenv("LMLONG_CACHE", str(folder))
+    monkeypatch.setattr(step, "CODE", folder / "decode")
+    native_step.library.cache_clear()
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_mistake_in_native_code_is_found_when_a_step_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str
+) -> None:
+    plant(monkeypatch, tmp_path, *PLANTED[planted])
+    with pytest.raises(StepMismatch, match=r"native code differs from torch by .*--no-fast-decode"):
+        make_fast_step(shaped(TRIED))
+
+
+def test_so_is_one_in_the_blocks_of_an_hourglass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plant(monkeypatch, tmp_path, "step.cpp", "into[i] /= model.hourglass.factor", "into[i] /= 3")
+    with pytest.raises(StepMismatch):
+        make_fast_step(shaped({"layers": 3, "downsample": Downsample(factor=4)}))
+
+
+def test_so_is_a_change_of_the_model_that_native_code_did_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rotate_half_of_the_head(x: Tensor, positions: Tensor) -> Tensor:
+        rotated, rest = x.chunk(2, dim=-1)
+        return torch.cat([apply_rope(rotated, positions), rest], dim=-1)
+
+    monkeypatch.setattr(block, "apply_rope", rotate_half_of_the_head)
+    with pytest.raises(StepMismatch):
+        make_fast_step(shaped(TRIED))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("const float *norm, *conv_weight,", "const float *conv_weight, *norm,"),
+        ("Int kind, uses_rope, window;", "Int kind, uses_rope, window, another;"),
+        ("float embedding_scale; ", "double embedding_scale; "),
+    ],
+    ids=["swapped", "added", "of another type"],
+)
+def test_structures_of_another_layout_do_not_compile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: str, after: str
+) -> None:
+    plant(monkeypatch, tmp_path, "job.h", before, after)
+    with pytest.warns(UserWarning, match="in Python"):
+        assert native_step.library() is None
+    assert "could not be compiled" in str(no_fast_step(shaped(TRIED)))
