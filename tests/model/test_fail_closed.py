@@ -19,6 +19,7 @@ from lmlong.model import block, native_step
 from lmlong.model.fast_step import StepMismatch, make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import apply_rope
+from lmlong.native import build as native_build
 from lmlong.native.decode import step
 from lmlong.recipe import Attention, Downsample
 
@@ -115,6 +116,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, before: str,
     source.write_text(source.read_text().replace(before, after))
     monkeypatch.setenv("LMLONG_CACHE", str(folder))
     monkeypatch.setattr(step, "CODE", folder / "decode")
+    monkeypatch.setattr(native_build, "FLAGS", [flag.replace("-O3", "-O0") for flag in native_build.FLAGS])  # sooner
     native_step.library.cache_clear()
 
 

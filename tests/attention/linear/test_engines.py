@@ -199,6 +199,18 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
     assert not [path for path in (tmp_path / "native").iterdir() if shutil.which(path.name)]
 
 
+@needs_compiler
+def test_structures_of_another_layout_do_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(library.CODE, tmp_path / "scan", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    source = tmp_path / "scan" / "job.h"
+    swapped = source.read_text().replace("StridedTensor q, k, v,", "StridedTensor k, q, v,")
+    assert swapped != source.read_text()
+    source.write_text(swapped)
+    monkeypatch.setattr(library, "CODE", tmp_path / "scan")
+    with pytest.warns(UserWarning, match=r"ScanJob\.q lies elsewhere in Python"):
+        assert compiled_anew(monkeypatch, tmp_path) is None
+
+
 def compiled_anew(
     monkeypatch: pytest.MonkeyPatch, folder: Path, flags: tuple[str, ...] = native.FLAGS
 ) -> library.Library | None:
