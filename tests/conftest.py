@@ -17,7 +17,10 @@ if not torch.cuda.is_available():
 
 BEGUN = time.time()
 
-SLOWEST = ("test_deepspeed.py", "test_readme.py", "test_two_processes.py", "test_plan.py", "test_kill.py")
+SLOWEST = (
+    *("test_deepspeed.py", "test_readme.py", "test_users.py", "test_tools_of_torch.py", "test_two_processes.py"),
+    *("test_kill.py", "test_plan.py", "test_interrupt.py", "test_history.py", "test_hostile.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

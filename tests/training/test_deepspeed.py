@@ -75,7 +75,8 @@ def close(some: Path, others: Path) -> None:
         assert float((mine[name] - truth).norm()) < 2e-3 * float(truth.norm()) + 1e-4, name
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+# stage 3, which has all that the others have, stands for them in the usual suite
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
 def test_two_processes_are_one_run_that_goes_on_anywhere(
     tiny: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from lmlong.io.files import sha256
 
 from .conftest import lmlong, metrics
 
-STEPS, KILLS = 40, 6
+STEPS, KILLS = 40, 4
 
 
 def train(recipe: Path, run: Path, precision: str, kill_after: float | None = None) -> int:
@@ -38,14 +38,14 @@ def outcome(run: Path) -> tuple[list, str]:
     return lines, sha256(read.find(run) / "model.safetensors")
 
 
-@pytest.mark.parametrize("precision", ["32", "bf16"])
-def test_a_run_killed_six_times_is_the_run_that_was_not(tiny: Path, tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize("precision", ["32", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_a_run_killed_time_and_again_is_the_run_that_was_not(tiny: Path, tmp_path: Path, precision: str) -> None:
     assert train(tiny, tmp_path / "whole", precision) == 0
     draw, killed = random.Random(precision), 0
     run = tmp_path / "cut"
     for _ in range(KILLS):  # a step takes some milliseconds, a save or a validation a few times that
         killed += train(tiny, run, precision, kill_after=draw.random() * 0.15) == -9
-    assert killed >= 3
+    assert killed >= 2
     assert train(tiny, run, precision) == 0
     assert outcome(run) == outcome(tmp_path / "whole")
     assert not list((run / "checkpoints").glob(".*"))
