@@ -4,6 +4,7 @@ import copy
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from lmlong import recipe
 from lmlong.bench.speed import Candidate
@@ -13,13 +14,15 @@ from lmlong.model.fast_step import make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
 from lmlong.training.optimizer import make_optimizer
+from lmlong.training.setup import check_kernel, set_kernel
 
 GENERATED = 16
 """Tokens generated in one pass."""
 
 
 def build_model(name: str, options: recipe.Recipe, device: torch.device) -> LanguageModel:
-    """Return the recipe's model with another attention in all layers, with random weights."""
+    """Return the recipe's model with another attention in all layers, with random weights, by the recipe's kernel."""
+    check_kernel(options.training.kernel, device)
     changes: dict[str, object] = {"kind": "linear", **ATTENTIONS[name]}
     attention = options.model.attention.model_copy(update=changes)
     torch.manual_seed(options.seed)
@@ -28,26 +31,30 @@ def build_model(name: str, options: recipe.Recipe, device: torch.device) -> Lang
         options.text.tokenizer.vocabulary,
         options.training.activation_checkpointing,
     )
+    set_kernel(model, options.training.kernel)
     return model.to(device)
 
 
 def training_candidate(
     name: str, precision: str, length: int, options: recipe.Recipe, device: torch.device
 ) -> Candidate:
-    """Return a whole training step on one row of random tokens: forward, backward, clipping, AdamW."""
+    """Return a whole training step on one row of random tokens, which returns the loss of each: forward, backward,
+    clipping, AdamW."""
     model = build_model(name, options, device)
     optimizer = make_optimizer(model, options.training)
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(precision)
     segment = None if name == "softmax" else options.training.segment
 
-    def step() -> None:
+    def step() -> Tensor:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             nll, _ = model.loss(tokens[:, :-1], tokens[:, 1:], segment=segment)
-        (nll / length).backward()
+        loss = nll / length
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), options.training.clip)
         optimizer.step()
         optimizer.zero_grad()
+        return loss.detach()
 
     return Candidate(step, length, 0, 0, growth=2 if name == "softmax" else 1)
 

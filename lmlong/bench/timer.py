@@ -18,7 +18,9 @@ MIN_ROUNDS, MAX_ROUNDS, MAX_SECONDS = 3, 15, 15.0
 """Rounds timed at least and at most, and the seconds after which no more are begun."""
 
 
-def time_rounds(passes: Mapping[str, Pass], device: torch.device) -> dict[str, list[float]]:
+def time_rounds(
+    passes: Mapping[str, Pass], device: torch.device, max_seconds: float = MAX_SECONDS
+) -> dict[str, list[float]]:
     """Return the seconds of each pass by round; all have their turn in every round, so that noise meets them alike.
 
     Run each pass once before, as its first run may compile or allocate what later ones reuse.
@@ -26,7 +28,7 @@ def time_rounds(passes: Mapping[str, Pass], device: torch.device) -> dict[str, l
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     begun = time.perf_counter()
     for done in range(MAX_ROUNDS):
-        if done >= MIN_ROUNDS and time.perf_counter() - begun > MAX_SECONDS:
+        if done >= MIN_ROUNDS and time.perf_counter() - begun > max_seconds:
             break
         for name, call in passes.items():
             seconds[name].append(time_once(call, device))

@@ -46,8 +46,7 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     With `new_attention` the checkpoint's attention may differ from the recipe's; all else must fit.
     """
     device = pick_device(recipe.device)
-    if recipe.training.kernel == "triton" and (why := triton.unavailable_reason(device)):
-        raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
+    check_kernel(recipe.training.kernel, device)
     training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
     tokens = prepare(recipe.text, read.read_tokenizer(start) if start else None)
@@ -56,11 +55,26 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     model = build(recipe, tokens.tokenizer.vocabulary)
     if start:
         read.load_weights(model, start, new_attention)
-    if training.kernel != "auto" and isinstance(model, LanguageModel):
-        model.set_kernel(triton.load_scan() if training.kernel == "triton" else chunk.scan)
+    if isinstance(model, LanguageModel):
+        set_kernel(model, training.kernel)
     if training.compile:
         model.compile_blocks()
     return Setup(recipe, tokens, model, device)
+
+
+Kernel = Literal["auto", "torch", "triton"]
+
+
+def check_kernel(kernel: Kernel, device: torch.device) -> None:
+    """Refuse a kernel that cannot run on a device."""
+    if kernel == "triton" and (why := triton.unavailable_reason(device)):
+        raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
+
+
+def set_kernel(model: LanguageModel, kernel: Kernel) -> None:
+    """Let the linear attentions of a model read many tokens by a kernel; `auto` is what they begin with."""
+    if kernel != "auto":
+        model.set_kernel(triton.load_scan() if kernel == "triton" else chunk.scan)
 
 
 Format = Literal["32", "bf16", "16"]
