@@ -38,8 +38,8 @@ def build_model(name: str, options: recipe.Recipe, device: torch.device) -> Lang
 def training_candidate(
     name: str, precision: str, length: int, options: recipe.Recipe, device: torch.device
 ) -> Candidate:
-    """Return a whole training step on one row of random tokens, which returns the loss of each: forward, backward,
-    clipping, AdamW."""
+    """Return a whole training step on one row of random tokens: forward, backward, clipping, AdamW. It returns the loss
+    and the norm of the gradient."""
     model = build_model(name, options, device)
     optimizer = make_optimizer(model, options.training)
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
@@ -51,10 +51,10 @@ def training_candidate(
             nll, _ = model.loss(tokens[:, :-1], tokens[:, 1:], segment=segment)
         loss = nll / length
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), options.training.clip)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.training.clip)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return torch.stack([loss.detach(), norm])
 
     return Candidate(step, length, 0, 0, growth=2 if name == "softmax" else 1)
 

@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.testing import assert_close
 
+from lmlong.attention.linear import chunk, native
 from lmlong.bench.attention_speed import AttentionShape, attention_candidate
+from lmlong.bench.model_speed import build_model, training_candidate
 from lmlong.bench.speed import Candidate, Result, forecast, run_benchmark
 from lmlong.bench.speed_grid import ATTENTIONS
 from lmlong.bench.speed_report import Title, crossovers, ratio, table
 from lmlong.cli.bench import bench
+from lmlong.recipe import file as recipe_file
 
 CPU = torch.device("cpu")
 
@@ -59,6 +63,17 @@ def test_every_attention_is_measured_forward_and_backward(name: str) -> None:
         gradients = ready.call()
         if not forward_only:
             assert all(bool(x.any()) for x in gradients)  # type: ignore[attr-defined]
+
+
+def test_models_read_by_the_kernel_of_the_recipe() -> None:
+    small = ["model.width=16", "model.heads=2", "model.layers=1", "text.tokenizer.vocabulary=300"]
+    losses = []
+    for kernel in ("auto", "torch"):
+        options = recipe_file.load("quickstart", [*small, f"training.kernel={kernel}"])
+        kernels = [attention.kernel for attention in build_model("elu", options, CPU).attentions]
+        assert kernels == [chunk.scan if kernel == "torch" else native.scan]
+        losses.append(training_candidate("elu", "32", 40, options, CPU).call())
+    assert_close(*losses, rtol=1e-5, atol=0)
 
 
 def test_tables_fit_a_terminal() -> None:

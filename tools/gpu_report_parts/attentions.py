@@ -89,5 +89,5 @@ def output_and_grads(attend: Attend, x: ScanInputs) -> dict[str, Tensor]:
     """Return y and the gradients of all inputs, by name, for a random gradient of y."""
     y = attend(x)
     leaves = {f"d{name}": t for name, t in x._asdict().items() if has_grad(t)}
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).to(y)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).bfloat16().to(y)  # the same in every format
     return {"y": y.detach(), **dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), dy), strict=True))}

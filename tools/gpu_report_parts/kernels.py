@@ -131,7 +131,7 @@ def compare(one: Candidate, other: Candidate, grads: bool) -> None:
     def ends(t: Tensor) -> Tensor:
         return torch.cat([t[:, :, :COMPARED], t[:, :, -COMPARED:]], dim=2)
 
-    # the gradients of gates are sums of terms that mostly cancel, and in bfloat16 no two ways of summing agree
+    # not those of gates: sums of terms that mostly cancel, of which rounding leaves less the longer the text is
     for name, mine, usual in zip(("dq", "dk", "dv") if grads else ("y",), one.call(), other.call(), strict=False):
         if not (off := laws.error(ends(mine), ends(usual))) <= AGREES:
             raise WrongError(f"{name} is {off:.1e} from that by torch's operations")

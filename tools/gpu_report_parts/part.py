@@ -88,6 +88,10 @@ class Findings:
         self.failures.append(f"{what}: {type(failure).__name__}{': ' if said else ''}{said}")
 
 
+FATAL = ("CUDA error", "Triton Error [CUDA]")
+"""Errors after which a process can use its GPU no more."""
+
+
 class LeftOutError(Exception):
     """Something is not measured here, and why; that is no failure."""
 
@@ -117,7 +121,7 @@ class Job(NamedTuple):
         except Exception as failure:
             traceback.print_exc()  # into the log
             self.found.fail(what, failure)
-            if "CUDA error" in str(failure):  # after which nothing works in this process
+            if any(told in str(failure) for told in FATAL):
                 raise
         return None
 
@@ -157,12 +161,10 @@ def figures(results: list[Result]) -> dict[str, Any]:
 
 def lines(results: list[Result]) -> list[str]:
     """Return a table of results, in a block that keeps its columns."""
-    columns = [Column("tokens", 8, ","), Column("  ", 2), Column("what", 26, align="<"), Column("ms", 10)]
-    columns += [
-        Column("±", 6, ".0%"),
-        Column("tokens/s", 14, ",.0f"),
-        Column("MB", 10, ",.1f"),
-        Column("x softmax", 11),
+    widths = {"tokens": 8, "": 2, "what": 26, "ms": 10, "±": 6, "tokens/s": 14, "MB": 10, "x softmax": 11}
+    formats = {"tokens": ",", "±": ".0%", "tokens/s": ",.0f", "MB": ",.1f"}
+    columns = [
+        Column(title, width, formats.get(title, ""), "<" if title == "what" else ">") for title, width in widths.items()
     ]
     rows = []
     for one in sorted(results, key=lambda one: one.length):

@@ -87,5 +87,8 @@ def train(job: Job, devices: int) -> list[float]:
 
 
 def run(job: Job, module: str, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", module, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=job.seconds_left)
+    command, seconds = [sys.executable, "-m", module, *words], job.seconds_left
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise FailedError(f"did not end within {seconds:.0f} s") from None
