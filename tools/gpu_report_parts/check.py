@@ -5,12 +5,13 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpu_report_parts import attentions
+from gpu_report_parts.attentions import Text
 from gpu_report_parts.part import ATTENTIONS, Job
 from lmlong.attention import laws
 from lmlong.attention.linear import chunk, triton
-from lmlong.attention.linear.autograd import ScanInputs
 from lmlong.report.table import Column, format_table
 
 HEADS, ROWS = 2, 2
@@ -53,7 +54,7 @@ def against_definition(name: str, head_dim: int, precision: str, job: Job) -> di
         attention = attentions.build(name, HEADS, head_dim, job.device, kernel)
         x = attentions.supplied(attention, text(job, head_dim, FORMATS[precision]))
         exact = partial(attentions.definition, copy.deepcopy(attention).double())
-        truth = attentions.output_and_grads(exact, attentions.in_float64(x))
+        truth = attentions.output_and_grads(exact, x.map(Tensor.double))
         mine = attentions.output_and_grads(partial(attentions.forward, attention), x)
         found[by] = {tensor: laws.error(mine[tensor], truth[tensor]) for tensor in truth}
     found["wrong"] = [
@@ -69,10 +70,10 @@ def errors_of_laws(name: str, job: Job) -> dict[str, float]:
     """Return how far the kernels, in float32, are from each law; by torch are single tokens."""
     time = job.sizes.checked
     attention = attentions.build(name, HEADS, min(job.sizes.head_dims), job.device, triton.load_scan())
-    packed, other = (text(job, min(job.sizes.head_dims), torch.float32, seed) for seed in (0, 1))
-    packed, other = attentions.supplied(attention, packed), attentions.supplied(attention, other)
-    x, other = (one._replace(document_starts=None) for one in (packed, other))
-    subject = laws.of_attention(attention, x.q)
+    texts = [text(job, min(job.sizes.head_dims), torch.float32, seed) for seed in (0, 1)]
+    packed, other = (attentions.supplied(attention, one, seed) for seed, one in enumerate(texts))
+    x, packed, other = (one.flat for one in (packed._replace(document_starts=None), packed, other))
+    subject = laws.of_attention(attention, texts[0].q)
     places = (1, 64, time - 1)
     return {
         "token by token = at once": laws.steps_equal_forward(subject, x),
@@ -84,7 +85,7 @@ def errors_of_laws(name: str, job: Job) -> dict[str, float]:
     }
 
 
-def text(job: Job, head_dim: int, dtype: torch.dtype, seed: int = 0) -> ScanInputs:
+def text(job: Job, head_dim: int, dtype: torch.dtype, seed: int = 0) -> Text:
     """Draw a text of a few documents."""
     time = job.sizes.checked
     starts = torch.zeros(ROWS, time, dtype=torch.bool, device=job.device)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gpu_report_parts import attentions
-from gpu_report_parts.attentions import Attend
+from gpu_report_parts.attentions import Attend, Text
 from gpu_report_parts.check import against_definition
 from gpu_report_parts.part import ATTENTIONS, Job, figures, lines, measure
 from lmlong.attention import laws
 from lmlong.attention.linear import chunk, triton
-from lmlong.attention.linear.autograd import Scan, ScanInputs
+from lmlong.attention.linear.autograd import Scan
 from lmlong.bench.speed import Candidate, Result
 
 OF_FLA = ("elu", "elu-learned")
@@ -102,16 +102,16 @@ def candidates(job: Job, length: int, group: Group) -> dict[str, Callable[[], Ca
         return candidate(attend, attentions.supplied(attention, x), group.grads)
 
     return {
-        "softmax": lambda: candidate(attentions.flash, x._replace(log_decay=None), group.grads, growth=2),
+        "softmax": lambda: candidate(attentions.flash, x, group.grads, growth=2),
         **{name: partial(ours, name) for name in ATTENTIONS},
         f"{BY_TORCH} by torch": partial(by, chunk.scan, BY_TORCH),
         **{f"{name} by fla": partial(by_fla, name) for name in OF_FLA if not no_fla(job)},
     }
 
 
-def candidate(attend: Attend, x: ScanInputs, grads: bool, growth: int = 1) -> Candidate:
+def candidate(attend: Attend, x: Text, grads: bool, growth: int = 1) -> Candidate:
     """Return an attention on its inputs as a pass that returns its outputs, or the gradients of the inputs."""
-    inputs = [t for t in x if attentions.has_grad(t)]
+    inputs = list(x.leaves.values())
     dy = torch.empty_like(x.v).normal_(generator=torch.Generator(x.v.device).manual_seed(1))
     held = sum(t.nbytes for t in inputs) + (dy.nbytes if grads else 0)
 
@@ -147,7 +147,7 @@ def check_fla(job: Job, name: str, head_dim: int) -> None:
     """Refuse flash-linear-attention where its outputs are not those of the definition."""
     attention = attentions.build(name, 2, head_dim, job.device, chunk.scan)
     x = attentions.supplied(attention, attentions.draw((2, 2, job.sizes.checked, head_dim), torch.bfloat16, job.device))
-    truth = attentions.definition(copy.deepcopy(attention).double(), attentions.in_float64(x))
+    truth = attentions.definition(copy.deepcopy(attention).double(), x.map(Tensor.double))
     # with values of 1 an output is its denominator
     y, denominators = attentions.fla(attention, x), attentions.fla(attention, x._replace(v=torch.ones_like(x.v)))
     if not (off := laws.error(y / denominators, truth)) <= AGREES:

@@ -13,7 +13,7 @@ from lmlong.attention import laws
 from lmlong.bench.model_speed import GENERATED, GenerationCandidates, training_candidate
 from lmlong.bench.speed import Candidate, Result
 from lmlong.inference.session import append_token, next_logits, prefill
-from lmlong.model.decode.fast_step import no_fast_step
+from lmlong.model.fast_step import no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 
