@@ -96,13 +96,20 @@ def test_a_part_that_fails_is_told_and_does_not_stop_the_others(tmp_path: Path) 
     check_speeds(record["parts"]["Kernels"]["figures"]["head_dim 16, forward"]["results"], names, page, "Kernels")
 
 
+def test_what_there_was_no_time_for_is_named(tmp_path: Path) -> None:
+    done = run("--tiny", "--only", "check,decode", "--minutes", "0", "--out", str(tmp_path))
+    page, record = results(tmp_path)
+    assert done.returncode == 0
+    assert "nothing failed, time ran out" in page and "| Decoding | out of time, 1 left out |" in page
+    assert record["parts"]["Decoding"]["left_out"] == ["all of it: no time left"]
+
+
 def test_a_part_that_never_ends_is_killed(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "GRACE", 0.0)
     begun = time.monotonic()
     found = tool.start_part("training", 0.5, tiny=True)
     assert time.monotonic() - begun < 30
     assert re.fullmatch(r"killed after \d+ s, long after its time", *found["failures"])
-    assert tool.start_part("training", 0.0, tiny=True)["left_out"] == ["all of it: no time left"]
 
 
 @needs_triton

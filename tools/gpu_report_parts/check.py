@@ -103,6 +103,8 @@ def broken(law: str, error: float) -> bool:
 
 
 def error_lines(errors: list[dict[str, Any]]) -> list[str]:
+    if not errors:
+        return []
     columns = [Column("attention", 14, align="<"), Column("head_dim", 9), Column("format", 8)]
     names = ("y", "dq", "dk", "dv", "dlog_decay")
     columns += [Column(name, 14, ".1e") for name in (*names, "torch's worst")] + [Column("", 7)]

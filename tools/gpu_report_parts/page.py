@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpu_report_parts.part import NO_TIME
 from lmlong.model.device import describe_machine
 
 PACKAGES = ("lmlong", "torch", "triton", "flash-linear-attention", "deepspeed", "lightning", "numpy")
@@ -34,7 +35,8 @@ class Report(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        return "something failed" if self.failed else "nothing failed"
+        late = any(NO_TIME in line for found in self.parts.values() for line in found["left_out"])
+        return ("something failed" if self.failed else "nothing failed") + (", time ran out" if late else "")
 
     def write(self, folder: Path) -> None:
         """Write the page, and beside it all figures as JSON."""
@@ -56,8 +58,11 @@ class Report(NamedTuple):
 
 
 def _verdict(found: dict[str, Any]) -> str:
-    left_out = f", {len(found['left_out'])} left out" if found["left_out"] else ""
-    return (f"**{len(found['failures'])} failed**" if found["failures"] else "ok") + left_out
+    late = any(NO_TIME in line for line in found["left_out"])
+    counts = [f"{len(found['left_out'])} left out"] if found["left_out"] else []
+    if found["failures"]:
+        return ", ".join([f"**{len(found['failures'])} failed**", *counts])
+    return ", ".join(["out of time" if late else "ok", *counts])
 
 
 def _listed(title: str, told: list[str]) -> list[str]:

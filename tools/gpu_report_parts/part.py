@@ -88,6 +88,8 @@ class Findings:
         self.failures.append(f"{what}: {type(failure).__name__}{': ' if said else ''}{said}")
 
 
+NO_TIME = "no time left"
+
 FATAL = ("CUDA error", "Triton Error [CUDA]")
 """Errors after which a process can use its GPU no more."""
 
@@ -112,7 +114,7 @@ class Job(NamedTuple):
         """Return the result of some work; None, and a note, where it fails, or where time or memory run out."""
         try:
             if self.seconds_left <= 0:
-                raise LeftOutError("no time left")
+                raise LeftOutError(NO_TIME)
             return work()
         except LeftOutError as reason:
             self.found.left_out.append(f"{what}: {reason}")
