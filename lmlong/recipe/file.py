@@ -1,10 +1,10 @@
-"""Recipe files: found by name or path, checked with all mistakes reported at once, and written."""
+"""Recipes from files, found by name or path, or from dicts: checked with all mistakes told at once, and written."""
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -12,9 +12,9 @@ from ruamel.yaml import YAML
 from lmlong.errors import RecipeError, nearest, other_format
 from lmlong.recipe import Recipe
 from lmlong.recipe.mistakes import mistakes
-from lmlong.recipe.overrides import BadOverride, Override, parse, place
+from lmlong.recipe.overrides import BadOverride, Override, from_item, parse, place
 from lmlong.recipe.root import FORMAT
-from lmlong.recipe.yaml import LARGEST, BrokenYAML, Document, KeyPath, dotted
+from lmlong.recipe.yaml import LARGEST, BrokenYAML, Document, KeyPath, at, dotted
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -54,17 +54,38 @@ def read(file: Path) -> str:
         raise RecipeError([f"{file}:{line}: not UTF-8. Save the file in that encoding."]) from None
 
 
-def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe from a file, with `overrides` (key.path=value) of its values, and its paths made absolute."""
-    file = find(name_or_path)
-    document = _compose(file)
+class Sections(NamedTuple):
+    """The sections of a recipe given as a dict, where a file would give a `Document`."""
+
+    values: dict[str, Any]
+
+    @property
+    def mistakes(self) -> list[tuple[KeyPath, int, str]]:
+        return []
+
+    def line(self, path: KeyPath) -> tuple[int, bool]:
+        """Return no line, and whether there is a value."""
+        return 0, at(self.values, path) is not None
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+    """Load a recipe from a file or from a dict of sections, with overrides of its values (key.path=value, or values by
+    their key.path), and its paths made absolute."""
+    file: Path | None = None
+    document: Document | Sections
+    if isinstance(source, Mapping):
+        document = Sections(dict(source))
+    else:
+        file = find(str(source))
+        document = _compose(file)
     # Where there is no training section, the message that helps is the one about its missing steps.
-    values = {"name": file.stem, "training": {}} | document.values
+    values = ({"name": file.stem} if file else {}) | {"training": {}} | document.values
     values, placed, misplaced = _place_all(values, overrides)
+    prefix = f"{file}: " if file else ""
     if type(version := values.get("format", FORMAT)) is not int or version < 1:
-        raise RecipeError([f"{file}: format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])
+        raise RecipeError([f"{prefix}format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])
     if version != FORMAT:
-        raise RecipeError([other_format(file, version, FORMAT)])
+        raise RecipeError([other_format(file or "the recipe", version, FORMAT)])
     wrong: dict[KeyPath, str] = {}
     try:
         recipe = Recipe.model_validate(values)
@@ -72,6 +93,11 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         wrong = mistakes(error, values)
     if messages := _located(file, document, placed, wrong) + misplaced:
         raise RecipeError(messages)
+    return with_absolute_paths(recipe)
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Return a recipe whose paths mean the same when it is read in another folder."""
     return Recipe.model_validate(_anchored(recipe.model_dump()))
 
 
@@ -101,13 +127,15 @@ def _compose(file: Path) -> Document:
     return document
 
 
-def _place_all(values: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Override], list[str]]:
+def _place_all(
+    values: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Override], list[str]]:
     """Return the values with the overrides applied, the overrides, and the mistakes of those that fit nowhere."""
     placed: list[Override] = []
     misplaced: list[str] = []
-    for text in overrides:
+    for given in overrides.items() if isinstance(overrides, Mapping) else overrides:
         try:
-            override = parse(text)
+            override = parse(given) if isinstance(given, str) else from_item(*given)
             values = place(values, override)
             placed.append(override)
         except BadOverride as error:
@@ -115,10 +143,16 @@ def _place_all(values: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[s
     return values, placed, misplaced
 
 
-def _located(file: Path, document: Document, placed: list[Override], wrong: dict[KeyPath, str]) -> list[str]:
+def _located(
+    file: Path | None, document: Document | Sections, placed: list[Override], wrong: dict[KeyPath, str]
+) -> list[str]:
     """Return one message for each mistake: those in the file by line, then those in the overrides in their order."""
+
+    def told(line: int, path: KeyPath, message: str) -> str:
+        return (f"{file}:{line}: " if file else "") + f"{dotted(path)}: {message}"
+
     found = [
-        ((0, line), f"{file}:{line}: {dotted(path)}: {message}")
+        ((0, line), told(line, path, message))
         for path, line, message in document.mistakes
         if not any(override.sets(path) for override in placed)
     ]
@@ -128,11 +162,11 @@ def _located(file: Path, document: Document, placed: list[Override], wrong: dict
             found.append(((1, placed.index(override)), f"{override.text}: {key}{message}"))
         else:
             line, _ = document.line(path)
-            found.append(((0, line), f"{file}:{line}: {dotted(path)}: {message}"))
+            found.append(((0, line), told(line, path, message)))
     return [text for _, text in sorted(found, key=lambda mistake: mistake[0])]
 
 
-def _cause(path: KeyPath, document: Document, placed: list[Override]) -> Override | None:
+def _cause(path: KeyPath, document: Document | Sections, placed: list[Override]) -> Override | None:
     """Return the override that causes a mistake at `path`, or None where the file does."""
     _, in_file = document.line(path[:-1])
     for override in reversed(placed):

@@ -6,28 +6,28 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
-from lmlong.recipe import Recipe
+from lmlong.recipe import Options, Recipe
 from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, undotted
 
 
-def mistakes(error: ValidationError, values: Any) -> dict[KeyPath, str]:
-    """Return the mistake of each wrong key."""
+def mistakes(error: ValidationError, values: Any, section: type[Options] = Recipe) -> dict[KeyPath, str]:
+    """Return the mistake of each wrong key in the values of a section, by default the whole recipe."""
     found: dict[KeyPath, str] = {}
     for detail in error.errors(include_url=False):
-        path, message = _describe(detail, values)
+        path, message = _describe(detail, values, section)
         if message:
             found.setdefault(path, message)
     return found
 
 
-def _describe(detail: ErrorDetails, values: Any) -> tuple[KeyPath, str]:
+def _describe(detail: ErrorDetails, values: Any, whole: type[Options]) -> tuple[KeyPath, str]:
     """Return the key of one error of pydantic, and its message; an empty one where another error says it."""
     where, context = detail["loc"], detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
-        path, section = _follow(where[:-1], values)
+        path, section = _follow(where[:-1], values, whole)
         return (*path, where[-1]), "unknown key." + _hint(where[-1], list(sections(section)[0].model_fields))
-    path, shape = _follow(where, values)
+    path, shape = _follow(where, values, whole)
     value = at(values, path)
     if value is UNREADABLE or not shape.types:
         return path, ""
@@ -45,14 +45,14 @@ def _describe(detail: ErrorDetails, values: Any) -> tuple[KeyPath, str]:
     return path, f"expected {in_words(shape)}, got {_show(value)}.{_remedy(shape, value)}"
 
 
-def _follow(where: tuple[int | str, ...], values: Any) -> tuple[KeyPath, Shape]:
+def _follow(where: tuple[int | str, ...], values: Any, whole: type[Options]) -> tuple[KeyPath, Shape]:
     """Return the user's path for pydantic's location, and the shape expected there.
 
     Pydantic's location also names the branch of a union that it tried, which is no key. Where that is not the branch
     that the value is meant for, a list where the value is a word or the reverse, the shape is empty.
     """
     path: KeyPath = ()
-    shape = Shape((Recipe,))
+    shape = Shape((whole,))
     for part in where:
         kinds = sections(shape)
         if len(kinds) > 1:

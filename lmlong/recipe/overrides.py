@@ -1,12 +1,13 @@
-"""Overrides of a recipe's values on the command line, as key.path=value."""
+"""Overrides of a recipe's values: key.path=value on the command line, values by their key.path in Python."""
 
 from typing import Any, NamedTuple
 
+from lmlong.recipe.section import Options
 from lmlong.recipe.yaml import BrokenYAML, Document, KeyPath, dotted, undotted
 
 
 class Override(NamedTuple):
-    """One key.path=value; `text` is what the user wrote."""
+    """One value by its key.path; `text` is what the user wrote."""
 
     text: str
     path: KeyPath
@@ -39,6 +40,14 @@ def parse(text: str) -> Override:
     return Override(text, undotted(key), document.values)
 
 
+def from_item(key: str, value: Any) -> Override:
+    """Return the override of one item of a dict."""
+    text = f"{key}={value!r}"
+    if not all(key.split(".")):
+        raise BadOverride(f"{text}: expected a key.path, such as training.steps.")
+    return Override(text, undotted(key), value)
+
+
 def place(values: Any, override: Override, depth: int = 0) -> Any:
     """Return the values with one of them replaced. Sections on the path are copied, since aliases may share them."""
     if depth == len(override.path):
@@ -48,5 +57,7 @@ def place(values: Any, override: Override, depth: int = 0) -> Any:
         if not isinstance(values, list) or part >= len(values):
             raise BadOverride(f"{override.text}: {above} has no entry {part} here. Give the whole list: {above}=[...]")
         return [*values[:part], place(values[part], override, depth + 1), *values[part + 1 :]]
+    if isinstance(values, Options):
+        values = values.model_dump(exclude_unset=True)
     section = values if isinstance(values, dict) else {}
     return section | {str(part): place(section.get(str(part)), override, depth + 1)}

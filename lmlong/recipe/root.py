@@ -1,6 +1,7 @@
 """A whole recipe, and the constraints between its sections."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -16,19 +17,19 @@ FORMAT: Literal[1] = 1
 
 
 class Recipe(Options):
-    """One training run from text to weights."""
+    """One training run from text to weights, built from its sections, or loaded from a file."""
 
     format: Literal[1] = FORMAT
     """Version of the recipe's format; a recipe without it is of this one."""
-    name: str = Field("run", pattern=r"^[\w][\w.-]*$")
+    name: str = Field(default="run", pattern=r"^[\w][\w.-]*$")
     """Name of the run, whose folder is runs/NAME; a recipe file without it takes the file's name."""
-    seed: int = Field(0, ge=0, lt=2**32)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Start of every random draw: weights, order of the text, dropout."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes a GPU when there is one."""
-    devices: int = Field(1, gt=0)
+    devices: int = Field(default=1, gt=0)
     """GPUs of a machine to train on together, or processes where there is none; each has a batch of its own."""
-    nodes: int = Field(1, gt=0)
+    nodes: int = Field(default=1, gt=0)
     """Machines to train on together, each with as many devices; start `lmlong train` on all by torchrun or SLURM."""
     objective: Literal["causal", "masked"] = "causal"
     """causal: a language model that predicts the next token from those before; masked: an encoder that predicts masked
@@ -36,6 +37,19 @@ class Recipe(Options):
     text: Text = Text()
     model: Model = Model()
     training: Training
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> "Recipe":
+        """Load a shipped recipe by its name, one from a file, or one from a dict of sections; `overrides` are other
+        values for some of its options. All mistakes are one `RecipeError`.
+
+        >>> recipe = lmlong.Recipe.load("quickstart", {"training.steps": 100, "model.width": 160})
+        >>> recipe.training.steps
+        100
+        """
+        from lmlong.recipe import file  # it loads what is declared here
+
+        return file.load(source, overrides or {})
 
     @property
     def processes(self) -> int:

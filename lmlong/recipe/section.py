@@ -1,9 +1,12 @@
 """The base class of every section of a recipe: typed keys, and no others."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from lmlong.errors import RecipeError
 
 
 class Options(BaseModel):
@@ -12,6 +15,20 @@ class Options(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    def __init__(self, /, **values: Any) -> None:
+        """A section from its values; all that is wrong with them is one `RecipeError`."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            from lmlong.recipe.mistakes import mistakes  # it walks the sections, which are declared by this class
+            from lmlong.recipe.yaml import dotted
+
+            found = mistakes(error, values, type(self))
+            raise RecipeError([f"{dotted(path)}: {message}" for path, message in found.items()]) from None
+
+    # As on pydantic's own: a section within others is validated with them, so that no mistake hides the next ones.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         """Iterate over the mistakes that only several keys together show."""

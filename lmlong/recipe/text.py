@@ -11,7 +11,7 @@ class PythonStdlib(Options):
     """The standard library of the running Python, without tests: a corpus that every machine has."""
 
     kind: Literal["python-stdlib"]
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -23,7 +23,7 @@ class Files(Options):
     """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz and .zst too."""
     column: str = "text"
     """Field of a .jsonl or .parquet record that holds the text."""
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -41,7 +41,7 @@ class Hub(Options):
     """Field of a record that holds the text."""
     streaming: bool = True
     """Read records as they arrive instead of downloading the data set first."""
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -51,9 +51,9 @@ Source = Annotated[PythonStdlib | Files | Hub, Field(discriminator="kind")]
 class Validation(Options):
     """Text the model never trains on."""
 
-    fraction: float = Field(0.05, gt=0, lt=1)
+    fraction: float = Field(default=0.05, gt=0, lt=1)
     """Share of the documents held out, chosen by a hash of their content; with fewer than 20, the end of each."""
-    sources: list[Source] = Field([])
+    sources: list[Source] = Field(default=[])
     """Sources of their own for validation; with these, nothing is held out of training."""
 
 
@@ -64,9 +64,9 @@ class Tokenizer(Options):
     """sentencepiece (subwords, trained on the corpus) or bytes (256 symbols, nothing to train)."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """Algorithm that sentencepiece trains its pieces by."""
-    vocabulary: int = Field(4096, ge=300)
+    vocabulary: int = Field(default=4096, ge=300)
     """Number of pieces sentencepiece may use."""
-    sample_bytes: int = Field(16_000_000, gt=0)
+    sample_bytes: int = Field(default=16_000_000, gt=0)
     """How much of the training text the sentencepiece trainer reads, spread over the corpus."""
     path: str | None = None
     """An existing sentencepiece .model, used as it is instead of training one."""
@@ -75,7 +75,7 @@ class Tokenizer(Options):
 class Masking(Options):
     """objective: masked: which tokens are masked, for an encoder to predict them."""
 
-    share: float = Field(0.15, gt=0, lt=1)
+    share: float = Field(default=0.15, gt=0, lt=1)
     """Share of the tokens of a text that are masked, at least one in each sequence."""
     kind: Literal["bert", "plain"] = "bert"
     """bert (of the masked tokens 80 % are replaced by the mask token, 10 % by a random one, 10 % unchanged) or plain
@@ -85,11 +85,11 @@ class Masking(Options):
 class Text(Options):
     """The text that is read, and how it is cut."""
 
-    sources: list[Source] = Field([PythonStdlib(kind="python-stdlib")], min_length=1)
+    sources: list[Source] = Field(default=[PythonStdlib(kind="python-stdlib")], min_length=1)
     """Sources of documents; several are mixed by weight."""
     validation: Validation = Validation()
     tokenizer: Tokenizer = Tokenizer()
-    sequence_length: int = Field(2048, ge=8)
+    sequence_length: int = Field(default=2048, ge=8)
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
     """Content of a training sequence: windows of the text, cut anywhere, or whole documents, cut only where longer than

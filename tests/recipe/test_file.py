@@ -201,3 +201,31 @@ def test_a_recipe_that_is_not_there(here: Path, name: str, complaint: str) -> No
     with pytest.raises(RecipeError) as caught:
         load(name)
     assert caught.value.mistakes == [complaint]
+
+
+def test_a_dict_of_sections_is_what_a_file_of_them_is(here: Path) -> None:
+    sections = {"name": "books", "text": {"sequence_length": 128}, "training": {"steps": 3, "precision": 32}}
+    file = write(here / "books.yaml", "text: {sequence_length: 128}\ntraining: {steps: 3, precision: 32}\n")
+    assert Recipe.load(sections) == Recipe.load(file) == load(file)
+    assert sections["training"] == {"steps": 3, "precision": 32}, "the dict is as it was"
+    assert Recipe.load({"training": {"steps": 3}}).name == "run"
+
+
+def test_overrides_in_python_are_those_of_the_command_line(here: Path) -> None:
+    words = ["training.steps=7", "text.sources=[{kind: files, paths: [a.txt]}]", "text.sources.0.weight=2.5"]
+    values = {
+        "training.steps": 7,
+        "text.sources": [{"kind": "files", "paths": ["a.txt"]}],
+        "text.sources.0.weight": 2.5,
+    }
+    recipe = Recipe.load("quickstart", values)
+    assert recipe == load("quickstart", words)
+    assert recipe.text.sources == [Files(kind="files", paths=[str(here / "a.txt")], weight=2.5)]
+    assert Recipe.load(Path("quickstart")) == load("quickstart")
+
+
+def test_typed_sections_may_stand_in_a_dict(here: Path) -> None:
+    sections = {"text": Text(sequence_length=128, rows="documents"), "training": Training(steps=3, batch_size=2)}
+    changed = Recipe.load(sections, {"text.sequence_length": 64, "training.steps": 4})
+    assert (changed.text.rows, changed.text.sequence_length) == ("documents", 64)
+    assert (changed.training.batch_size, changed.training.steps) == (2, 4)

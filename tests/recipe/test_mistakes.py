@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmlong.errors import RecipeError
+from lmlong.recipe import Attention, Model, Recipe, Training
 from lmlong.recipe.file import load
 from lmlong.recipe.reference import reference
 
@@ -250,3 +251,45 @@ def test_a_misspelt_key_is_always_found_at_its_line(file: Path, key: str, letter
     found = complaints(file, "\n".join(lines), "training.steps=1")
     place_in_words = f"file:{len(lines)}: {'.'.join([*sections, misspelt])}"
     assert found == [f"{place_in_words}: unknown key. Did you mean '{name}'?"]
+
+
+def test_all_mistakes_of_a_dict_and_its_overrides_are_told_by_their_keys() -> None:
+    sections = {"nmae": "x", "model": {"widht": 128, "heads": -1}, "training": {"steps": "soon"}}
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(sections, {"model.layers": 2.5, "training.compile": "yes", "text.sources.9.weight": 1, "a..b": 2})
+    assert sorted(caught.value.mistakes[:4]) == [
+        "model.heads: expected a whole number, above 0, got -1.",
+        "model.widht: unknown key. Did you mean 'width'?",
+        "nmae: unknown key. Did you mean 'name'?",
+        "training.steps: expected a whole number, above 0, or null, got 'soon'.",
+    ]
+    assert caught.value.mistakes[4:] == [
+        "model.layers=2.5: expected a whole number, above 0, at most 10000, got 2.5.",
+        "training.compile='yes': expected true or false, got 'yes'.",
+        "text.sources.9.weight=1: text.sources has no entry 9 here. Give the whole list: text.sources=[...]",
+        "a..b=2: expected a key.path, such as training.steps.",
+    ]
+
+
+def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> None:
+    with pytest.raises(RecipeError) as caught:
+        Training(steps=-1, presicion="32", deepspeed={"stage": 7}, compile="yes")  # type: ignore[call-arg, arg-type]
+    assert sorted(caught.value.mistakes) == [
+        "compile: expected true or false, got 'yes'.",
+        "deepspeed.stage: 7 is not one of 1, 2, 3.",
+        "presicion: unknown key. Did you mean 'precision'?",
+        "steps: expected a whole number, above 0, or null, got -1.",
+    ]
+    for wrong, message in (
+        (lambda: Training(), "steps: neither steps nor tokens is given, so training has no end. Set one of them."),
+        (lambda: Model(width=30, heads=4), "heads: 4 heads do not divide a width of 30."),
+        (lambda: Recipe(), "training: missing. Expected a section."),  # type: ignore[call-arg]
+        (
+            lambda: Recipe(model=Model(attention=Attention(kind="full")), training=Training(steps=1)),
+            "model.attention.kind: full looks at the future too, so it cannot be causal. Use softmax, which is the "
+            "same over the past alone, or train an encoder by objective: masked.",
+        ),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            wrong()
+        assert caught.value.mistakes == [message]
