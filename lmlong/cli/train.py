@@ -44,10 +44,10 @@ def train(
         return
 
     from lmlong.cli.report import after_training
-    from lmlong.training.run import train as run
+    from lmlong.training.run import default_folder, run
 
-    outcome = run(chosen, out or Path("runs") / chosen.name, resume, overwrite)
-    if outcome.is_main_process:
-        click.echo(after_training(outcome))
-    if outcome.signal is not None:
-        raise SystemExit(128 + outcome.signal)
+    result = run(chosen, out or default_folder(chosen), resume, overwrite)
+    if result.is_main_process:
+        click.echo(after_training(result))
+    if result.signal is not None:
+        raise SystemExit(128 + result.signal)

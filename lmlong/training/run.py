@@ -1,6 +1,7 @@
 """A training run from its recipe to its last checkpoint."""
 
 import logging
+import signal
 import sys
 import warnings
 from contextlib import nullcontext
@@ -24,9 +25,11 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.checkpoint_store import FolderIO
 from lmlong.training.distributed import check_launch, is_main_process, launcher
+from lmlong.training.metrics_log import read_entries
 from lmlong.training.module import TrainingModule
 from lmlong.training.resume import resume_point, same_run
 from lmlong.training.run_folder import (
+    METRICS,
     check_free,
     check_kept,
     check_own,
@@ -37,23 +40,70 @@ from lmlong.training.run_folder import (
     note,
 )
 from lmlong.training.setup import LIGHTNING, Setup, set_up
-from lmlong.training.signals import StopOnSignal
+from lmlong.training.signals import StopAtOnce, StopOnSignal
 from lmlong.training.state import read_state
 
 
-class Outcome(NamedTuple):
-    """The outcome of a run."""
+class TrainingResult(NamedTuple):
+    """The result of a training run, whose model `lmlong.load(result.run)` loads."""
 
-    folder: Path
+    run: Path
+    """The run folder."""
     step: int
-    validation: LossTotals | None  # over the whole validation text; None when the run was stopped before its end
-    gzip: float | None  # bits per byte of gzip -9 on the same text; None where the objective has none to compare
-    signal: int | None  # the one that stopped it
-    is_main_process: bool = True  # whether this process, of several, is the one that prints
+    """Optimizer steps taken."""
+    validation: LossTotals | None
+    """The loss over the whole validation text; None when training was stopped, or had no step to take."""
+    gzip: float | None
+    """Bits per byte of gzip -9 on the same text; None where the objective has none to compare."""
+    signal: int | None = None
+    """The signal that stopped training."""
+    is_main_process: bool = True
+    """Whether this process, of several, is the one that prints."""
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The training loss in nats per token, by step: of each `training.log_every` steps."""
+        return {entry["step"]: entry["loss"] for entry in read_entries(self.run / METRICS) if "loss" in entry}
 
 
-def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bool = False) -> Outcome:
-    """Train to the end of the recipe, or until a signal; `resume` is `auto` or the checkpoint to resume from."""
+def train(
+    recipe: Recipe, out: str | Path | None = None, *, resume: str | Path | None = None, overwrite: bool = False
+) -> TrainingResult:
+    """Train a model by a recipe, into the run folder `out`, by default runs/NAME.
+
+    >>> recipe = lmlong.Recipe.load("mine.yaml", {"training.steps": 30})
+    >>> result = lmlong.train(recipe, out="runs/short")
+    >>> result.step
+    30
+    >>> result.validation.bits_per_byte
+    >>> model = lmlong.load(result.run)
+
+    `resume` is "auto", to go on from the newest checkpoint of the run, or a checkpoint; `overwrite` replaces a run.
+    Progress is told on standard error. Ctrl-C, or the stop button of a notebook, finishes the step, saves, and raises
+    KeyboardInterrupt; a second one raises it at once. SIGTERM and SIGHUP save too, and raise SystemExit. In a thread
+    other than the main one, training is stopped by none of them.
+    """
+    if recipe.processes > 1 and launcher() is None:
+        raise UsageError(
+            f"devices: {recipe.processes} processes are started by the command `lmlong train` or by torchrun, not by "
+            "lmlong.train, which trains in this process. Use one of them, or devices: 1."
+        )
+    result = run(recipe_file.with_absolute_paths(recipe), Path(out or default_folder(recipe)), resume, overwrite)
+    if result.signal == signal.SIGINT:
+        raise KeyboardInterrupt(f"stopped after step {result.step}, saved in {result.run}; resume='auto' goes on")
+    if result.signal is not None:
+        raise SystemExit(128 + result.signal)
+    return result
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """Return the run folder of a recipe where no other is given."""
+    return Path("runs") / recipe.name
+
+
+def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrite: bool = False) -> TrainingResult:
+    """Train for the command `lmlong train`, which owns this process: it is started again for each further device, and
+    what a signal means for it is told by the result."""
     check_launch(recipe)
     if resume and overwrite:
         raise UsageError("--resume goes on with a run, --overwrite replaces it. Leave out one of them.")
@@ -61,10 +111,10 @@ def train(recipe: Recipe, folder: Path, resume: str | None = None, overwrite: bo
         if is_main_process():
             check = check_own if resume else check_replaceable if overwrite else check_free
             check(folder)
-        return _train(recipe, folder, resume, overwrite)
+        return _run(recipe, folder, str(resume) if resume else None, overwrite)
 
 
-def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> Outcome:
+def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> TrainingResult:
     resume_from = resume_point(folder, resume) if resume else None
     source = None if resume_from else recipe.training.init_from
     if resume_from:
@@ -84,7 +134,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) ->
         note(folder, setup)
         _say(setup, resume_from or source)
 
-    signals = StopOnSignal()
+    signals = StopOnSignal(recipe.processes)
     callback = TrainingCallback(folder, setup.data, setup.steps, signals)
     callbacks: list[Callback] = [signals, callback]
     if every := recipe.model.attention.favor.resample_every:
@@ -92,11 +142,17 @@ def _train(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) ->
     trainer = _trainer(folder, setup, callbacks, state)
     token_bytes = torch.from_numpy(setup.tokens.tokenizer.token_bytes)
     module = TrainingModule(setup.model, setup.recipe, setup.steps, token_bytes, setup.data.training())
-    trainer.fit(module, ckpt_path=resume_from, weights_only=True)
+    try:
+        with signals:
+            trainer.fit(module, ckpt_path=resume_from, weights_only=True)
+    except StopAtOnce as stop:
+        if stop.signal_number == signal.SIGINT:
+            raise KeyboardInterrupt("stopped at once") from None
+        raise SystemExit(128 + stop.signal_number) from None
     final = callback.final if is_main_process() else None
     show_gzip = final and recipe.objective == "causal"
     gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if show_gzip else None
-    return Outcome(folder, trainer.global_step, final, gzip, signals.agreed, is_main_process())
+    return TrainingResult(folder, trainer.global_step, final, gzip, signals.agreed, is_main_process())
 
 
 def _say(setup: Setup, start: Path | str | None) -> None:

@@ -5,8 +5,9 @@ import os
 import signal
 import stat
 import sys
+import threading
 from contextlib import suppress
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,24 +17,41 @@ from lmlong.training.distributed import all_reduce_max, is_main_process
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class StopOnSignal(Callback):
-    """A callback that sets a flag when a signal comes, and stops all ranks together at the end of a step."""
+class StopAtOnce(BaseException):
+    """The same signal came twice; no KeyboardInterrupt, for which Lightning ends the process and ignores Ctrl-C."""
 
-    def __init__(self) -> None:
+    def __init__(self, signal_number: int):
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+class StopOnSignal(Callback):
+    """A callback that stops all ranks together at the end of a step, after a signal that came `with` it.
+
+    Signals reach the main thread alone, so in another thread no signal stops a run.
+    """
+
+    def __init__(self, processes: int = 1) -> None:
+        self.processes = processes
         self.received = 0  # by this process; never reset
         self.agreed: int | None = None  # the signal that all ranks stop for
         self._before: dict[int, Any] = {}
 
+    def __enter__(self) -> "StopOnSignal":
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in STOPPING}
+            self._before = {number: handler for number, handler in handlers.items() if handler is not None}
+        self._install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for number in STOPPING:
-            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # nohup ignores it
-                self._before[number] = signal.signal(number, self._receive)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._restore()
+        self._install()  # again, for Lightning has put a handler of its own before this one
 
     def agree(self, trainer: Trainer) -> bool:
         """Return, on all ranks, whether any rank received a signal; all ranks call this together.
@@ -43,11 +61,18 @@ class StopOnSignal(Callback):
         self.agreed = all_reduce_max(trainer, self.received) or None
         return self.agreed is not None
 
+    def _install(self) -> None:
+        for number, handler in self._before.items():
+            if handler != signal.SIG_IGN or number != signal.SIGHUP:  # nohup ignores it
+                signal.signal(number, self._receive)
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:  # the reader is gone: writing to a terminal or a pipe would fail
             self._turn_away()
-        elif self.received == number:
+        elif self.received == number and self.processes > 1:  # to leave in order, each rank would wait for the others
             os._exit(128 + number)
+        elif self.received == number:
+            raise StopAtOnce(number)
         first, self.received = not self.received, number
         if first and is_main_process():
             with suppress(OSError):
@@ -60,8 +85,3 @@ class StopOnSignal(Callback):
             with suppress(OSError):
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}

@@ -21,10 +21,7 @@ def test_a_signal_that_comes_while_the_ranks_talk_is_heard_the_next_time() -> No
     trainer: Any = SimpleNamespace(
         world_size=2, strategy=SimpleNamespace(reduce=reduce, root_device=torch.device("cpu"))
     )
-    signals.on_train_start(trainer, None)  # type: ignore[arg-type]
-    try:
+    with signals:
         assert not signals.agree(trainer)
         assert signals.agree(trainer)
-    finally:
-        signals.on_train_end(trainer, None)  # type: ignore[arg-type]
     assert signals.agreed == signal.SIGTERM
