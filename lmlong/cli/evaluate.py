@@ -8,7 +8,7 @@ import click
 from lmlong.cli import options
 from lmlong.cli.lists import parse_names
 from lmlong.cli.output import check_files, show
-from lmlong.cli.runs import load_runs
+from lmlong.cli.runs import load_runs, run_name
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ def eval_(
       lmlong eval runs/quickstart --lengths 256,512,1k,2k
       lmlong eval linear softmax --data 'books/*.txt' --plot length.png
     """
-    from lmlong.evaluation.perplexity import VIEWS, PerplexityOptions, measure_perplexity
+    from lmlong.evaluation.perplexity import VIEWS, evaluate
     from lmlong.evaluation.perplexity_report import figure, table, to_json
     from lmlong.inference.loading import load
     from lmlong.report.lengths import parse_lengths
 
-    wanted = tuple(parse_lengths(lengths)) if lengths is not None else None
-    chosen = PerplexityOptions(parse_names("--by", views, VIEWS), wanted, targets, min_documents)
+    wanted = parse_lengths(lengths) if lengths is not None else None
+    chosen = parse_names("--by", views, VIEWS)
     check_files(json_file, plot)
-    if plot and chosen.views == ("state",):
+    if plot and chosen == ("state",):
         raise UsageError("--plot: draws context, position and protocol. Name one of them in --by.")
     causal_only = {
         "--lengths": lengths is not None,
@@ -105,9 +105,20 @@ def eval_(
         _eval_encoders(runs, data, tokens, json_file, device)
         return
     reports = []
-    for name, model, text in load_runs(runs, lambda run: load(run, device, weights, state_dtype), data, tokens):
-        reports.append(measure_perplexity(name, model, text, chosen))
-        _note_left_out(reports[-1], min_documents)
+    for run in runs:
+        model = load(run, device, weights, state_dtype)
+        report = evaluate(
+            model,
+            data or None,
+            lengths=wanted,
+            views=chosen,
+            targets=targets,
+            min_documents=min_documents,
+            tokens=tokens,
+            name=run_name(run),
+        )
+        _note_left_out(report, min_documents)
+        reports.append(report)
     show(table(reports), to_json(reports), json_file, plot, figure(reports) if plot else None)
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,13 @@ class TokenWriter:
 def read_tokens(path: Path, tokenizer: Tokenizer) -> TokenFile:
     """Map a token file into memory."""
     return TokenFile(_map(path, token_type(tokenizer)), _map(_starts_path(path), np.dtype("<i8")))
+
+
+def tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> TokenFile:
+    """Return the tokens of documents in memory, as a file of them has; one without text is left out."""
+    documents = [[tokenizer.bos, *tokenizer.encode(text), tokenizer.eos] for text in texts if text]
+    starts = np.cumsum([0, *map(len, documents)], dtype=np.int64)[:-1]
+    return TokenFile(np.fromiter(chain.from_iterable(documents), token_type(tokenizer)), starts)
 
 
 def token_type(tokenizer: Tokenizer) -> np.dtype:

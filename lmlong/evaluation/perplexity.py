@@ -7,20 +7,21 @@ them. By protocol: all targets, the state emptied at each window, or the windows
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from tqdm import tqdm
 
 from lmlong.data.token_dataset import prepare
-from lmlong.data.token_file import TokenFile
-from lmlong.errors import UsageError
+from lmlong.data.token_file import TokenFile, tokens_of
+from lmlong.errors import UsageError, nearest
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.results import AtLength, AtPosition, InWindows, PerplexityReport
 from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.evaluation.state_health import health
-from lmlong.inference.loading import TrainedLanguageModel, TrainedModel
+from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load
 from lmlong.inference.state_size import state_size
 from lmlong.model.base import count_parameters
 from lmlong.model.device import peak_memory
@@ -47,6 +48,48 @@ class PerplexityOptions(NamedTuple):
 
 
 DEFAULTS = PerplexityOptions()
+
+
+def evaluate(
+    model: TrainedLanguageModel | str | Path,
+    files: str | Path | Sequence[str | Path] | None = None,
+    *,
+    texts: str | Sequence[str] | None = None,
+    lengths: Sequence[int] | None = None,
+    views: Sequence[View] = DEFAULTS.views,
+    targets: int = DEFAULTS.targets,
+    min_documents: int = DEFAULTS.min_documents,
+    tokens: int | None = None,
+    name: str | None = None,
+) -> PerplexityReport:
+    """Measure how well a model predicts text, and the gain from text further back.
+
+    >>> report = lmlong.evaluate("runs/quickstart", lengths=[16, 32, 64], min_documents=1)
+    >>> for length, sums, _ in report.context:
+    ...     print(length, sums.totals.bits_per_byte, sums.bits_error)
+
+    The text is what the run held out of its training, or that of `files`, folders and globs, or documents as `texts`;
+    `tokens` reads only so many. The other options are those of `lmlong eval`: `views` is its --by, `lengths` the
+    contexts in tokens, `targets` how many tokens are scored at each of them; lengths that fewer than `min_documents`
+    documents reach are left out. All numbers are sums for each document, from which ratios and errors follow.
+    """
+    if unknown := [view for view in views if view not in VIEWS]:
+        raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Name some of {VIEWS}.")
+    if lengths is not None and (not lengths or min(lengths) < 1):
+        raise UsageError(f"lengths: {list(lengths)} are no lengths. Give numbers of tokens, from 1 on.")
+    if files is not None and texts is not None:
+        raise UsageError("files, texts: both given. Measure on one of them.")
+    given = texts if files is None else files
+    if given is not None and not (given if isinstance(given, str | Path) else any(map(str, given))):
+        raise UsageError("files, texts: no text in them. Name others, or none for the text held out of training.")
+    loaded = model if isinstance(model, TrainedLanguageModel) else load(model)
+    if texts is not None:
+        text = tokens_of([texts] if isinstance(texts, str) else texts, loaded.tokenizer).first(tokens)
+    else:
+        text = validation_text(loaded, [files] if isinstance(files, str | Path) else files or (), tokens)
+    wanted = tuple(sorted(set(lengths))) if lengths is not None else None
+    options = PerplexityOptions(tuple(views), wanted, targets, min_documents)
+    return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options)
 
 
 def measure_perplexity(
@@ -131,11 +174,11 @@ def _too_short(documents: Documents, need: int, wanted: int) -> str:
     )
 
 
-def validation_text(loaded: TrainedModel, files: Sequence[str] = (), limit: int | None = None) -> TokenFile:
+def validation_text(loaded: TrainedModel, files: Sequence[str | Path] = (), limit: int | None = None) -> TokenFile:
     """Return the tokens to measure on: the text held out of training, or all of some files; the first `limit`."""
     text = loaded.recipe.text
     if files:
-        source = Files(kind="files", paths=list(files))
+        source = Files(kind="files", paths=list(map(str, files)))
         # a recipe's text trains too; the shortest sequence lets files of any size pass as that
         text = Text(sources=[source], validation=Validation(sources=[source]), errors=text.errors, sequence_length=8)
     return prepare(text, loaded.tokenizer).validation.first(limit)

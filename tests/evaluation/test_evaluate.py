@@ -1,16 +1,18 @@
-"""`lmlong eval` as its user meets it."""
+"""`lmlong eval` and `lmlong.evaluate` as their users meet them."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+import lmlong
 from lmlong.cli.evaluate import eval_
-from lmlong.errors import UsageError
+from lmlong.errors import CheckpointError, UsageError
 from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
-from lmlong.evaluation.perplexity_report import table
+from lmlong.evaluation.perplexity_report import table, to_json
 from lmlong.inference.loading import load
 
 
@@ -87,3 +89,61 @@ def test_a_name_under_runs_is_shown_as_that(run: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(run.parents[1])
     assert evaluated("runs/tiny/", "--lengths", "10", *FEW).stdout.startswith("tiny\n")
     assert evaluated("tiny", "--lengths", "10", *FEW).stdout.startswith("tiny\n")
+
+
+def without_times(values: Any) -> Any:
+    """The numbers of a report but for those that no two measurements share."""
+    if isinstance(values, dict):
+        return {key: without_times(each) for key, each in values.items() if key not in ("seconds", "peak_bytes")}
+    return [without_times(each) for each in values] if isinstance(values, list) else values
+
+
+def test_python_gives_the_numbers_of_the_command(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train = tmp_path / "train.txt"
+    views = ("context", "position", "protocol", "state")
+    words = ["--lengths", "32,16", "--by", ",".join(views), "--targets", 50, "--tokens", 300, "--data", train, *FEW]
+    told = json.loads(evaluated(run, *words, "--json", "-").stdout)
+    capfd.readouterr()
+    options: dict[str, Any] = {"lengths": [32, 16], "views": views, "targets": 50, "tokens": 300, "min_documents": 1}
+    for model in (run, str(run), load(run, "cpu")):
+        report = lmlong.evaluate(model, train, name=str(run), **options)
+        assert without_times(to_json([report])["runs"]) == without_times(told["runs"])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_texts_in_memory_are_documents_like_files(run: Path, tmp_path: Path) -> None:
+    texts = ["the cat sat on the mat " * 5, "", "a dog ran " * 9]
+    for number, text in enumerate(texts):
+        (tmp_path / f"text-{number}.txt").write_text(text)
+    options: dict[str, Any] = {"lengths": [16], "min_documents": 1, "name": "same"}
+    in_files = lmlong.evaluate(run, [tmp_path / f"text-{number}.txt" for number in range(3)], **options)
+    in_memory = lmlong.evaluate(run, texts=texts, **options)
+    assert without_times(to_json([in_memory])) == without_times(to_json([in_files]))
+    assert in_memory.documents == 2
+    first = lmlong.evaluate(run, texts=texts[0], **options)
+    assert first.documents == 1 and first.carried is not None
+    assert first.carried.totals.bytes == len(texts[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"views": ["contxt"]}, r"^views: there is no 'contxt'\. Did you mean 'context'\?"),
+        ({"lengths": [16, 0]}, r"^lengths: \[16, 0\] are no lengths"),
+        ({"lengths": []}, r"^lengths: \[\] are no lengths"),
+        ({"files": "a.txt", "texts": ["a"]}, "^files, texts: both given"),
+        ({"texts": []}, "^files, texts: no text in them"),
+        ({"texts": ""}, "^files, texts: no text in them"),
+        ({"files": []}, "^files, texts: no text in them"),
+        ({"files": "nowhere.txt"}, r"^nowhere\.txt: no such file"),
+        ({"texts": ["short"]}, "the longest document has 7 tokens"),
+    ],
+)
+def test_a_mistake_in_python_is_named(run: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        lmlong.evaluate(run, **options)
+
+
+def test_a_run_that_is_none_is_named() -> None:
+    with pytest.raises(CheckpointError, match="nowhere: no such run"):
+        lmlong.evaluate("nowhere")
