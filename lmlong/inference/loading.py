@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.manifest import WEIGHTS
 from lmlong.checkpoint.read import check_size, load_weights, read_recipe, read_tokenizer, reading
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
+from lmlong.inference import hidden_states, state_file
 from lmlong.inference import session as sessions
-from lmlong.inference import state_file
 from lmlong.inference.generation import Generation
+from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session
 from lmlong.model.base import TextModel
@@ -106,8 +108,38 @@ class TrainedLanguageModel(TrainedModel):
         >>> book = model.read(open("book.txt").read())
         >>> "".join(model.stream("She said: ", state=book))
         """
-        tokens = (part.tolist() for part in self.tokenizer.encode_pieces([text] if isinstance(text, str) else text))
-        return sessions.prefill(self.model, chain([] if state else [[self.tokenizer.bos]], tokens), state)
+        before = [] if state else [[self.tokenizer.bos]]
+        return sessions.prefill(self.model, chain(before, self._encode(text)), state)
+
+    def hidden_states(
+        self, text: str | Iterable[str] | Tensor, state: Session | None = None, *, blocks: bool = False
+    ) -> HiddenStates:
+        """Return the hidden states of a text, or of ids (T,): `tokens` and `last`, with `blocks` also after each block.
+
+        >>> hidden = model.hidden_states("She said: ", blocks=True)
+        >>> embedding = hidden.last.mean(0)
+        >>> [after.norm(dim=-1).mean().item() for after in hidden.blocks]
+
+        A text is read after bos, or with a `state` after its last token, which has the first row; ids are read as they
+        are. Gradients flow through `model.model.hidden_states` alone.
+        """
+        return hidden_states.concat(list(self.stream_hidden_states(text, state, blocks=blocks)))
+
+    def stream_hidden_states(
+        self, text: str | Iterable[str] | Tensor, state: Session | None = None, *, blocks: bool = False
+    ) -> Iterator[HiddenStates]:
+        """Iterate over the same in pieces of consecutive tokens: a text of any length takes the memory of one piece.
+
+        >>> total = sum(piece.last.double().sum(0) for piece in model.stream_hidden_states(open("book.txt")))
+        """
+        if isinstance(text, Tensor):
+            if text.dim() != 1 or not len(text):
+                raise UsageError(f"text: ids of shape {tuple(text.shape)}. Give those of one text, of shape (T,).")
+            start, tokens = [], iter([text.tolist()])
+        else:
+            start, tokens = [self.tokenizer.bos], self._encode(text)
+        before = state.last.tolist() if state else start
+        return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
     def use_fast_step(self) -> None:
         """Decode several times as fast: on a CPU by native code, which is compiled once on a machine, on a GPU by a
@@ -136,6 +168,9 @@ class TrainedLanguageModel(TrainedModel):
     def load_state(self, path: str | Path) -> Session:
         """Return the state in a file that this model wrote."""
         return state_file.load(Path(path), self.model, self._owners, str(self.checkpoint))
+
+    def _encode(self, text: str | Iterable[str]) -> Iterator[list[int]]:
+        return (part.tolist() for part in self.tokenizer.encode_pieces([text] if isinstance(text, str) else text))
 
     @staticmethod
     def _check(max_tokens: int | None, stop: Sequence[str]) -> None:
@@ -174,6 +209,8 @@ def load(
     run: str | Path, device: str = "auto", weights: Weights = "32", state_dtype: Literal["32", "64"] = "32"
 ) -> TrainedLanguageModel:
     """Load the language model of a run: its folder, name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
+
+    >>> model = lmlong.load("runs/quickstart", weights="bf16")
 
     `weights` is the format of its matrices: "bf16" takes half the memory, and changes the predictions a little, "int8"
     a quarter, and changes them more; `state_dtype` is that of S and z: "64" for texts of more than some ten million

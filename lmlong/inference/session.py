@@ -3,7 +3,7 @@
 B rows, V vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,15 +34,22 @@ class Session(NamedTuple):
 
 def prefill(model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None) -> Session:
     """Return the session of one row after tokens in pieces of any size, from `session` or from none."""
+    for piece in even_pieces(pieces):
+        session = _read(model, piece, session)
+    assert session is not None, "nothing to read"
+    return session
+
+
+def even_pieces(pieces: Iterable[Sequence[int]]) -> Iterator[list[int]]:
+    """Iterate over the same tokens in pieces of PREFILL_TOKENS, of which the last may have fewer."""
     held: list[int] = []
     for piece in pieces:
         held.extend(piece)
         while len(held) > PREFILL_TOKENS:
-            session = _read(model, held[:PREFILL_TOKENS], session)
+            yield held[:PREFILL_TOKENS]
             held = held[PREFILL_TOKENS:]
-    session = _read(model, held, session) if held else session
-    assert session is not None, "nothing to read"
-    return session
+    if held:
+        yield held
 
 
 @torch.inference_mode()

@@ -23,6 +23,7 @@ def rebuild_state(like: Any, others: Iterator[Tensor]) -> Any:
 
 
 def detach_state(state: State) -> State:
+    """Return a state without its graph, to read on from it without a gradient to what was read before."""
     return rebuild_state(state, iter([x.detach() for x in state_tensors(state)]))
 
 

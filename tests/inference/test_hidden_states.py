@@ -1,0 +1,109 @@
+"""Hidden states of a text: those of the model, whole or in pieces, after bos or after a state."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from models import stirred
+from torch import nn
+
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.errors import UsageError
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.session import PREFILL_TOKENS
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import AttentionKind, Downsample, Model, Recipe, Training
+
+ModelOf = Callable[[AttentionKind], LanguageModel]
+TEXT = "It was a dark and stormy night. " * 150  # more than two pieces of bytes
+
+
+def loaded(model: LanguageModel) -> TrainedLanguageModel:
+    return TrainedLanguageModel(model, ByteTokenizer(), Recipe(training=Training(steps=1)), Path())
+
+
+def after_each_block(model: LanguageModel, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """The definition, from the module's own parts: what each block is given next, found by running fewer blocks."""
+    seen = []
+    for layers in range(1, len(model.blocks) + 1):
+        every, model.blocks = model.blocks, model.blocks[:layers]  # type: ignore[assignment]
+        norm, model.norm = model.norm, nn.Identity()  # type: ignore[assignment]
+        seen.append(model.hidden_states(tokens)[0][0].detach())
+        model.blocks, model.norm = every, norm
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
+def test_they_are_those_of_the_model(model_of: ModelOf, kind: AttentionKind) -> None:
+    model = loaded(model_of(kind))
+    text = TEXT[:100]
+    ids = torch.tensor([model.tokenizer.bos, *model.tokenizer.encode(text)])
+    hidden = model.hidden_states(text, blocks=True)
+    assert torch.equal(hidden.tokens, ids)
+    assert torch.equal(hidden.last, model.model.hidden_states(ids[None])[0][0])
+    assert torch.equal(model.model.logits(hidden.last), model.model(ids[None])[0][0])
+    assert all(map(torch.equal, hidden.blocks, after_each_block(model.model, ids[None])))
+    assert model.hidden_states(text).blocks == ()
+    assert torch.equal(model.hidden_states(ids).last, hidden.last), "ids are read as they are"
+
+
+@pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
+def test_pieces_are_those_of_the_whole(model_of: ModelOf, kind: AttentionKind) -> None:
+    model = loaded(model_of(kind))
+    ids = torch.tensor([model.tokenizer.bos, *model.tokenizer.encode(TEXT)])
+    pieces = list(model.stream_hidden_states(TEXT, blocks=True))
+    assert [len(piece.tokens) for piece in pieces] == [PREFILL_TOKENS, PREFILL_TOKENS, len(ids) - 2 * PREFILL_TOKENS]
+    assert [len(piece.last) for piece in pieces] == [len(piece.tokens) for piece in pieces]
+    whole = model.hidden_states(TEXT, blocks=True)
+    assert torch.equal(torch.cat([piece.tokens for piece in pieces]), ids)
+    truth = [model.model.hidden_states(ids[None])[0][0], *after_each_block(model.model, ids[None])]
+    for found, expected in zip([whole.last, *whole.blocks], truth, strict=True):
+        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_text_is_not_read_further_than_it_is_asked_for(model_of: ModelOf) -> None:
+    read = []
+
+    def lines() -> Iterator[str]:
+        for number in range(10_000):
+            read.append(number)
+            yield "It was a dark and stormy night.\n"
+
+    first = next(loaded(model_of("linear")).stream_hidden_states(lines()))
+    assert len(first.tokens) == PREFILL_TOKENS and len(read) < 1000
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+def test_after_a_state_they_are_those_after_the_text_it_read(model_of: ModelOf, kind: AttentionKind) -> None:
+    model, cut = loaded(model_of(kind)), 50
+    whole = model.hidden_states(TEXT[:80], blocks=True)
+    state = model.read(TEXT[:cut])
+    for rest in (TEXT[cut:80], torch.tensor(model.tokenizer.encode(TEXT[cut:80]))):
+        after = model.hidden_states(rest, state, blocks=True)
+        assert torch.equal(after.tokens, whole.tokens[cut:])
+        for found, expected in zip([after.last, *after.blocks], [whole.last, *whole.blocks], strict=True):
+            assert torch.allclose(found, expected[cut:], rtol=1e-9)
+
+
+def test_layers_that_read_blocks_of_tokens_have_a_row_for_each_block() -> None:
+    options = Model(width=16, layers=4, heads=2, downsample=Downsample(factor=4))
+    model = loaded(stirred(LanguageModel(options, 258)).double().eval())
+    hidden = model.hidden_states("abcdefghi", blocks=True)  # 10 tokens with bos
+    assert [len(after) for after in hidden.blocks] == [10, 2, 2, 10]
+    assert [len(after) for after in model.hidden_states("a", blocks=True).blocks] == [2, 0, 0, 2]
+
+
+def test_a_layer_can_be_trained_on_them(run: Path) -> None:
+    model = load(run, "cpu")
+    hidden = model.hidden_states("naïve", state=model.read("a text"), blocks=True)
+    probe = nn.Linear(hidden.last.shape[1], 1)
+    (probe(hidden.last).square().sum() + probe(hidden.blocks[0]).sum()).backward()
+    assert probe.weight.grad is not None and not hidden.last.requires_grad
+    assert not any(block._forward_hooks for block in model.model.blocks)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1, 5)])
+def test_ids_of_another_shape_are_refused(model_of: ModelOf, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=r"^text: ids of shape .* Give those of one text"):
+        loaded(model_of("linear")).hidden_states(torch.zeros(shape, dtype=torch.long))
