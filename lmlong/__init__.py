@@ -1,6 +1,7 @@
 """Causal language models for texts too long for softmax attention.
 
->>> model = lmlong.load("runs/quickstart")
+>>> result = lmlong.train(lmlong.Recipe.load("mine.yaml"))
+>>> model = lmlong.load(result.run)
 >>> for piece in model.stream("def ", max_tokens=100):
 ...     print(piece, end="", flush=True)
 """
@@ -8,19 +9,74 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import lmlong.errors as errors
 from lmlong.errors import LmlongError
 
 if TYPE_CHECKING:
+    from lmlong import recipe
+    from lmlong.attention.base import CausalAttention
+    from lmlong.attention.feature_maps import FeatureMap
+    from lmlong.attention.linear.layer import LinearAttention
+    from lmlong.attention.softmax import SoftmaxAttention
+    from lmlong.attention.window import WindowAttention
+    from lmlong.evaluation.perplexity import evaluate
+    from lmlong.evaluation.results import PerplexityReport
+    from lmlong.inference.hidden_states import HiddenStates
     from lmlong.inference.loading import TrainedLanguageModel, load
+    from lmlong.model.language_model import LanguageModel
+    from lmlong.model.state import detach_state
+    from lmlong.recipe import Recipe
+    from lmlong.training.run import TrainingResult, train
 
 __version__ = "0.1.0"
-__all__ = ["LmlongError", "TrainedLanguageModel", "load"]
+__all__ = [
+    "CausalAttention",
+    "FeatureMap",
+    "HiddenStates",
+    "LanguageModel",
+    "LinearAttention",
+    "LmlongError",
+    "PerplexityReport",
+    "Recipe",
+    "SoftmaxAttention",
+    "TrainedLanguageModel",
+    "TrainingResult",
+    "WindowAttention",
+    "detach_state",
+    "errors",
+    "evaluate",
+    "load",
+    "recipe",
+    "train",
+]
 
-_HOMES = {"TrainedLanguageModel": "lmlong.inference.loading", "load": "lmlong.inference.loading"}
+_HOMES = {
+    "CausalAttention": "lmlong.attention.base",
+    "FeatureMap": "lmlong.attention.feature_maps",
+    "HiddenStates": "lmlong.inference.hidden_states",
+    "LanguageModel": "lmlong.model.language_model",
+    "LinearAttention": "lmlong.attention.linear.layer",
+    "PerplexityReport": "lmlong.evaluation.results",
+    "Recipe": "lmlong.recipe",
+    "SoftmaxAttention": "lmlong.attention.softmax",
+    "TrainedLanguageModel": "lmlong.inference.loading",
+    "TrainingResult": "lmlong.training.run",
+    "WindowAttention": "lmlong.attention.window",
+    "detach_state": "lmlong.model.state",
+    "evaluate": "lmlong.evaluation.perplexity",
+    "load": "lmlong.inference.loading",
+    "train": "lmlong.training.run",
+}
+"""The module of each public name that is imported when it is first used: importing lmlong alone costs nothing."""
 
+if not TYPE_CHECKING:  # a type checker knows the names above, and that there are no others
 
-def __getattr__(name: str) -> Any:
-    """A public name, imported when it is first used: importing lmlong alone costs nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'lmlong' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name == "recipe":
+            return import_module("lmlong.recipe")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'lmlong' has no attribute '{name}'")
+        return getattr(import_module(_HOMES[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

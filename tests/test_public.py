@@ -1,0 +1,195 @@
+"""The public names as a user of Python meets them: in a script, a thread, a notebook, an editor and a type checker.
+
+The examples of every docstring and every block of docs/python.md are run.
+"""
+
+import ast
+import doctest
+import inspect
+import io
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmlong
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "python.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+MINE = """
+text:
+  sources: [{kind: files, paths: [my-book.txt]}]
+  tokenizer: {kind: bytes}
+  sequence_length: 64
+model: {width: 32, layers: 2, heads: 2}
+training: {steps: 30, batch_size: 2, learning_rate: 1e-2, warmup_steps: 2, precision: "32"}
+"""
+WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "over", "mat", "tree", "and", "then"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a book and a recipe for it."""
+    draw = random.Random(0)
+    for name in ("my-book.txt", "book.txt"):
+        (tmp_path / name).write_text("\n".join(" ".join(draw.choices(WORDS, k=9)) for _ in range(300)))
+    (tmp_path / "mine.yaml").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LMLONG_CACHE", str(cache))
+    return tmp_path
+
+
+def test_the_public_names_are_listed_once_and_there() -> None:
+    (checked,) = [node for node in ast.parse(inspect.getsource(lmlong)).body if isinstance(node, ast.If)][:1]
+    imported = {alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {*imported, "errors", "LmlongError"} == set(lmlong.__all__)
+    assert list(lmlong.__all__) == sorted(lmlong.__all__)
+    for name in lmlong.__all__:
+        assert inspect.getdoc(getattr(lmlong, name)), name
+    assert set(lmlong.__all__) <= set(dir(lmlong))
+    with pytest.raises(AttributeError, match=r"^module 'lmlong' has no attribute 'lode'$"):
+        lmlong.lode  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_torch_is_imported_with_the_first_name_that_needs_it() -> None:
+    code = """
+import sys, lmlong
+dir(lmlong), lmlong.errors.RecipeError
+assert not {"torch", "pydantic", "numpy"} & set(sys.modules)
+lmlong.Recipe.load("quickstart", {"training.steps": 3}), lmlong.recipe.Model()
+assert "torch" not in sys.modules
+lmlong.LinearAttention
+assert "lightning" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class Shown(doctest.OutputChecker):
+    """An example that shows no output is run for its own sake."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return not want or super().check_output(want, got, optionflags)
+
+
+def examples() -> Iterator[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    yield doctest.DocTestParser().get_doctest(lmlong.__doc__ or "", {}, "lmlong", None, 0)
+    for name in lmlong.__all__:
+        value = getattr(lmlong, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            yield from (test for test in finder.find(value, f"lmlong.{name}") if test.examples)
+
+
+def test_every_docstring_s_examples_run(here: Path) -> None:
+    found = list(examples())
+    shown = {test.name.removeprefix("lmlong.") for test in found}
+    assert {"train", "evaluate", "load", "Recipe.load", "TrainedLanguageModel.hidden_states"} <= shown
+    lmlong.train(lmlong.Recipe.load("mine.yaml"), "runs/quickstart")
+    model = lmlong.load("runs/quickstart")
+    runner = doctest.DocTestRunner(Shown())
+    told = io.StringIO()
+    for test in found:
+        test.globs = {"lmlong": lmlong, "model": model, "book": model.read("It was a dark night.")}
+        runner.run(test, out=told.write)
+    assert not runner.summarize(verbose=False).failed, told.getvalue()
+
+
+def run_page() -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with redirect_stdout(io.StringIO()):
+        for number, block in enumerate(BLOCKS):
+            exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), namespace)
+
+
+def in_a_thread(call: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(timeout=300)
+    assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+@pytest.mark.parametrize("where", [lambda call: call(), in_a_thread], ids=["in the main thread", "in a thread"])
+def test_the_page_runs_from_top_to_bottom(here: Path, where: Callable[[Callable[[], None]], None]) -> None:
+    where(run_page)
+    assert (here / "runs" / "mixed" / "checkpoints" / "latest").exists()
+
+
+def test_the_loop_of_ones_own_is_short_and_learns(here: Path) -> None:
+    loop, generation = (block for block in BLOCKS if "own" in block)
+    assert len([line for line in loop.splitlines() if line]) <= 15
+    namespace: dict[str, Any] = {"lmlong": lmlong}
+    with redirect_stdout(io.StringIO()) as told:
+        exec(loop, namespace)
+        exec(generation, namespace)
+    nats, _, text = told.getvalue().partition(" nats a byte\n")
+    assert float(nats) < 3.2  # ln 256 is 5.5
+    assert len(text) == 100
+
+
+@pytest.mark.interop
+def test_the_page_runs_as_a_notebook(here: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(block) for block in BLOCKS])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(here)}}).execute()
+    told = "".join(output.get("text", "") for cell in notebook.cells for output in cell.outputs)
+    assert "Did you mean 'width'?" in told and "nats a byte" in told
+    assert "step 20/20: loss" in told, "progress is shown in lines"
+
+
+@pytest.mark.interop
+def test_a_notebook_s_stop_button_saves_and_leaves_the_kernel_as_it_was(here: Path) -> None:
+    client = pytest.importorskip("jupyter_client")
+    pytest.importorskip("ipykernel")
+    manager, channels = client.manager.start_new_kernel(kernel_name="python3", cwd=str(here))
+    try:
+
+        def cell(code: str, interrupt_at: str = "") -> dict[str, Any]:
+            def shown(message: dict[str, Any]) -> None:
+                nonlocal interrupt_at
+                if interrupt_at and interrupt_at in message["content"].get("text", ""):
+                    interrupt_at = ""
+                    manager.interrupt_kernel()
+
+            return channels.execute_interactive(code, timeout=120, output_hook=shown)["content"]
+
+        assert cell("import lmlong\nrecipe = lmlong.Recipe.load('mine.yaml', {'training.steps': 3000})")
+        stopped = cell("lmlong.train(recipe)", interrupt_at="step 300/3000")
+        assert (stopped["status"], stopped["ename"]) == ("error", "KeyboardInterrupt")
+        assert re.fullmatch(r"stopped after step \d+, saved in runs/mine; resume='auto' goes on", stopped["evalue"])
+        step = int(re.findall(r"step (\d+)", stopped["evalue"])[0])
+        assert 300 <= step < 3000
+        going_on = (
+            f"lmlong.train(lmlong.Recipe.load('mine.yaml', {{'training.steps': {step + 1}}}), resume='auto').step"
+        )
+        assert cell(f"assert {going_on} == {step + 1}")["status"] == "ok"
+        waiting = cell("import time\nprint('waiting')\ntime.sleep(60)", interrupt_at="waiting")
+        assert (waiting["status"], waiting["ename"]) == ("error", "KeyboardInterrupt")
+    finally:
+        channels.stop_channels()
+        manager.shutdown_kernel(now=True)
