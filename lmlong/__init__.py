@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lmlong.attention.base import CausalAttention
     from lmlong.attention.feature_maps import FeatureMap
     from lmlong.attention.linear.layer import LinearAttention
+    from lmlong.attention.plugins import load_plugin
     from lmlong.attention.softmax import SoftmaxAttention
     from lmlong.attention.window import WindowAttention
     from lmlong.evaluation.perplexity import evaluate
@@ -46,6 +47,7 @@ __all__ = [
     "errors",
     "evaluate",
     "load",
+    "load_plugin",
     "recipe",
     "train",
 ]
@@ -65,6 +67,7 @@ _HOMES = {
     "detach_state": "lmlong.model.state",
     "evaluate": "lmlong.evaluation.perplexity",
     "load": "lmlong.inference.loading",
+    "load_plugin": "lmlong.attention.plugins",
     "train": "lmlong.training.run",
 }
 """The module of each public name that is imported when it is first used: importing lmlong alone costs nothing."""

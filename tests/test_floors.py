@@ -17,7 +17,7 @@ FLOORS = [
     {"io"},
     {"recipe", "report", "native"},
     {"data", "attention"},
-    {"model"},
+    {"model", "testing"},
     {"checkpoint"},
     {"training", "inference"},
     {"evaluation", "experiments", "bench"},

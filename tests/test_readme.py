@@ -73,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """A folder in which the README's first command was run."""
     folder = tmp_path_factory.mktemp("newcomer")
     (folder / "my-book.txt").write_text("It was a dark and stormy night. " * 200)
+    (folder / "decayed.py").write_text(blocks("docs/plugins.md", "python")[0])
     first = shortened(FIRST.split(" && ")[1])
     result = run(["-m", *shlex.split(first)], folder, cache)
     assert result.returncode == 0, result.stderr

@@ -29,6 +29,26 @@ Text: TypeAlias = tuple[Tensor | None, ...]
 """Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, dim)."""
 
 
+DENOMINATOR_LIMIT = 1e-20
+"""Ten orders of magnitude above where denominators are clamped."""
+
+SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
+"""Of queries and keys, for law 9, as far as an attention promises to bear them."""
+
+
+class Verdict(NamedTuple):
+    """One law, and how far an attention or a model is from it."""
+
+    number: int  # in the list above
+    law: str
+    measured: float
+    allowed: float
+
+    @property
+    def kept(self) -> bool:
+        return self.measured <= self.allowed
+
+
 class Subject(NamedTuple):
     """An attention or a model as the laws see it."""
 

@@ -1,4 +1,7 @@
-"""Every attention and feature map by its name in recipes; a new one is a line here."""
+"""Every attention and feature map by its name in recipes; a new one is a line here, and one in lmlong/recipe/kinds.py.
+
+Plug-ins enter theirs in the same dicts (plugins.py).
+"""
 
 from collections.abc import Callable, Sequence
 

@@ -14,7 +14,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
-from lmlong.bench.speed_grid import ATTENTIONS
+from lmlong.bench.speed_grid import attentions
 
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
 
@@ -40,7 +40,7 @@ def attention_candidate(
     if not shape.forward_only:
         inputs = [x.requires_grad_() for x in inputs]
 
-    growth = 2 if name == "softmax" else 1
+    growth = 2 if attention.state_growth == "per token" else 1
 
     def attend() -> Tensor:
         if name == "softmax":
@@ -60,7 +60,7 @@ def attention_candidate(
 
 
 def build_attention(name: str, shape: AttentionShape) -> CausalAttention:
-    options = recipe.Attention(**ATTENTIONS[name])  # type: ignore[arg-type]
+    options = recipe.Attention(**attentions()[name])  # type: ignore[arg-type]
     kind = options.kind
     assert isinstance(kind, str)
     return CAUSAL[kind](shape.heads, shape.width, options)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.bench.speed import Candidate
-from lmlong.bench.speed_grid import ATTENTIONS
+from lmlong.bench.speed_grid import attentions
 from lmlong.inference.session import Session, append_token, next_logits, prefill
 from lmlong.model.fast_step import make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
@@ -23,7 +23,7 @@ GENERATED = 16
 def build_model(name: str, options: recipe.Recipe, device: torch.device) -> LanguageModel:
     """Return the recipe's model with another attention in all layers, with random weights, by the recipe's kernel."""
     check_kernel(options.training.kernel, device)
-    changes: dict[str, object] = {"kind": "linear", **ATTENTIONS[name]}
+    changes: dict[str, object] = {"kind": "linear", **attentions()[name]}
     attention = options.model.attention.model_copy(update=changes)
     torch.manual_seed(options.seed)
     model = LanguageModel(
@@ -44,7 +44,7 @@ def training_candidate(
     optimizer = make_optimizer(model, options.training)
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(precision)
-    segment = None if name == "softmax" else options.training.segment
+    segment = options.training.segment if model.constant_state else None
 
     def step() -> Tensor:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
@@ -56,7 +56,7 @@ def training_candidate(
         optimizer.zero_grad()
         return torch.stack([loss.detach(), norm])
 
-    return Candidate(step, length, 0, 0, growth=2 if name == "softmax" else 1)
+    return Candidate(step, length, 0, 0, growth=1 if model.constant_state else 2)
 
 
 class GenerationCandidates:

@@ -1,6 +1,9 @@
 """The settings of the speed benchmarks; imports no torch, so that help is quick."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from lmlong.recipe.kinds import plugin_candidates
 
 ATTENTIONS: dict[str, dict[str, object]] = {
     "softmax": {"kind": "softmax"},
@@ -18,7 +21,12 @@ ATTENTIONS: dict[str, dict[str, object]] = {
 """What is compared, by name: options below model.attention."""
 
 DEFAULT = ("softmax", "elu", "elu-learned", "favor", "window")
-"""The attentions compared by default."""
+"""The attentions compared by default, and those of plug-ins."""
+
+
+def attentions() -> dict[str, Mapping[str, object]]:
+    """Return what can be compared: `ATTENTIONS`, and the attentions and feature maps of plug-ins."""
+    return {**ATTENTIONS, **plugin_candidates()}
 
 
 class SpeedGrid(NamedTuple):

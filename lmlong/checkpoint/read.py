@@ -68,7 +68,10 @@ def read_recipe(checkpoint: Path) -> Recipe:
     """Return the recipe that the weights were trained by."""
     manifest.verify(checkpoint, [RECIPE])
     try:
+        # without a `load_plugin`: what stands in a checkpoint must not decide what is imported
         return recipe_file.load(str(checkpoint / RECIPE))
+    except recipe_file.MissingPlugin as error:
+        raise CheckpointError(str(error)) from None
     except RecipeError as error:
         raise CheckpointError(f"{checkpoint / RECIPE}: not of this version of lmlong.\n{error}") from error
 

@@ -12,6 +12,7 @@ from lmlong.cli.bench_slots import slots
 from lmlong.cli.bench_speed import attention, generate, train
 from lmlong.cli.lists import parse_names, parse_numbers
 from lmlong.cli.output import check_files, show
+from lmlong.cli.plugins import load_recipe
 
 
 @click.group()
@@ -59,11 +60,12 @@ def compare(
     Example: two attentions on text that only memory can predict.
       lmlong bench compare --corpus copies --only softmax,elu-learned
     """
-    from lmlong.experiments.compare import CANDIDATES, compare_attentions
+    from lmlong.experiments.compare import candidates, compare_attentions
     from lmlong.experiments.compare_report import table, to_json
     from lmlong.experiments.copies import write_copies
 
-    names = parse_names("--only", only, CANDIDATES) if only else tuple(CANDIDATES)
+    load_recipe(recipe, overrides)  # with its plug-ins, which are candidates too
+    names = parse_names("--only", only, candidates()) if only else tuple(candidates())
     check_files(json_file, None)
     out = out or Path("runs/compare") / corpus
     changes = list(overrides)

@@ -88,10 +88,11 @@ def recall(
     grid.check()
     check_files(json_file, None)
 
-    from lmlong.experiments.compare import CANDIDATES
+    from lmlong.experiments.compare import candidates
     from lmlong.experiments.recall import study_recall, to_json
     from lmlong.experiments.recall_report import table
+    from lmlong.recipe.kinds import plugin_candidates
 
-    names = parse_names("--only", only, CANDIDATES) if only else DEFAULT_CANDIDATES
+    names = parse_names("--only", only, candidates()) if only else (*DEFAULT_CANDIDATES, *plugin_candidates())
     best, results = study_recall(grid, names, seed, out or Path("runs/recall"))
     show(table(best), [to_json(result) for result in results], json_file, None)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from lmlong.bench.speed_grid import ATTENTIONS, DEFAULT, SpeedGrid
+from lmlong.bench.speed_grid import DEFAULT, SpeedGrid, attentions
 from lmlong.cli import options
 from lmlong.cli.lists import parse_names
 from lmlong.cli.output import check_files, show
+from lmlong.cli.plugins import load_recipe
 
 if TYPE_CHECKING:
     import torch
@@ -105,8 +106,8 @@ def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
       lmlong bench train quickstart --lengths 2k,8k,32k --only softmax,elu-learned
     """
     given = SpeedOptions(**common)
-    grid = _grid(given, ("32", "bf16"))
-    chosen, device = _recipe(recipe, overrides), _device(given)
+    chosen = load_recipe(recipe, overrides)
+    grid, device = _grid(given, ("32", "bf16")), _device(given)
 
     from lmlong.bench.model_speed import training_candidate
     from lmlong.bench.speed_report import Title
@@ -136,8 +137,8 @@ def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **commo
       lmlong bench generate quickstart --lengths 128,8k --only softmax,elu-learned
     """
     given = SpeedOptions(**common)
-    grid = _grid(given, ("32", "bf16", "int8"))
-    chosen, device = _recipe(recipe, overrides), _device(given)
+    chosen = load_recipe(recipe, overrides)
+    grid, device = _grid(given, ("32", "bf16", "int8")), _device(given)
 
     from lmlong.bench.model_speed import GenerationCandidates
     from lmlong.bench.speed_report import Title
@@ -150,17 +151,13 @@ def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **commo
 
 
 def _grid(given: SpeedOptions, known: Sequence[str]) -> SpeedGrid:
+    from lmlong.recipe.kinds import plugin_candidates
     from lmlong.report.lengths import parse_lengths
 
-    names = parse_names("--only", given.only, ATTENTIONS) if given.only is not None else DEFAULT
+    usual = (*DEFAULT, *plugin_candidates())
+    names = parse_names("--only", given.only, attentions()) if given.only is not None else usual
     formats = parse_names("--precisions", given.precisions, known)
     return SpeedGrid(names, formats, tuple(parse_lengths(given.lengths)), given.limit)
-
-
-def _recipe(name: str, overrides: tuple[str, ...]) -> "Recipe":
-    from lmlong.recipe import file as recipe_file
-
-    return recipe_file.load(name, overrides)
 
 
 def _shape(chosen: "Recipe") -> str:

@@ -1,27 +1,34 @@
-"""lmlong check: the laws of causal attention, held against a trained model."""
+"""lmlong check: the laws of causal attention, held against a trained model or a plug-in."""
 
 import click
 
 from lmlong.cli import options
 from lmlong.cli.output import STDOUT, show
+from lmlong.errors import UsageError
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="[RUN]", required=False)
 @click.option("--tokens", default=512, show_default=True, type=click.IntRange(min=8), help="Length of the text.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @options.device
-def check(run: str, tokens: int, as_json: bool, device: str) -> None:
+def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
     """Hold the laws of causal attention against the model of RUN, in the number format it was trained in.
 
     On a text that the model writes itself: reading token by token, at once and in parts must give the same; the future
     must not change the past; rows and packed documents must not see each other; the state must be as large as
     declared; denominators must stay away from 0. Exit code 1 if a law is broken.
 
+    With --plugin and no RUN, against each attention and feature map of the plug-in, on random inputs.
+
     \b
-    Example: after training, before trusting the numbers.
+    Example: after training, before trusting the numbers; and an attention of your own, before training.
       lmlong check runs/quickstart
+      lmlong check --plugin two_gates.py
     """
+    if run is None:
+        _check_plugins(as_json)
+        return
     from lmlong.evaluation.law_check import check as check_laws
     from lmlong.evaluation.law_check_report import table, to_json
     from lmlong.inference.loading import load
@@ -31,4 +38,17 @@ def check(run: str, tokens: int, as_json: bool, device: str) -> None:
     report = check_laws(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
     show(table(report), to_json(report), STDOUT if as_json else None, None)
     if not report.kept:
+        raise SystemExit(1)
+
+
+def _check_plugins(as_json: bool) -> None:
+    from lmlong.attention.plugins import LOADED
+    from lmlong.evaluation.law_check_report import plugins_to_json, table_of_plugins
+    from lmlong.testing import examine_plugin
+
+    if not LOADED:
+        raise UsageError("check: neither a RUN nor a plug-in. Name a run, or a plug-in by --plugin FILE.")
+    reports = [report for plugin in LOADED.values() for report in examine_plugin(plugin)]
+    show(table_of_plugins(reports), plugins_to_json(reports), STDOUT if as_json else None, None)
+    if not all(report.kept for report in reports):
         raise SystemExit(1)

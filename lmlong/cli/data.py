@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from lmlong.cli.plugins import load_recipe
+
 SPLITS = ("train", "validation")
 
 
@@ -29,9 +31,8 @@ def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
       lmlong data prepare books.yaml
     """
     from lmlong.data import token_dataset as tokens
-    from lmlong.recipe.file import load
 
-    click.echo(tokens.prepare(load(recipe, overrides).text).folder)
+    click.echo(tokens.prepare(load_recipe(recipe, overrides).text).folder)
 
 
 @data.command()
@@ -46,9 +47,8 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
     from lmlong.data import token_dataset as tokens
-    from lmlong.recipe.file import load
 
-    found = tokens.prepare(load(recipe, overrides).text)
+    found = tokens.prepare(load_recipe(recipe, overrides).text)
     if as_json:
         click.echo(json.dumps({"folder": str(found.folder), **found.info}, indent=2))
     else:

@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from lmlong import __version__
+from lmlong.cli.plugins import with_option
 from lmlong.errors import LmlongError, RecipeError, nearest
 
 COMMANDS = {
@@ -20,7 +21,7 @@ COMMANDS = {
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
     "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
     "state": ("lmlong.cli.state:state", "Keep what a model has read as a file, and go on from it."),
-    "check": ("lmlong.cli.check:check", "Hold the laws of causal attention against a trained model."),
+    "check": ("lmlong.cli.check:check", "Hold the laws of causal attention against a model or plug-in."),
     "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity against length."),
     "probe": ("lmlong.cli.probe:probe", "Measure how far back a model finds what was said."),
     "spectrum": ("lmlong.cli.spectrum:spectrum", "Measure the singular values of a model's attention."),
@@ -32,7 +33,8 @@ READER_LEFT = 141
 
 
 class Pipeline(click.Group):
-    """The group of commands, in the order of work; a command's module is imported when the command is called."""
+    """The group of commands, in the order of work; a command's module is imported when the command is called, and each
+    takes --plugin."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -41,7 +43,7 @@ class Pipeline(click.Group):
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name][0].partition(":")
-        return getattr(import_module(module), attribute)
+        return with_option(getattr(import_module(module), attribute))
 
     def resolve_command(
         self, context: click.Context, words: list[str]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lmlong.cli.plugins import load_recipe
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def show(name: str, resolved: bool) -> None:
     Example: every option the quickstart runs with.
       lmlong recipe show quickstart --resolved
     """
-    from lmlong.recipe.file import dump, find, load, read
+    from lmlong.recipe.file import dump, find, read
 
-    click.echo(dump(load(name)) if resolved else read(find(name)), nl=False)
+    click.echo(dump(load_recipe(name)) if resolved else read(find(name)), nl=False)
 
 
 @recipe.command()
@@ -67,9 +68,7 @@ def check(file: str, overrides: tuple[str, ...]) -> None:
     Example: would this run with shorter sequences?
       lmlong recipe check quickstart text.sequence_length=512
     """
-    from lmlong.recipe.file import load
-
-    click.echo(f"ok: {_summary(load(file, overrides))}")
+    click.echo(f"ok: {_summary(load_recipe(file, overrides))}")
 
 
 @recipe.command()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from lmlong.cli.plugins import load_recipe
+
 
 @click.group()
 def tokenizer() -> None:
@@ -30,9 +32,8 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     """
     from lmlong.data.sources import open_inputs
     from lmlong.data.tokenizer_training import tokenizer_of
-    from lmlong.recipe.file import load
 
-    text = load(recipe, overrides).text
+    text = load_recipe(recipe, overrides).text
     made = tokenizer_of(open_inputs(text), text.tokenizer)
     made.save(out)
     click.echo(out)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from lmlong.cli.plugins import load_recipe
+
 
 @click.command()
 @click.argument("recipe", metavar="RECIPE")
@@ -32,9 +34,7 @@ def train(
     lmlong train quickstart --resume auto
     lmlong train medium --dry-run --memory 24GB
     """
-    from lmlong.recipe import file as recipe_file
-
-    chosen = recipe_file.load(recipe, [*overrides, *([f"device={device}"] if device else [])])
+    chosen = load_recipe(recipe, [*overrides, *([f"device={device}"] if device else [])])
     if memory and not dry_run:
         raise click.UsageError("--memory plans a run and needs --dry-run.")
     if dry_run:

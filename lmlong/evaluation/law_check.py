@@ -15,30 +15,14 @@ from torch import Tensor
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
-from lmlong.attention.laws import Subject, Text
+from lmlong.attention.laws import DENOMINATOR_LIMIT, Subject, Text, Verdict
 from lmlong.evaluation.state_health import Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.state_size import size
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 
-DENOMINATOR_LIMIT = 1e-20
-"""Ten orders of magnitude above where denominators are clamped."""
-
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
-
-
-class Verdict(NamedTuple):
-    """One law, and how far a model is from it."""
-
-    number: int  # in attention/laws.py
-    law: str
-    measured: float
-    allowed: float
-
-    @property
-    def kept(self) -> bool:
-        return self.measured <= self.allowed
 
 
 class LawReport(NamedTuple):
@@ -113,7 +97,7 @@ def _scales(model: LanguageModel) -> Verdict:
     """Law 9: inputs of any size that the attention promises to bear give outputs that are finite and not 0."""
     bad = 0
     for attention in {type(attention): attention for attention in model.attentions}.values():
-        for scale in (1e-4, 1e-2, 1.0, 1e2, 1e4):
+        for scale in laws.SCALES:
             y = _random_output(attention, min(scale, attention.largest_scale), model.embedding.weight)
             bad += int((~y.isfinite()).sum()) + int((y.float().norm(dim=-1) == 0).sum())
     return Verdict(9, "outputs not finite or dead at scales 1e-4 to 1e4", float(bad), 0.0)

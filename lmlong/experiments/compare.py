@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lmlong.attention.plugins import load_plugin, plugin_hashes
 from lmlong.data.token_dataset import prepare
 from lmlong.experiments.kept_results import KeptResult
 from lmlong.inference.loading import load
@@ -13,6 +14,7 @@ from lmlong.inference.state_size import state_size
 from lmlong.model.base import count_parameters
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.kinds import plugin_candidates
 from lmlong.training.metrics_log import read_entries
 from lmlong.training.run import train
 
@@ -29,6 +31,12 @@ CANDIDATES = {
     "elu-learned-window": ["kind=[linear, linear, linear, window]", "feature_map=elu", "decay=learned", "window=64"],
 }
 """What is compared, by name: options below model.attention."""
+
+
+def candidates() -> dict[str, list[str]]:
+    """Return what can be compared: `CANDIDATES`, and the attentions and feature maps of plug-ins."""
+    of_plugins = plugin_candidates().items()
+    return CANDIDATES | {name: [f"{key}={value}" for key, value in options.items()] for name, options in of_plugins}
 
 
 class ComparedRun(NamedTuple):
@@ -79,9 +87,14 @@ def compare_attentions(
 
 def trained_run(recipe: str, overrides: Sequence[str], name: str, rate: float, seed: int, out: Path) -> ComparedRun:
     """Train a candidate, unless `out` holds its run."""
-    options = [f"model.attention.{option}" for option in CANDIDATES[name]]
-    chosen = recipe_file.load(recipe, [*overrides, *options, f"training.learning_rate={rate}", f"seed={seed}"])
-    made_of = {"recipe": chosen.model_dump(), "text": prepare(chosen.text).identity}
+    options = [f"model.attention.{option}" for option in candidates()[name]]
+    changes = [*overrides, *options, f"training.learning_rate={rate}", f"seed={seed}"]
+    chosen = recipe_file.load(recipe, changes, load_plugin)
+    made_of = {
+        "recipe": chosen.model_dump(),
+        "text": prepare(chosen.text).identity,
+        **plugin_hashes(chosen.model.attention),
+    }
     kept = KeptResult(out, f"{name}-{rate:g}-{seed}", made_of)
 
     def made() -> dict[str, Any]:

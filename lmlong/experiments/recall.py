@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lmlong.attention.plugins import plugin_hashes
 from lmlong.experiments.kept_results import KeptResult
 from lmlong.experiments.recall_data import RecallScore
 from lmlong.experiments.recall_grid import RecallGrid
@@ -65,6 +66,7 @@ def trained_recall(grid: RecallGrid, name: str, width: int, rate: float, seed: i
         "model": options.model_dump(),
         "seed": seed,
         "tests": TESTS,
+        **plugin_hashes(options.attention),
     }
 
     def made() -> dict[str, Any]:

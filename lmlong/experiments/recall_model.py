@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.errors import UsageError
-from lmlong.experiments.compare import CANDIDATES
+from lmlong.experiments.compare import candidates
 from lmlong.experiments.recall_data import RecallBatch, RecallScore, make_batch, score_answers
 from lmlong.experiments.recall_grid import RecallGrid
 from lmlong.experiments.trainer import fit, seeded
@@ -29,7 +29,7 @@ def recall_options(name: str, width: int) -> recipe.Model:
     stands side by side, where the short convolution sees it, and all else may stand anywhere.
     """
     values: dict[str, Any] = {}
-    for option in [*CANDIDATES[name], f"window={1 + width // 2}"]:
+    for option in [*candidates()[name], f"window={1 + width // 2}"]:
         values = place(values, parse(option))
     attention = recipe.Attention.model_validate(values)
     if not isinstance(attention.kind, str) and len(attention.kind) > LAYERS:

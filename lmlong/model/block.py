@@ -11,7 +11,9 @@ from torch.nn.functional import dropout, silu
 
 from lmlong import recipe
 from lmlong.attention.inputs import Gate, GateProjection, Inputs
+from lmlong.attention.plugins import in_words
 from lmlong.attention.registry import CAUSAL
+from lmlong.errors import UsageError
 from lmlong.model.layers import RMSNorm, SwiGLU
 from lmlong.model.rope import apply_rope
 from lmlong.model.short_conv import ShortConvolution
@@ -45,11 +47,15 @@ class Mixer(nn.Module):
         self.in_proj = nn.Linear(width, 4 * width, bias=False)  # queries, keys, values, output gate
         self.convolution = ShortConvolution(3 * width, options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, width // options.heads, options.attention)
+        self.uses_rope = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
         for gate in self.attention.inputs.values():
             if isinstance(gate, Gate):
-                assert not hasattr(self, gate.name), f"{gate.name}: a mixer has another thing of this name"
+                if gate.name in SHARED_PARTS or hasattr(self, gate.name) or not gate.name.isidentifier():
+                    raise UsageError(
+                        f"{in_words(self.attention)}: its gate cannot be named {gate.name!r}, as a block has another "
+                        "part of this name. Give the gate another name."
+                    )
                 self.add_module(gate.name, GateProjection(width, gate))
-        self.uses_rope = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
         self.head_norm = RMSNorm(self.heads, width // options.heads)
         self.out_proj = nn.Linear(width, width, bias=False)
 

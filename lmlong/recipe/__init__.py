@@ -3,7 +3,7 @@
 The reference page, the error messages and `--help` are made from these declarations.
 """
 
-from lmlong.recipe.model import Attention, AttentionKind, Downsample, Favor, Linformer, Model, Taylor
+from lmlong.recipe.model import Attention, Downsample, Favor, Linformer, Model, Taylor
 from lmlong.recipe.root import Recipe
 from lmlong.recipe.section import Options, mistake
 from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
@@ -11,7 +11,6 @@ from lmlong.recipe.training import DeepSpeed, Training
 
 __all__ = [
     "Attention",
-    "AttentionKind",
     "DeepSpeed",
     "Downsample",
     "Favor",

@@ -2,19 +2,25 @@
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from lmlong.errors import RecipeError, nearest, other_format
-from lmlong.recipe import Recipe
+from lmlong.errors import RecipeError, UsageError, nearest, other_format
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_words, plugins_needed
 from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.overrides import BadOverride, Override, from_item, parse, place
-from lmlong.recipe.root import FORMAT
+from lmlong.recipe.root import FORMAT, Recipe, recipe_class
 from lmlong.recipe.yaml import LARGEST, BrokenYAML, Document, KeyPath, at, dotted
+
+ATTENTION: KeyPath = ("model", "attention")
+
+
+class MissingPlugin(RecipeError):
+    """A recipe names a plug-in that nobody has loaded, and that may not be loaded for it."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -68,9 +74,17 @@ class Sections(NamedTuple):
         return 0, at(self.values, path) is not None
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+def load(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    load_plugin: Callable[[str], object] | None = None,
+) -> Recipe:
     """Load a recipe from a file or from a dict of sections, with overrides of its values (key.path=value, or values by
-    their key.path), and its paths made absolute."""
+    their key.path), and its paths made absolute.
+
+    Its plug-ins are loaded by `load_plugin`. Without it nothing is ever imported: a recipe from a stranger, such as
+    that of a checkpoint, then needs the plug-ins to be loaded already.
+    """
     file: Path | None = None
     document: Document | Sections
     if isinstance(source, Mapping):
@@ -86,9 +100,10 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapp
         raise RecipeError([f"{prefix}format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])
     if version != FORMAT:
         raise RecipeError([other_format(file or "the recipe", version, FORMAT)])
+    _load_plugins(file, document, values, placed, load_plugin)
     wrong: dict[KeyPath, str] = {}
     try:
-        recipe = Recipe.model_validate(values)
+        recipe = recipe_class(plugins_needed(at(values, ATTENTION))).model_validate(values)
     except ValidationError as error:
         wrong = mistakes(error, values)
     if messages := _located(file, document, placed, wrong) + misplaced:
@@ -97,8 +112,16 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapp
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Return a recipe whose paths mean the same when it is read in another folder."""
-    return Recipe.model_validate(_anchored(recipe.model_dump()))
+    """Return a recipe whose paths mean the same when it is read in another folder. Of plug-ins it names those that the
+    model is made of: a checkpoint needs no others."""
+    values = _anchored(recipe.model_dump())
+    needed = plugins_needed(at(values, ATTENTION))
+    return recipe_class(needed).model_validate({**values, "plugins": list(needed)})
+
+
+def is_file(plugin: str) -> bool:
+    """Return whether a plug-in is named by its Python file, and not as an entry point."""
+    return plugin.endswith(".py") or os.sep in plugin
 
 
 def dump(recipe: Recipe) -> str:
@@ -125,6 +148,41 @@ def _compose(file: Path) -> Document:
     if not isinstance(document.values, dict):
         raise RecipeError([f"{file}:1: a recipe is made of sections, such as training: {{steps: ...}}."])
     return document
+
+
+def _load_plugins(
+    file: Path | None,
+    document: Document | Sections,
+    values: dict[str, Any],
+    placed: list[Override],
+    load_plugin: Callable[[str], object] | None,
+) -> None:
+    """Load the plug-ins that a recipe lists, or refuse a recipe whose attention is of one that may not be loaded."""
+    plugins = values.get("plugins")
+    listed = plugins if isinstance(plugins, list) else []
+    named = {number: name for number, name in enumerate(listed) if isinstance(name, str)}
+    if load_plugin is None:
+        kinds, maps = attention_words(at(values, ATTENTION))
+        missing = [f"the attention {kind}" for kind in kinds if kind not in ATTENTION_KINDS]
+        missing += [f"the feature map {name}" for name in maps if name not in FEATURE_MAP_KINDS]
+        if missing and named:
+            homes = " or ".join(dotted((Path(name).name,)) for name in named.values())
+            raise MissingPlugin(
+                [
+                    f"{file or 'the recipe'}: needs {missing[0]} of the plug-in {homes}: name it by --plugin FILE, in "
+                    "Python by lmlong.load_plugin."
+                ]
+            )
+        return
+    for number, name in named.items():
+        override = _cause(("plugins", number), document, placed)
+        folder = file.parent if file and not override else Path()
+        try:
+            load_plugin(_absolute(folder / Path(name).expanduser()) if is_file(name) else name)
+        except UsageError as error:
+            line, _ = document.line(("plugins", number))
+            where = f"{override.text}: " if override else f"{file}:{line}: " if file else ""
+            raise RecipeError([f"{where}plugins.{number}: {error}"]) from None
 
 
 def _place_all(
@@ -190,5 +248,5 @@ def _anchored(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _absolute(path: str) -> str:
+def _absolute(path: str | Path) -> str:
     return os.path.abspath(os.path.expanduser(path))

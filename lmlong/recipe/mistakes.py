@@ -6,16 +6,17 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
-from lmlong.recipe import Options, Recipe
+from lmlong.recipe import Options
 from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
+from lmlong.recipe.root import recipe_class
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, undotted
 
 
-def mistakes(error: ValidationError, values: Any, section: type[Options] = Recipe) -> dict[KeyPath, str]:
+def mistakes(error: ValidationError, values: Any, section: type[Options] | None = None) -> dict[KeyPath, str]:
     """Return the mistake of each wrong key in the values of a section, by default the whole recipe."""
     found: dict[KeyPath, str] = {}
     for detail in error.errors(include_url=False):
-        path, message = _describe(detail, values, section)
+        path, message = _describe(detail, values, section or recipe_class())
         if message:
             found.setdefault(path, message)
     return found

@@ -6,14 +6,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, NameIn
 from lmlong.recipe.section import Options, mistake
 
-AttentionKind = Literal["linear", "window", "softmax", "full", "linformer", "efficient"]
-GROWING_STATE = frozenset({"softmax"})
-"""Causal attentions whose state grows with each token; the state of all others is constant."""
-
-QUADRATIC = frozenset({"softmax", "full"})
-"""Attentions whose time is quadratic in the number of tokens."""
+KindName = Annotated[str, NameIn(ATTENTION_KINDS)]
 
 Slots = Annotated[int, Field(gt=0)]
 
@@ -92,11 +88,11 @@ class Linformer(Options):
 class Attention(Options):
     """Attention of each token to others. A kind ignores options that it does not have."""
 
-    kind: AttentionKind | Annotated[list[AttentionKind], Field(min_length=1)] = "linear"
+    kind: KindName | Annotated[list[KindName], Field(min_length=1)] = "linear"
     """To the past: linear (constant state), window (exact over the last tokens, constant state) or softmax (exact,
     growing state). For an encoder, to all of the text: full (exact), linformer, efficient, or linear. A list is a
     pattern repeated over the layers."""
-    feature_map: Literal["elu", "relu", "cosine", "softmax", "taylor", "favor"] = "elu"
+    feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned"] = "learned"
     """linear: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has none."""
@@ -105,6 +101,12 @@ class Attention(Options):
     taylor: Taylor = Taylor()
     favor: Favor = Favor()
     linformer: Linformer = Linformer()
+
+    def plugin_options(self, name: str) -> Options:
+        """Return the options of the attention or feature map of a plug-in: its section, or its defaults."""
+        about = ATTENTION_KINDS.get(name) or FEATURE_MAP_KINDS[name]
+        assert about.options is not None
+        return getattr(self, name, None) or about.options()
 
 
 class Downsample(Options):
@@ -158,21 +160,35 @@ class Model(Options):
     @property
     def state_growth(self) -> Literal["constant", "per token"]:
         """Whether the state of any layer grows with the tokens read."""
-        return "per token" if GROWING_STATE.intersection(self.kinds) else "constant"
+        return "per token" if self.growing_kinds else "constant"
+
+    @property
+    def growing_kinds(self) -> list[str]:
+        """The attentions whose state grows with the tokens read."""
+        return [kind for kind in dict.fromkeys(self.kinds) if ATTENTION_KINDS[kind].state_growth == "per token"]
 
     @property
     def quadratic(self) -> bool:
         """Whether the time of any layer grows with the square of the tokens held at once."""
-        return bool(QUADRATIC.intersection(self.kinds))
+        return any(ATTENTION_KINDS[kind].quadratic for kind in self.kinds)
 
     @property
-    def kinds(self) -> list[AttentionKind]:
+    def uses_rope(self) -> bool:
+        """Whether queries and keys of any layer are rotated in a causal model."""
+        if self.positions != "auto":
+            return self.positions == "rotary"
+        kinds = [ATTENTION_KINDS[kind] for kind in self.kinds]
+        of_map = FEATURE_MAP_KINDS[self.attention.feature_map].uses_rope
+        return any(kind.uses_rope or (kind.uses_feature_map and of_map) for kind in kinds)
+
+    @property
+    def kinds(self) -> list[str]:
         """The attention of each layer: the pattern, repeated."""
         kind = self.attention.kind
-        pattern: list[AttentionKind] = [kind] if isinstance(kind, str) else kind
+        pattern = [kind] if isinstance(kind, str) else kind
         return [pattern[layer % len(pattern)] for layer in range(self.layers)]
 
-    def layer_lengths(self, kind: AttentionKind, tokens: int) -> list[int]:
+    def layer_lengths(self, kind: str, tokens: int) -> list[int]:
         """Return how many vectors each layer of a kind in an encoder reads of so many tokens; blocks may be partial."""
         factors = [self.factor if layer in self.downsampled_layers else 1 for layer in range(self.layers)]
         return [-(-tokens // factor) for factor, each in zip(factors, self.kinds, strict=True) if each == kind]
@@ -180,10 +196,6 @@ class Model(Options):
     def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.width % self.heads:
             yield mistake("heads", f"{self.heads} heads do not divide a width of {self.width}.")
-        elif (self.width // self.heads) % 2 and self.positions in ("auto", "rotary"):
-            yield mistake(
-                "heads", f"a head width of {self.width // self.heads} is odd; rotary positions need an even one."
-            )
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
         elif self.downsample and not 0 < len(self.downsampled_layers) < self.layers:

@@ -1,34 +1,15 @@
 """Constraints between the sections of a recipe: for a causal language model, and for an encoder."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import PydanticCustomError
 
+from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.model import Model
 from lmlong.recipe.section import mistake
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Training
-
-NOT_CAUSAL = {
-    "linformer": "linformer mixes all positions, the future too, into each projected key and value, so it cannot be "
-    "causal (docs/why-linformer-is-not-causal.md). Use linear, window or softmax, or train an encoder by objective: "
-    "masked.",
-    "efficient": "efficient normalises keys over the whole sequence, the future too, so it cannot be causal. Use "
-    "linear with feature_map: softmax, its nearest causal relative, or window or softmax, or train an encoder by "
-    "objective: masked.",
-    "full": "full looks at the future too, so it cannot be causal. Use softmax, which is the same over the past alone, "
-    "or train an encoder by objective: masked.",
-}
-"""Attentions for encoders only, with the reason and the remedy."""
-
-CAUSAL_ONLY = {
-    "softmax": "softmax looks at the past alone, and an encoder at both sides. Use full, which is the same over all of "
-    "the text.",
-    "window": "window looks at the past alone, and an encoder at both sides. Use full, or linformer, efficient or "
-    "linear, whose cost does not grow with the square of the text.",
-}
-"""Attentions for causal models only, with the reason and the remedy."""
 
 OF_AN_ENCODER: dict[str, Any] = {"model": {"convolution": 0, "attention": {"decay": "none"}}}
 """Defaults of an encoder's recipe: both options are for causal models only."""
@@ -47,16 +28,18 @@ def completed(values: Any, defaults: dict[str, Any]) -> Any:
 
 def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
     """Iterate over the mistakes of these sections for a causal language model."""
-    yield from _unfit_kinds(model, NOT_CAUSAL)
+    yield from _unfit_kinds(model, "causal")
+    yield from _odd_heads(model, model.uses_rope)
     if model.positions == "absolute":
         yield mistake("model.positions", "absolute positions end with the longest sequence. Use rotary, none or auto.")
     if model.state_growth != "constant":
+        growing = " and ".join(model.growing_kinds)
         for key in ("segment", "carry_state"):
             if getattr(training, key):
                 yield mistake(
                     f"training.{key}",
-                    "the state of softmax attention grows with each token, so it cannot be handed on for ever. Leave "
-                    "this out, or let all layers be linear or window attention.",
+                    f"the state of {growing} attention grows with each token, so it cannot be handed on for ever. "
+                    "Leave this out, or let all layers be linear or window attention.",
                 )
     if text.sequence_length % model.factor:
         yield mistake(
@@ -75,7 +58,8 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
 
 def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
     """Iterate over the mistakes of these sections for an encoder."""
-    yield from _unfit_kinds(model, CAUSAL_ONLY)
+    yield from _unfit_kinds(model, "masked")
+    yield from _odd_heads(model, model.positions in ("auto", "rotary"))
     if model.attention.decay != "none":
         yield mistake(
             "model.attention.decay", "an encoder sees all of its text at once and forgets none of it. Leave it out."
@@ -97,10 +81,18 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         yield mistake(f"model.attention.linformer.{key}", why)
 
 
-def _unfit_kinds(model: Model, why: dict[str, str]) -> Iterator[PydanticCustomError]:
+def _unfit_kinds(model: Model, objective: Literal["causal", "masked"]) -> Iterator[PydanticCustomError]:
     """Iterate over the mistakes of attentions that do not fit the objective, by their position in the pattern."""
     given = model.attention.kind
     places = {"": given} if isinstance(given, str) else {f".{place}": kind for place, kind in enumerate(given)}
     for place, kind in places.items():
-        if kind in why:
-            yield mistake(f"model.attention.kind{place}", why[kind])
+        about = ATTENTION_KINDS[kind]
+        if not (about.encoder if objective == "masked" else about.causal):
+            yield mistake(f"model.attention.kind{place}", about.misfit)
+
+
+def _odd_heads(model: Model, uses_rope: bool) -> Iterator[PydanticCustomError]:
+    if uses_rope and (model.width // model.heads) % 2:
+        yield mistake(
+            "model.heads", f"a head width of {model.width // model.heads} is odd; rotary positions need an even one."
+        )

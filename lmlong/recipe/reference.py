@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from lmlong.recipe import Recipe
+from lmlong.recipe.kinds import NameIn
+from lmlong.recipe.root import recipe_class
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}", "pattern": "of the form {}"}
@@ -66,7 +67,13 @@ def kind_of(section: type[BaseModel]) -> str | None:
 
 def choices(shape: Shape) -> list[str]:
     """Return the words that a shape allows."""
-    return [str(word) for kind in shape.types if get_origin(kind) is Literal for word in get_args(kind)]
+    found = [name for bound in shape.bounds if isinstance(bound, NameIn) for name in bound.names]
+    for kind in shape.types:
+        if get_origin(kind) is Literal:
+            found += [str(word) for word in get_args(kind)]
+        elif get_origin(kind) is Annotated:
+            found += choices(shape_of(kind))
+    return found
 
 
 def entry(shape: Shape) -> Shape | None:
@@ -91,8 +98,8 @@ def in_words(shape: Shape) -> str:
 def _type_in_words(kind: Any, bounds: tuple[Any, ...]) -> str:
     if get_origin(kind) is Annotated:
         return in_words(shape_of(kind))
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(choices(Shape((kind,))))}"
+    if words := choices(Shape((kind,), bounds)):
+        return f"one of {', '.join(words)}"
     if get_origin(kind) is list:
         length = "".join(f" of {limit} or more" for limit in _limits(bounds, "min_length"))
         return f"a list{length}, each {in_words(shape_of(get_args(kind)[0]))}"
@@ -103,9 +110,9 @@ def _limits(bounds: tuple[Any, ...], name: str) -> list[Any]:
     return [getattr(bound, name) for bound in bounds if getattr(bound, name, None) is not None]
 
 
-def reference() -> list[Option]:
-    """Return every option, in the order of the declarations, each section before its keys."""
-    return list(_walk(Recipe, ""))
+def reference(section: type[BaseModel] | None = None) -> list[Option]:
+    """Return every option of a recipe, or of a section, as declared, each section before its keys."""
+    return list(_walk(section or recipe_class(), ""))
 
 
 def _walk(section: type[BaseModel], prefix: str) -> Iterator[Option]:

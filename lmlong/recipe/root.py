@@ -1,13 +1,15 @@
 """A whole recipe, and the constraints between its sections."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from lmlong.recipe.model import Model
+from lmlong.recipe.kinds import plugin_sections
+from lmlong.recipe.model import Attention, Model
 from lmlong.recipe.objective import OF_AN_ENCODER, causal, completed, masked
 from lmlong.recipe.section import Options
 from lmlong.recipe.text import Text
@@ -34,6 +36,9 @@ class Recipe(Options):
     objective: Literal["causal", "masked"] = "causal"
     """causal: a language model that predicts the next token from those before; masked: an encoder that predicts masked
     tokens from those on both sides."""
+    plugins: list[str] = Field([])
+    """Plug-ins whose attentions and feature maps the model may use: Python files, relative to the recipe's folder, or
+    names of entry points of installed packages."""
     text: Text = Text()
     model: Model = Model()
     training: Training
@@ -76,3 +81,25 @@ class Recipe(Options):
     def disagreements(self) -> Iterator[PydanticCustomError]:
         of_model = masked if self.objective == "masked" else causal
         yield from of_model(self.text, self.model, self.training)
+
+
+def recipe_class(plugins: Collection[str] | None = None) -> type[Recipe]:
+    """Return the declaration of a recipe with the sections of these plug-ins, or of all, below model.attention."""
+    return _recipe_class(tuple(plugin_sections(plugins).items()))
+
+
+@cache  # recipes are equal only if they are of one class
+def _recipe_class(sections: tuple[tuple[str, type[Options]], ...]) -> type[Recipe]:
+    if not sections:
+        return Recipe
+    attention = _extended(Attention, dict(sections))
+    return _extended(Recipe, {"model": _extended(Model, {"attention": attention})})
+
+
+Section = TypeVar("Section", bound=Options)
+
+
+def _extended(section: type[Section], fields: Mapping[str, type[Options]]) -> type[Section]:
+    """Return a section with more sections in it, or others in the place of those of the same name."""
+    declared: dict[str, Any] = {name: (kind, kind()) for name, kind in fields.items()}
+    return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **declared)

@@ -12,10 +12,12 @@ from typing import NamedTuple
 import torch
 
 from lmlong.attention.base import state_tensors
+from lmlong.attention.plugins import LOADED, load_plugin
 from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import peak_memory
 from lmlong.recipe import Recipe
+from lmlong.recipe.root import recipe_class
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.setup import set_up
 
@@ -51,7 +53,7 @@ def profile_step(recipe: Recipe, shape: BatchShape, exact: bool = False) -> Step
     """
     child = subprocess.run(
         [sys.executable, "-m", __name__],
-        input=json.dumps([recipe.model_dump_json(), shape, 1 if exact else TIMED]),
+        input=json.dumps([list(LOADED), recipe.model_dump_json(), shape, 1 if exact else TIMED]),
         env={**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "262144"} if exact else {})},
         capture_output=True,
         text=True,
@@ -108,5 +110,7 @@ def _wait(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    text, shape_of_batch, times = json.load(sys.stdin)
-    print(json.dumps(_profile(Recipe.model_validate_json(text), BatchShape(*shape_of_batch), times)))
+    plugins, text, shape_of_batch, times = json.load(sys.stdin)
+    for plugin in plugins:
+        load_plugin(plugin)
+    print(json.dumps(_profile(recipe_class().model_validate_json(text), BatchShape(*shape_of_batch), times)))

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from lmlong import recipe
+from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint import manifest, write
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.checkpoint.read import find
@@ -148,6 +149,7 @@ def note(folder: Path, setup: Setup) -> None:
         "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
+        "plugins": {name: LOADED[name].sha256 for name in setup.recipe.plugins},
         "machine": platform.platform(),
         "device": torch.cuda.get_device_name() if setup.device.type == "cuda" else platform.processor(),
         "threads": torch.get_num_threads(),

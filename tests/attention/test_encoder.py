@@ -12,7 +12,7 @@ from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.attention.encoder.projections import PROJECTIONS
 from lmlong.attention.registry import CAUSAL, ENCODER, FEATURE_MAPS
 from lmlong.errors import UsageError
-from lmlong.recipe.objective import CAUSAL_ONLY, NOT_CAUSAL
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
 
 LAYERS, HEADS, WIDTH, LONGEST = 2, 3, 4, 12
 LENGTHS = [12, 7, 3, 1]
@@ -231,5 +231,7 @@ def test_other_number_formats_keep_their_type_and_come_near(form: str, dtype: to
 
 
 def test_every_kind_that_is_not_of_an_objective_is_refused_with_a_reason() -> None:
-    assert set(NOT_CAUSAL) == set(ENCODER) - set(CAUSAL)
-    assert set(CAUSAL_ONLY) == set(CAUSAL) - set(ENCODER)
+    assert {kind for kind, about in ATTENTION_KINDS.items() if about.causal} == set(CAUSAL)
+    assert {kind for kind, about in ATTENTION_KINDS.items() if about.encoder} == set(ENCODER)
+    assert all(about.misfit for about in ATTENTION_KINDS.values() if not (about.causal and about.encoder))
+    assert set(FEATURE_MAP_KINDS) == set(FEATURE_MAPS)

@@ -145,6 +145,11 @@ def test_the_state_grows_where_recipes_say_so(form: recipe.Attention) -> None:
 
 
 @every_form
+def test_recipes_know_which_attentions_rotate(form: recipe.Attention) -> None:
+    assert build(form).uses_rope == recipe.Model(attention=form).uses_rope
+
+
+@every_form
 @pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 1e2, 1e4])
 def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float) -> None:
     attention = build(form)

@@ -167,7 +167,7 @@ def test_the_command_prints_a_table_or_json_and_its_exit_code(run: Path, monkeyp
 
 @pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
 @pytest.mark.parametrize("precision", ["32", "bf16"])
-def test_a_model_that_reads_blocks_keeps_the_laws(kind: recipe.AttentionKind, precision: str) -> None:
+def test_a_model_that_reads_blocks_keeps_the_laws(kind: str, precision: str) -> None:
     options = recipe.Model(
         width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind), downsample=recipe.Downsample(factor=4)
     )

@@ -9,19 +9,19 @@ from models import stirred
 from lmlong.checkpoint.write import Contents, point, write
 from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import Attention, AttentionKind, Model, Recipe, Text, Tokenizer, Training
+from lmlong.recipe import Attention, Model, Recipe, Text, Tokenizer, Training
 from lmlong.recipe import file as recipe_file
 
 
-def tiny(kind: AttentionKind = "linear") -> Model:
+def tiny(kind: str = "linear") -> Model:
     return Model(width=16, layers=2, heads=2, attention=Attention(kind=kind))
 
 
 @pytest.fixture
-def model_of() -> Callable[[AttentionKind], LanguageModel]:
+def model_of() -> Callable[[str], LanguageModel]:
     """A model of bytes in float64; different tokens are likeliest at different places."""
 
-    def build(kind: AttentionKind) -> LanguageModel:
+    def build(kind: str) -> LanguageModel:
         return stirred(LanguageModel(tiny(kind), ByteTokenizer().vocabulary)).double().eval()
 
     return build

@@ -16,9 +16,8 @@ from lmlong.inference.session import Session, next_logits, prefill, repeat_rows
 from lmlong.inference.state_size import size, state_size
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states
-from lmlong.recipe import AttentionKind
 
-ModelOf = Callable[[AttentionKind], LanguageModel]
+ModelOf = Callable[[str], LanguageModel]
 
 BYTES = ByteTokenizer()
 PROMPT = [BYTES.bos, *BYTES.encode("to be or not to be, that")]
@@ -79,7 +78,7 @@ def from_scratch(model: LanguageModel, prompt: list[int], count: int) -> list[in
 
 
 @pytest.mark.parametrize("kind", ["linear", "softmax"])
-def test_a_stream_is_what_the_model_says_read_from_scratch(model_of: ModelOf, kind: AttentionKind) -> None:
+def test_a_stream_is_what_the_model_says_read_from_scratch(model_of: ModelOf, kind: str) -> None:
     model = model_of(kind)
     expected = from_scratch(model, PROMPT, 20)
     assert len(set(expected)) > 3
@@ -89,7 +88,7 @@ def test_a_stream_is_what_the_model_says_read_from_scratch(model_of: ModelOf, ki
 @pytest.mark.parametrize("kind", ["linear", "softmax"])
 @pytest.mark.parametrize("piece", [1, 3, len(PROMPT) - 1])
 def test_a_prompt_read_in_pieces_is_the_same_prompt(
-    model_of: ModelOf, kind: AttentionKind, piece: int, monkeypatch: pytest.MonkeyPatch
+    model_of: ModelOf, kind: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(kind)
     with torch.no_grad():
@@ -126,7 +125,7 @@ def test_gradients_stay_on_for_the_caller_between_two_tokens(model_of: ModelOf) 
 
 
 @pytest.mark.parametrize(("kind", "growth"), [("linear", 0), ("softmax", 2 * (2 * 16 + 1))])
-def test_the_state_grows_as_its_attention_says(model_of: ModelOf, kind: AttentionKind, growth: int) -> None:
+def test_the_state_grows_as_its_attention_says(model_of: ModelOf, kind: str, growth: int) -> None:
     model = model_of(kind)
     declared = state_size(model)
     assert declared.per_token.numbers == growth
@@ -190,7 +189,7 @@ every_kind = pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
 
 
 @every_kind
-def test_each_prompt_of_a_batch_gives_what_it_gives_alone(model_of: ModelOf, kind: AttentionKind) -> None:
+def test_each_prompt_of_a_batch_gives_what_it_gives_alone(model_of: ModelOf, kind: str) -> None:
     model, options = model_of(kind), Sampling(temperature=1.0, seed=3)
     together = concat_states([prefill(model, [prompt]) for prompt in PROMPTS])
     logits, _ = next_logits(model, together)
@@ -206,7 +205,7 @@ def test_each_prompt_of_a_batch_gives_what_it_gives_alone(model_of: ModelOf, kin
 
 
 @every_kind
-def test_samples_are_drawn_apart_from_one_reading(model_of: ModelOf, kind: AttentionKind) -> None:
+def test_samples_are_drawn_apart_from_one_reading(model_of: ModelOf, kind: str) -> None:
     model, options = model_of(kind), Sampling(temperature=1.0)
     session = prefill(model, [PROMPT])
     writing = Generation(

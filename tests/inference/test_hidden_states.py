@@ -13,9 +13,9 @@ from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.session import PREFILL_TOKENS
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import AttentionKind, Downsample, Model, Recipe, Training
+from lmlong.recipe import Downsample, Model, Recipe, Training
 
-ModelOf = Callable[[AttentionKind], LanguageModel]
+ModelOf = Callable[[str], LanguageModel]
 TEXT = "It was a dark and stormy night. " * 150  # more than two pieces of bytes
 
 
@@ -35,7 +35,7 @@ def after_each_block(model: LanguageModel, tokens: torch.Tensor) -> list[torch.T
 
 
 @pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
-def test_they_are_those_of_the_model(model_of: ModelOf, kind: AttentionKind) -> None:
+def test_they_are_those_of_the_model(model_of: ModelOf, kind: str) -> None:
     model = loaded(model_of(kind))
     text = TEXT[:100]
     ids = torch.tensor([model.tokenizer.bos, *model.tokenizer.encode(text)])
@@ -49,7 +49,7 @@ def test_they_are_those_of_the_model(model_of: ModelOf, kind: AttentionKind) -> 
 
 
 @pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
-def test_pieces_are_those_of_the_whole(model_of: ModelOf, kind: AttentionKind) -> None:
+def test_pieces_are_those_of_the_whole(model_of: ModelOf, kind: str) -> None:
     model = loaded(model_of(kind))
     ids = torch.tensor([model.tokenizer.bos, *model.tokenizer.encode(TEXT)])
     pieces = list(model.stream_hidden_states(TEXT, blocks=True))
@@ -75,7 +75,7 @@ def test_a_text_is_not_read_further_than_it_is_asked_for(model_of: ModelOf) -> N
 
 
 @pytest.mark.parametrize("kind", ["linear", "softmax"])
-def test_after_a_state_they_are_those_after_the_text_it_read(model_of: ModelOf, kind: AttentionKind) -> None:
+def test_after_a_state_they_are_those_after_the_text_it_read(model_of: ModelOf, kind: str) -> None:
     model, cut = loaded(model_of(kind)), 50
     whole = model.hidden_states(TEXT[:80], blocks=True)
     state = model.read(TEXT[:cut])

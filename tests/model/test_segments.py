@@ -88,7 +88,7 @@ def test_with_every_other_option(options: dict) -> None:
 @pytest.mark.parametrize("kind", ["linear", "window"])
 @pytest.mark.parametrize("cut", [recipe.Downsample(factor=4, kind="conv"), recipe.Downsample(factor=3, kind="max")])
 @pytest.mark.parametrize("segment", [16, 50])
-def test_with_layers_that_read_blocks(kind: recipe.AttentionKind, cut: recipe.Downsample, segment: int) -> None:
+def test_with_layers_that_read_blocks(kind: str, cut: recipe.Downsample, segment: int) -> None:
     """The gradient of a half-filled block reaches the segment before, wherever documents begin."""
     shape = recipe.Model(width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind, window=16), downsample=cut)
     model = stirred(LanguageModel(shape, 50), 0.3).double()

@@ -6,8 +6,10 @@ a is a number for each channel of the keys, b one for each head. B batch, H head
 from typing import NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 
@@ -17,11 +19,17 @@ class TwoGatesState(NamedTuple):
 
 
 class TwoGates(CausalAttention[TwoGatesState]):
-    def __init__(self, heads: int, head_dim: int, memory: float = 100.0):
+    class Options(recipe.Options):
+        """The gates of attention: two_gates."""
+
+        memory: float = Field(100.0, gt=1)
+        """Tokens after which 1/e of the state is left, before training."""
+
+    def __init__(self, heads: int, head_dim: int, options: Options = Options()):  # noqa: B008
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
         self.inputs = {
-            "decay": Gate("decay_gate", "log_sigmoid", torch.full((heads, head_dim), memory).log()),
+            "decay": Gate("decay_gate", "log_sigmoid", torch.full((heads, head_dim), options.memory - 1).log()),
             "beta": Gate("write_gate", "sigmoid", torch.zeros(heads)),
         }
 
@@ -63,3 +71,6 @@ class TwoGates(CausalAttention[TwoGatesState]):
 
     def state_numbers(self, tokens: int) -> int:
         return self.heads * self.head_dim**2
+
+
+ATTENTIONS = {"two_gates": TwoGates}

@@ -1,0 +1,122 @@
+"""What a plug-in declares, before recipes can name it: names, classes, options, and what is built of them."""
+
+import inspect
+import keyword
+import os
+import re
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from pydantic import ValidationError
+
+from lmlong import recipe
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.inputs import Gate, LastTokens
+from lmlong.errors import UsageError
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
+from lmlong.recipe.reference import reference
+from lmlong.recipe.yaml import dotted
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def check_name(where: str, dict_name: str, kind: Any, others: set[str]) -> None:
+    """Refuse a name that recipes cannot hold, or that is taken, by one of `others` of the same plug-in too."""
+    if not isinstance(kind, str) or not NAME.fullmatch(kind) or keyword.iskeyword(kind):
+        raise UsageError(f"{where}: {dict_name}: {kind!r} is no name of lower-case letters, digits and _. Rename it.")
+    about = ATTENTION_KINDS.get(kind) or FEATURE_MAP_KINDS.get(kind)
+    if about or kind in others:
+        owner = where if kind in others else about.plugin if about and about.plugin else "lmlong itself"
+        raise UsageError(f"{where}: {dict_name}: the name {kind} is taken, by {owner}. Give it another name.")
+    if hasattr(recipe.Attention, kind) or kind in recipe.Attention.model_fields:
+        raise UsageError(
+            f"{where}: {dict_name}: the name {kind} is that of another option of model.attention. Give it another name."
+        )
+
+
+def check_class(where: str, cls: Any, base: type[CausalAttention] | type[FeatureMap]) -> None:
+    """Refuse what is no class that lmlong can build."""
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        shown = cls.__name__ if isinstance(cls, type) else repr(cls)[:60]
+        raise UsageError(f"{where}: {shown} is no subclass of {base.__module__}.{base.__name__}. Derive it from that.")
+    where = f"{where}: {cls.__name__}"
+    if lacks := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise UsageError(f"{where}: lacks {', '.join(lacks)}. Define what is lacking.")
+    if not isinstance(cls.uses_rope, bool) or getattr(cls, "state_growth", "constant") not in ("constant", "per token"):
+        raise UsageError(f"{where}: uses_rope is a bool, and state_growth 'constant' or 'per token'. Set them so.")
+    options = options_of(cls)
+    if options is not None and not (isinstance(options, type) and issubclass(options, recipe.Options)):
+        raise UsageError(f"{where}.Options: no subclass of lmlong.recipe.Options. Derive it from that.")
+    for problem in _option_problems(options) if options else ():
+        raise UsageError(f"{where}.Options: {problem}")
+    arguments = ["heads", "head_dim", *(["options"] if options else [])]
+    try:
+        inspect.signature(cls).bind(*arguments)
+    except TypeError as error:
+        raise UsageError(f"{where}: cannot be called with ({', '.join(arguments)}): {error}.") from None
+
+
+def _option_problems(options: type[recipe.Options]) -> Iterator[str]:
+    for name, field in options.model_fields.items():
+        if field.is_required():
+            yield f"{name} has no default. Give it one."
+    try:
+        reference(options)
+    except KeyError as error:
+        yield f"recipes cannot hold {error}. Use int, float, str, bool, a Literal, a list or another Options."
+    try:
+        options.model_validate(dict(options()))
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        yield f"the default of {dotted(first['loc'])} is refused: {first['msg']}."
+
+
+def options_of(cls: type) -> type[recipe.Options] | None:
+    """Return the class of the options of an attention or feature map, where it has any."""
+    return getattr(cls, "Options", None)
+
+
+def problem_of_attention(made: CausalAttention, heads: int, head_dim: int) -> str:
+    """Return what the rest of lmlong would stumble over, or an empty text."""
+    if (getattr(made, "heads", None), getattr(made, "head_dim", None)) != (heads, head_dim):
+        return "does not set self.heads and self.head_dim to what it was given."
+    for name, one in made.inputs.items():
+        if not isinstance(one, Gate | LastTokens):
+            return f"inputs[{name!r}] is no Gate and no LastTokens."
+        if isinstance(one, Gate) and (one.start.ndim not in (1, 2) or one.start.shape[0] != heads):
+            return f"inputs[{name!r}] starts as {tuple(one.start.shape)}, not as (heads,) or (heads, channels)."
+    for name in ("state_growth", "uses_rope"):
+        if getattr(made, name) != getattr(type(made), name):
+            return f"{name} is set on the instance. Set it on the class, where recipes look."
+    return ""
+
+
+def problem_of_feature_map(made: FeatureMap, heads: int, head_dim: int) -> str:
+    """Return what recipes would not see, or an empty text."""
+    return "" if made.uses_rope == type(made).uses_rope else "uses_rope is set on the instance. Set it on the class."
+
+
+def explain(error: BaseException, file: str | None = None) -> str:
+    """Return an error of a plug-in on one line: where in its file, or wherever it was raised, its type and its text."""
+    frames = list(_frames(error.__traceback__))
+    inside = [frame for frame in frames if file is None or frame[0] == file]
+    place = inside[-1] if inside else None
+    if isinstance(error, SyntaxError) and error.filename:
+        place = (error.filename, error.lineno or 1)
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    at = f" ({os.path.basename(place[0])}:{place[1]})" if place else ""
+    return f"{type(error).__name__}: {' '.join(text.split())}{at}"
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while trace:
+        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def file_of(cls: type) -> str | None:
+    """Return the file in which a class stands."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)

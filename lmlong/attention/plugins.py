@@ -1,0 +1,195 @@
+"""Plug-ins: attentions and feature maps of a user's own, from a Python file or an installed package.
+
+A file declares them by name, ATTENTIONS = {"two_gates": TwoGates} or FEATURE_MAPS = {"square": Square}; a package by
+entry points of the groups lmlong.attention and lmlong.feature_map. Nothing is imported but what the user has named.
+"""
+
+import hashlib
+import linecache
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from lmlong import recipe
+from lmlong.attention import registry
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.plugin_checks import (
+    check_class,
+    check_name,
+    explain,
+    file_of,
+    options_of,
+    problem_of_attention,
+    problem_of_feature_map,
+)
+from lmlong.errors import LmlongError, UsageError, nearest
+from lmlong.recipe.file import is_file
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, AttentionInfo, FeatureMapInfo, plugins_needed
+
+ATTENTIONS, FEATURE_MAPS = "ATTENTIONS", "FEATURE_MAPS"
+GROUPS = {ATTENTIONS: "lmlong.attention", FEATURE_MAPS: "lmlong.feature_map"}
+"""The dicts of a file, and the groups of entry points that stand for them."""
+
+BASES: dict[str, type[CausalAttention] | type[FeatureMap]] = {ATTENTIONS: CausalAttention, FEATURE_MAPS: FeatureMap}
+
+
+class Plugin(NamedTuple):
+    """A plug-in that was loaded."""
+
+    name: str  # an absolute path, or the name of an entry point
+    sha256: str  # of the file's bytes, or of the package's name and version
+    attentions: Mapping[str, type[CausalAttention]]
+    feature_maps: Mapping[str, type[FeatureMap]]
+
+
+LOADED: dict[str, Plugin] = {}
+"""The plug-ins that were loaded, by their names."""
+
+
+def load_plugin(name: str | Path) -> Plugin:
+    """Import a plug-in, a Python file or the name of an entry point, so that recipes can name what it declares.
+
+    >>> lmlong.load_plugin("two_gates.py")
+    >>> model = lmlong.load("runs/two-gates")
+
+    A file that was changed since is imported again; models that were built before keep their classes.
+    """
+    word = str(name)
+    return _load_file(word) if is_file(word) or isinstance(name, Path) else _load_entry_point(word)
+
+
+def unload_plugin(name: str | Path) -> None:
+    """Forget a plug-in: its names are free again."""
+    word = str(name)
+    plugin = LOADED.pop(word if word in LOADED else _absolute(word))
+    for kind in plugin.attentions:
+        del ATTENTION_KINDS[kind], registry.CAUSAL[kind]
+    for feature_map in plugin.feature_maps:
+        del FEATURE_MAP_KINDS[feature_map], registry.FEATURE_MAPS[feature_map]
+
+
+def plugin_hashes(attention: recipe.Attention) -> dict[str, str]:
+    """Return the hashes of the plug-ins that an attention is made of, so that no result is taken for that of others."""
+    return {f"plug-in {name}": LOADED[name].sha256 for name in plugins_needed(attention.model_dump())}
+
+
+def _load_file(word: str) -> Plugin:
+    path = _absolute(word)
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{word}: cannot be read: {error.strerror}. Name the Python file of a plug-in.") from None
+    digest = hashlib.sha256(source).hexdigest()
+    if path in LOADED:
+        if LOADED[path].sha256 == digest:
+            return LOADED[path]
+        unload_plugin(path)
+    module = _run_file(word, path, source)
+    declared = {dict_name: getattr(module, dict_name, {}) for dict_name in GROUPS}
+    for dict_name, classes in declared.items():
+        if not isinstance(classes, Mapping):
+            raise UsageError(f'{word}: {dict_name} is no dict. Write {dict_name} = {{"name": Class}}.')
+    if not any(declared.values()):
+        raise UsageError(f'{word}: declares no plug-in. Write ATTENTIONS = {{"name": Class}}, or FEATURE_MAPS.')
+    return _register(word, path, digest, declared)
+
+
+def _run_file(word: str, path: str, source: bytes) -> ModuleType:
+    """Return the module of a file. What runs is what was hashed, and no cache is left beside the file."""
+    module = ModuleType(f"lmlong_plugin_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # where classes, their type hints and docstrings are looked up
+    linecache.checkcache(path)
+    try:
+        exec(compile(source, path, "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise UsageError(f"{word}: cannot be imported: {explain(error, path)}") from error
+    return module
+
+
+def _load_entry_point(word: str) -> Plugin:
+    found = {group: metadata.entry_points(group=group, name=word) for group in GROUPS.values()}
+    points = [point for of_group in found.values() for point in of_group]
+    if not points:
+        known = [point.name for group in GROUPS.values() for point in metadata.entry_points(group=group)]
+        hint = nearest(word, known) or f" For a file, write {word}.py."
+        raise UsageError(f"{word}: no installed package has an entry point of this name for lmlong.{hint}")
+    packages = [f"{point.dist.name} {point.dist.version}" if point.dist else point.value for point in points]
+    if len(points) > 1:
+        raise UsageError(f"{word}: declared more than once, by {' and '.join(packages)}. Remove one of them.")
+    (point,), (package,) = points, packages
+    if word not in LOADED:
+        try:
+            value = point.load()
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{word} of {package}: cannot be imported: {explain(error)}") from error
+        dict_name = next(name for name, group in GROUPS.items() if group == point.group)
+        digest = hashlib.sha256(package.encode()).hexdigest()
+        _register(f"{word} of {package}", word, digest, {dict_name: {word: value}})
+    return LOADED[word]
+
+
+def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping[Any, Any]]) -> Plugin:
+    """Enter all that a plug-in declares where built-in attentions and feature maps stand, or nothing of it."""
+    plugin = Plugin(name, digest, dict(declared.get(ATTENTIONS, {})), dict(declared.get(FEATURE_MAPS, {})))
+    names: set[str] = set()
+    for dict_name, classes in declared.items():
+        for kind, cls in classes.items():
+            check_name(where, dict_name, kind, names)
+            check_class(f"{where}: {dict_name}[{kind!r}]", cls, BASES[dict_name])
+            names.add(kind)
+    for kind, attention in plugin.attentions.items():
+        ATTENTION_KINDS[kind] = AttentionInfo(
+            misfit=f"{kind} has no encoder form, it looks at the past alone. Use full, linformer, efficient or linear.",
+            state_growth=attention.state_growth,
+            quadratic=attention.state_growth == "per token",
+            uses_rope=attention.uses_rope,
+            options=options_of(attention),
+            plugin=name,
+        )
+        registry.CAUSAL[kind] = _factory(where, kind, attention, problem_of_attention)
+    for kind, feature_map in plugin.feature_maps.items():
+        FEATURE_MAP_KINDS[kind] = FeatureMapInfo(feature_map.uses_rope, options_of(feature_map), name)
+        registry.FEATURE_MAPS[kind] = _factory(where, kind, feature_map, problem_of_feature_map)
+    LOADED[name] = plugin
+    return plugin
+
+
+def _factory(where: str, kind: str, cls: type[Any], check: Callable[[Any, int, int], str]) -> Callable[..., Any]:
+    """Return what the registry holds: (heads, head_dim, options of model.attention) -> an instance."""
+
+    def make(heads: int, head_dim: int, options: recipe.Attention) -> Any:
+        own = [options.plugin_options(kind)] if options_of(cls) else []
+        called = f"{where}: {cls.__name__}({heads}, {head_dim}{', options' if own else ''})"
+        try:
+            made = cls(heads, head_dim, *own)
+        except LmlongError:
+            raise
+        except Exception as error:
+            raise UsageError(f"{called}: {explain(error, file_of(cls))}") from error
+        if problem := check(made, heads, head_dim):
+            raise UsageError(f"{called}: {problem}")
+        return made
+
+    return make
+
+
+def in_words(made: nn.Module) -> str:
+    """Return the class of an attention or feature map for a message, with its file where it is of a plug-in."""
+    cls, file = type(made), file_of(type(made))
+    if file is None or file not in LOADED:
+        return cls.__name__
+    path = Path(file)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}: {cls.__name__}"
+
+
+def _absolute(word: str) -> str:
+    return os.path.abspath(os.path.expanduser(word))

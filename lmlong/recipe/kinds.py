@@ -1,0 +1,135 @@
+"""What a recipe must know of each attention and feature map, without torch. Plug-ins add theirs to the same dicts."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from lmlong.recipe.section import Options
+
+
+class AttentionInfo(NamedTuple):
+    """An attention as recipes see it; what is not given holds for most."""
+
+    causal: bool = True
+    encoder: bool = False
+    misfit: str = ""
+    """Why it is not for the other objective, and what is."""
+    state_growth: Literal["constant", "per token"] = "constant"
+    quadratic: bool = False
+    """Whether its time is quadratic in the number of tokens."""
+    uses_rope: bool = False
+    uses_feature_map: bool = False
+    """Whether it is made of a feature map, which then says whether RoPE is applied."""
+    options: type[Options] | None = None
+    """The section of a plug-in's options, model.attention.NAME."""
+    plugin: str | None = None
+    """The plug-in that it comes from: an absolute path, or the name of an entry point."""
+
+
+class FeatureMapInfo(NamedTuple):
+    """A feature map as recipes see it."""
+
+    uses_rope: bool = False
+    options: type[Options] | None = None
+    plugin: str | None = None
+
+
+ATTENTION_KINDS: dict[str, AttentionInfo] = {
+    "linear": AttentionInfo(encoder=True, uses_feature_map=True),
+    "window": AttentionInfo(
+        uses_rope=True,
+        misfit="window looks at the past alone, and an encoder at both sides. Use full, or linformer, efficient or "
+        "linear, whose cost does not grow with the square of the text.",
+    ),
+    "softmax": AttentionInfo(
+        uses_rope=True,
+        state_growth="per token",
+        quadratic=True,
+        misfit="softmax looks at the past alone, and an encoder at both sides. Use full, which is the same over all of "
+        "the text.",
+    ),
+    "full": AttentionInfo(
+        causal=False,
+        encoder=True,
+        quadratic=True,
+        misfit="full looks at the future too, so it cannot be causal. Use softmax, which is the same over the past "
+        "alone, or train an encoder by objective: masked.",
+    ),
+    "linformer": AttentionInfo(
+        causal=False,
+        encoder=True,
+        misfit="linformer mixes all positions, the future too, into each projected key and value, so it cannot be "
+        "causal (docs/why-linformer-is-not-causal.md). Use linear, window or softmax, or train an encoder by "
+        "objective: masked.",
+    ),
+    "efficient": AttentionInfo(
+        causal=False,
+        encoder=True,
+        misfit="efficient normalises keys over the whole sequence, the future too, so it cannot be causal. Use linear "
+        "with feature_map: softmax, its nearest causal relative, or window or softmax, or train an encoder by "
+        "objective: masked.",
+    ),
+}
+
+FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
+    "elu": FeatureMapInfo(),
+    "relu": FeatureMapInfo(),
+    "cosine": FeatureMapInfo(uses_rope=True),
+    "softmax": FeatureMapInfo(),
+    "taylor": FeatureMapInfo(),
+    "favor": FeatureMapInfo(uses_rope=True),
+}
+
+
+class NameIn:
+    """The type of an option that is one of the names of a dict, as the dict is when a recipe is read."""
+
+    def __init__(self, names: Mapping[str, Any]):
+        self.names = names
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def _check(self, name: Any) -> str:
+        if not isinstance(name, str) or name not in self.names:
+            raise PydanticCustomError("literal_error", "no known name")
+        return name
+
+
+def _of_plugins() -> Iterator[tuple[str, AttentionInfo | FeatureMapInfo]]:
+    """Iterate over what plug-ins have added, by name; their names are unique over both dicts."""
+    yield from ((name, kind) for name, kind in ATTENTION_KINDS.items() if kind.plugin)
+    yield from ((name, kind) for name, kind in FEATURE_MAP_KINDS.items() if kind.plugin)
+
+
+def plugin_sections(plugins: Collection[str] | None = None) -> dict[str, type[Options]]:
+    """Return the sections of the options of these plug-ins, or of all, by their names in model.attention."""
+    wanted = {name: about for name, about in _of_plugins() if plugins is None or about.plugin in plugins}
+    return {name: about.options for name, about in wanted.items() if about.options}
+
+
+def attention_words(attention: Any) -> tuple[list[str], list[str]]:
+    """Return the kinds and the feature maps that the section model.attention names, whatever else it holds."""
+    if not isinstance(attention, dict):
+        return [], []
+    kind, feature_map = attention.get("kind"), attention.get("feature_map")
+    kinds = kind if isinstance(kind, list) else [kind]
+    return [word for word in kinds if isinstance(word, str)], [feature_map] if isinstance(feature_map, str) else []
+
+
+def plugins_needed(attention: Any) -> tuple[str, ...]:
+    """Return the plug-ins whose attentions, feature maps or options the section model.attention names."""
+    kinds, maps = attention_words(attention)
+    sections = list(attention) if isinstance(attention, dict) else []
+    named = {*kinds, *maps, *sections}
+    return tuple(dict.fromkeys(str(about.plugin) for name, about in _of_plugins() if name in named))
+
+
+def plugin_candidates() -> dict[str, dict[str, str]]:
+    """Return the attentions and feature maps of plug-ins as candidates of an experiment: by name, the options below
+    model.attention."""
+    attentions = {kind: {"kind": kind} for kind, about in ATTENTION_KINDS.items() if about.plugin}
+    maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
+    return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}

@@ -1,0 +1,285 @@
+"""The laws of causal attention, held against an attention or a feature map alone, on random inputs that it declares.
+
+For the tests of an attention of one's own:
+
+>>> from lmlong.testing import check_attention
+>>> check_attention(TwoGates)
+
+B batch, H heads, T time, D head dim.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.attention import laws
+from lmlong.attention.base import CausalAttention, at_least_float32
+from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.inputs import LastTokens, draw_inputs
+from lmlong.attention.laws import Subject, Text, Verdict
+from lmlong.attention.linear.layer import LinearAttention
+from lmlong.attention.plugin_checks import explain, file_of
+from lmlong.attention.plugins import Plugin, in_words
+from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
+from lmlong.errors import LmlongError, UsageError
+
+HEADS, HEAD_DIM, BATCH, TIME = 3, 8, 2, 100
+"""Of the attentions that are made here, and of the texts."""
+
+EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
+"""How far two ways of reading the same text may be apart."""
+
+BEGINS = (0, 1, 30, 64, 90)
+"""Where the documents of a packed text begin."""
+
+
+class BrokenLaw(LmlongError):
+    """An attention or a feature map does not keep the laws."""
+
+
+class Report(NamedTuple):
+    """How far an attention or a feature map is from each law, where it is furthest."""
+
+    name: str  # its class, and the file of a plug-in
+    verdicts: list[Verdict]
+
+    @property
+    def kept(self) -> bool:
+        return all(verdict.kept for verdict in self.verdicts)
+
+
+def check_attention(attention: CausalAttention | Callable[[int, int], CausalAttention]) -> Report:
+    """Hold laws 1 to 9 against an attention, or what a class or function makes of (heads, head_dim); law 1 in values
+    and gradients, all in float64 and float32. A law that is broken is an error, which names it."""
+    return _held(examine_attention(attention))
+
+
+def check_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMap]) -> Report:
+    """Hold against a feature map for 3 heads of width 8, or what a class or function makes of (heads, head_dim), that
+    it maps each token by itself, that no product of features is negative, and laws 1 to 10 as linear attention."""
+    return _held(examine_feature_map(feature_map))
+
+
+def examine_attention(attention: CausalAttention | Callable[[int, int], CausalAttention]) -> Report:
+    """Return what `check_attention` does, without an error for a broken law."""
+    made = attention if isinstance(attention, CausalAttention) else attention(HEADS, HEAD_DIM)
+    return Report(in_words(made), _worst(_verdicts(made)))
+
+
+def examine_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMap]) -> Report:
+    """Return what `check_feature_map` does, without an error for a broken law."""
+    made = feature_map if isinstance(feature_map, FeatureMap) else feature_map(HEADS, HEAD_DIM)
+    verdicts = list(_of_feature_map(made))
+    for decay in ("none", "learned"):
+        verdicts += _verdicts(LinearAttention(HEADS, HEAD_DIM, made, decay))
+    return Report(in_words(made), _worst(verdicts))
+
+
+def examine_plugin(plugin: Plugin) -> list[Report]:
+    """Return the laws held against each attention and feature map of a plug-in, with its default options."""
+    options = recipe.Attention()
+    attentions = [CAUSAL[name](HEADS, HEAD_DIM, options) for name in plugin.attentions]
+    maps = [FEATURE_MAPS[name](HEADS, HEAD_DIM, options) for name in plugin.feature_maps]
+    return [*map(examine_attention, attentions), *map(examine_feature_map, maps)]
+
+
+def _held(report: Report) -> Report:
+    if not report.kept:
+        told = [
+            f"law {one.number}, {one.law}: measured {one.measured:.1e}, allowed {one.allowed:.1e}"
+            for one in report.verdicts
+            if not one.kept
+        ]
+        raise BrokenLaw(f"{report.name} breaks {'; '.join(told)}.")
+    return report
+
+
+def _worst(verdicts: Iterator[Verdict] | Sequence[Verdict]) -> list[Verdict]:
+    """Return one verdict for each law: where it is furthest from being kept."""
+
+    def excess(one: Verdict) -> tuple[bool, float]:
+        return not one.kept, one.measured / one.allowed if one.allowed else one.measured
+
+    worst: dict[int, Verdict] = {}
+    for one in verdicts:
+        if one.number not in worst or excess(one) > excess(worst[one.number]):
+            worst[one.number] = one
+    return [worst[number] for number in sorted(worst)]
+
+
+class _Texts(NamedTuple):
+    """Random texts for an attention in one dtype, and the attention in it."""
+
+    attention: CausalAttention
+    dtype: torch.dtype
+
+    @property
+    def subject(self) -> Subject:
+        return laws.of_attention(self.attention, torch.zeros((), dtype=self.dtype))
+
+    def draw(self, seed: int = 0, time: int = TIME, scale: float = 1.0, packed: bool = True) -> Text:
+        """Return (q, k, v, document_starts, what the attention declares)."""
+        draw = torch.Generator().manual_seed(seed)
+        shape = (3, BATCH, self.attention.heads, time, self.attention.head_dim)
+        q, k, v = torch.randn(shape, generator=draw, dtype=torch.float64)
+        begun = (torch.rand(BATCH, time, generator=draw) < 1 / 30) if packed else None
+        drawn = draw_inputs(self.attention.inputs, BATCH, time, draw, torch.float64, begun)
+        return self.cast((q * scale, k * scale, v, begun, *drawn.values()))
+
+    def cast(self, text: Text) -> Text:
+        """Return a text in this dtype; gates are in float32 at least."""
+        q, k, v, starts, *others = text
+        gates = at_least_float32(self.dtype)
+        real = (x.to(gates) if x is not None and x.is_floating_point() else x for x in others)
+        return *(None if x is None else x.to(self.dtype) for x in (q, k, v)), starts, *real
+
+
+Found = Iterator[tuple[str, float, float]]
+"""What was measured of a law: of what, how much, and how much is allowed."""
+
+
+def _verdicts(attention: CausalAttention) -> Iterator[Verdict]:
+    """Every law in both dtypes; an exception on the way is an error that names the law."""
+    exact, single = (_Texts(copy.deepcopy(attention).cpu().to(dtype).eval(), dtype) for dtype in EXACT)
+    checks: list[tuple[int, str, Callable[[_Texts], Found]]] = [
+        (1, "forward = definition", lambda of: _definition(exact, of)),
+        (2, "token by token = forward", _steps),
+        (3, "any cut = forward", _cuts),
+        (4, "the future never changes the past", _future),
+        (5, "a state is not modified", _state_is_not_modified),
+        (6, "rows are independent", _rows),
+        (7, "packed documents are independent", _documents),
+        (8, "the state is as large as declared", _state_size),
+        (9, "outputs not finite or dead at any scale", _scales),
+        (10, "1 / smallest denominator", _denominators),
+    ]
+    for of in (exact, single):
+        for number, law, check in checks:
+            try:
+                with torch.set_grad_enabled(number == 1):
+                    found = list(check(of))
+            except Exception as error:
+                told = explain(error, file_of(type(attention)))
+                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {told}") from error
+            dtype = str(of.dtype).removeprefix("torch.")
+            yield from (Verdict(number, f"{law}: {what}{dtype}", *numbers) for what, *numbers in found)
+
+
+def _definition(exact: _Texts, of: _Texts) -> Found:
+    """Law 1, read in two parts, so that the gradient of the first part's keys and values flows through the state."""
+    text = exact.draw()
+    upstream = exact.draw(seed=2)[2]
+    assert upstream is not None
+    subject, half = of.subject, TIME // 2
+
+    def in_two_parts(x: Text) -> Tensor:
+        first, state = subject.forward(laws.cut(x, 0, half), subject.init_state(BATCH))
+        second, _ = subject.forward(laws.cut(x, half, TIME), state)
+        return torch.cat([first, second], dim=2)
+
+    truth = _with_gradients(lambda x: laws.reference(exact.attention, x), text, upstream)
+    formula = _with_gradients(lambda x: laws.reference(of.attention, x), of.cast(text), upstream)
+    measured = _with_gradients(in_two_parts, of.cast(text), upstream)
+    names = ["", "dq, ", "dk, ", "dv, ", *(f"d_{name}, " for name in of.attention.inputs)]
+    floor = 16 * torch.finfo(of.dtype).eps
+    for name, mine, other, right in zip(names, measured, formula, truth, strict=False):
+        allowed = max(EXACT[torch.float64] if of is exact else 0, 4 * max(_distance(other, right, upstream), floor))
+        yield name, _distance(mine, right, upstream), allowed
+
+
+def _steps(of: _Texts) -> Found:
+    yield "", laws.steps_equal_forward(of.subject, of.draw()), EXACT[of.dtype]
+
+
+def _cuts(of: _Texts) -> Found:
+    yield "", laws.cuts_change_nothing(of.subject, of.draw(), [1, TIME // 3, TIME // 2, TIME - 1]), EXACT[of.dtype]
+
+
+def _future(of: _Texts) -> Found:
+    text, other = of.draw(), of.draw(seed=1)
+    for position in (1, TIME // 3, TIME // 2, TIME - 1):
+        yield "", laws.future_leaves_past(of.subject, text, other, position), 0.0
+
+
+def _state_is_not_modified(of: _Texts) -> Found:
+    yield "", laws.state_is_not_modified(of.subject, of.draw()), 0.0
+
+
+def _rows(of: _Texts) -> Found:
+    yield "", laws.rows_are_independent(of.subject, of.draw(), of.draw(seed=1)), 0.0
+
+
+def _documents(of: _Texts) -> Found:
+    q, k, v, _, *others = of.draw(packed=False)
+    starts = torch.zeros(BATCH, TIME, dtype=torch.bool).index_fill(1, torch.tensor(BEGINS), True)
+    if any(isinstance(one, LastTokens) for one in of.attention.inputs.values()):
+        return  # what is made of last tokens differs between a packed text and its parts; a whole model is checked
+    packed, alone = (q, k, v, starts, *others), (q, k, v, None, *others)
+    yield "", laws.documents_are_independent(of.subject, packed, alone, BEGINS), EXACT[of.dtype]
+
+
+def _state_size(of: _Texts) -> Found:
+    for time in (1, TIME):
+        held = laws.numbers_in_state(of.subject, of.draw(time=time))
+        yield "", float(abs(held - of.attention.state_numbers(time))), 0.0
+    grows = of.attention.state_numbers(1 << 31) > of.attention.state_numbers(1 << 30)  # longer than any window
+    yield "state_growth, ", float(grows != (of.attention.state_growth == "per token")), 0.0
+
+
+def _scales(of: _Texts) -> Found:
+    for scale in laws.SCALES:
+        text = of.draw(scale=min(scale, of.attention.largest_scale))
+        y, _ = of.subject.forward(text, of.subject.init_state(BATCH))
+        yield "", float((~y.isfinite()).sum() + (y.norm(dim=-1) == 0).sum()), 0.0
+
+
+def _denominators(of: _Texts) -> Found:
+    if isinstance(of.attention, LinearAttention):
+        q, k, v, starts, *others = of.draw()
+        assert q is not None and k is not None and v is not None
+        inputs = {name: x for name, x in zip(of.attention.inputs, others, strict=True) if x is not None}
+        found = of.attention.denominators(q, k, v, of.subject.init_state(BATCH), starts, inputs)
+        smallest = float(found.min())
+        yield "", 1 / smallest if smallest > 0 else float("inf"), 1 / laws.DENOMINATOR_LIMIT
+
+
+def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
+    """What a feature map must be by itself: laws 4 and 10, before any attention is made of it."""
+    draw = torch.Generator().manual_seed(0)
+    for scale in (1e-2, 1.0, min(1e2, feature_map.largest_scale)):
+        x, other = (scale * torch.randn(BATCH, HEADS, TIME, HEAD_DIM, generator=draw) for _ in range(2))
+        half = TIME // 2
+        mixed = torch.cat([x[:, :, :half], other[:, :, half:]], dim=2)
+        for name, phi in (("query", feature_map.query), ("key", feature_map.key)):
+            try:
+                features, of_mixed = phi(x).detach(), phi(mixed).detach()
+            except Exception as error:
+                told = explain(error, file_of(type(feature_map)))
+                raise UsageError(f"{in_words(feature_map)}: {name}: {told}") from error
+            if features.shape != (wanted := (*x.shape[:3], feature_map.features)):
+                raise UsageError(f"{in_words(feature_map)}: {name} gives {tuple(features.shape)}, not {wanted}.")
+            change = (features - of_mixed)[:, :, :half].abs().max()
+            other_change = (phi(other).detach() - of_mixed)[:, :, half:].abs().max()
+            yield Verdict(4, f"each token by itself: {name}", float(max(change, other_change)), 0.0)
+        fq, fk = feature_map.query(x).detach().double(), feature_map.key(other).detach().double()
+        yield Verdict(10, "products of features below 0", float((-fq @ fk.mT).clamp(min=0).max()), 0.0)
+
+
+def _distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
+    """Relative to the truth's norm, but never to one that is 0 in exact numbers, as of the first token's query."""
+    size = max(float(truth.norm()), 0.1 * float(upstream.norm()))
+    distance = float((measured.double() - truth).norm()) / size
+    return distance if distance == distance else float("inf")
+
+
+def _with_gradients(function: Callable[[Text], Tensor], x: Text, upstream: Tensor) -> list[Tensor]:
+    """Return the outputs, and the gradients of all real inputs."""
+    leaves = tuple(t.detach().requires_grad_(t.is_floating_point()) if t is not None else None for t in x)
+    y = function(leaves)
+    real = [t for t in leaves if t is not None and t.requires_grad]
+    gradients = torch.autograd.grad(y, real, upstream.to(y.dtype), allow_unused=True)
+    return [y.detach(), *(torch.zeros_like(t) if g is None else g for t, g in zip(real, gradients, strict=True))]

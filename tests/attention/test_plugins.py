@@ -1,0 +1,296 @@
+"""Plug-ins stand where built-in attentions do; what cannot be used is one message, and nothing is imported unasked."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import lmlong
+from lmlong import recipe
+from lmlong.attention.plugins import LOADED, load_plugin, unload_plugin
+from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
+from lmlong.errors import RecipeError, UsageError
+from lmlong.model.encoder import Encoder
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import file as recipe_file
+from lmlong.recipe.reference import reference
+from lmlong.testing import BrokenLaw, check_attention, check_feature_map, examine_attention, examine_feature_map
+
+TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
+
+SQUARE = """
+from lmlong import recipe
+from lmlong.attention.feature_maps import FeatureMap
+
+
+class Square(FeatureMap):
+    class Options(recipe.Options):
+        '''Of feature_map: square.'''
+
+        floor: float = 0.01
+        '''What is added.'''
+
+    def __init__(self, heads, head_dim, options=Options()):
+        super().__init__(head_dim)
+        self.floor = options.floor
+
+    def query(self, q):
+        return q * q + self.floor
+
+
+FEATURE_MAPS = {"square": Square}
+"""
+
+
+@pytest.fixture(autouse=True)
+def unloaded() -> Iterator[None]:
+    yield
+    for name in list(LOADED):
+        unload_plugin(name)
+
+
+@pytest.fixture
+def square(tmp_path: Path) -> Path:
+    file = tmp_path / "square.py"
+    file.write_text(SQUARE)
+    return file
+
+
+def load(text: str, folder: Path, *overrides: str) -> recipe.Recipe:
+    file = folder / "mine.yaml"
+    file.write_text(f"training: {{steps: 1}}\n{text}")
+    return recipe_file.load(str(file), overrides, load_plugin)
+
+
+def test_a_plugin_stands_where_built_in_attentions_do(square: Path) -> None:
+    load_plugin(TWO_GATES)
+    lmlong.load_plugin(square)
+    options = recipe.Attention(kind=["two_gates", "linear"], feature_map="square")
+    model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=options), 50)
+    assert [type(attention).__name__ for attention in model.attentions] == ["TwoGates", "LinearAttention"]
+    logits, _ = model(torch.zeros(1, 5, dtype=torch.long))
+    assert logits.isfinite().all()
+    assert Encoder(
+        recipe.Model(width=16, layers=1, heads=2, attention=options.model_copy(update={"kind": "linear"})), 9, 8
+    )
+
+
+def test_options_are_typed_told_and_written_out(tmp_path: Path) -> None:
+    text = f"""\
+plugins: [{TWO_GATES}]
+model:
+  attention:
+    kind: [two_gates, linear]
+    two_gates: {{memory: 50}}
+"""
+    chosen = load(text, tmp_path)
+    assert chosen.model.attention.plugin_options("two_gates").model_dump() == {"memory": 50}
+    assert chosen.plugins == [str(TWO_GATES)]
+    (tmp_path / "resolved.yaml").write_text(recipe_file.dump(chosen))
+    assert recipe_file.load(str(tmp_path / "resolved.yaml"), (), load_plugin) == chosen
+    listed = {option.key: option for option in reference()}
+    assert listed["model.attention.two_gates.memory"].type == "a number, above 1"
+    assert listed["model.attention.two_gates.memory"].meaning.startswith("Tokens after which 1/e")
+    with pytest.raises(RecipeError) as refused:
+        load(text.replace("memory: 50", "memory: 0, memroy: 1").replace("linear]", "two_gats]"), tmp_path)
+    assert [mistake.removeprefix(f"{tmp_path}/mine.yaml") for mistake in refused.value.mistakes] == [
+        ":5: model.attention.kind.1: 'two_gats' is not one of linear, window, softmax, full, linformer, efficient, "
+        "two_gates. Did you mean 'two_gates'?",
+        ":6: model.attention.two_gates.memory: expected a number, above 1, got 0.",
+        ":6: model.attention.two_gates.memroy: unknown key. Did you mean 'memory'?",
+    ]
+
+
+def test_a_recipe_names_only_the_plugins_that_it_needs(square: Path) -> None:
+    load_plugin(TWO_GATES)
+    chosen = load("plugins: [square.py]\nmodel: {attention: {feature_map: square}}\n", square.parent)
+    assert chosen.plugins == [str(square)]
+    dumped = recipe_file.dump(load("", square.parent))
+    assert "plugins: []" in dumped and "two_gates" not in dumped and "square" not in dumped
+
+
+def test_recipes_ask_the_class(tmp_path: Path) -> None:
+    grows = TWO_GATES.read_text().replace("    class Options", "    state_growth = 'per token'\n    class Options", 1)
+    (tmp_path / "grows.py").write_text(grows)
+    kind = "plugins: [grows.py]\nmodel: {heads: 5, width: 15, attention: {kind: two_gates}}\n"
+    chosen = load(kind, tmp_path)  # an odd head width: it does not rotate
+    assert chosen.model.state_growth == "per token" and chosen.model.quadratic and not chosen.model.uses_rope
+    with pytest.raises(RecipeError, match=r"training\.segment=64: the state of two_gates attention grows"):
+        load(kind, tmp_path, "training.segment=64")
+    with pytest.raises(RecipeError, match="two_gates has no encoder form"):
+        load(kind, tmp_path, "objective=masked", "model.heads=3", "model.width=12")
+    with pytest.raises(BrokenLaw, match="breaks law 8, the state is as large as declared: state_growth, float64"):
+        check_attention(CAUSAL["two_gates"](3, 8, recipe.Attention()))
+
+
+def test_a_changed_file_is_read_again(square: Path) -> None:
+    first = load_plugin(square)
+    assert load_plugin(square) is first
+    square.write_text(SQUARE.replace("0.01", "0.02"))
+    load_plugin(square)
+    assert FEATURE_MAPS["square"](2, 4, recipe.Attention()).floor == 0.02
+
+
+def test_a_checkpoint_imports_nothing(tmp_path: Path, square: Path) -> None:
+    side_effect = square.parent / "imported"
+    square.write_text(f"open({str(side_effect)!r}, 'w').close()\n{SQUARE}")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"training: {{steps: 1}}\nplugins: [{square}]\nmodel: {{attention: {{feature_map: square}}}}\n")
+    with pytest.raises(
+        recipe_file.MissingPlugin, match=r"needs the feature map square of the plug-in square\.py: name it"
+    ):
+        recipe_file.load(str(file))
+    file.write_text(f"training: {{steps: 1}}\nplugins: [{square}]\n")
+    assert recipe_file.load(str(file)).plugins == []
+    assert not side_effect.exists()
+
+
+BASE = "from lmlong.attention.base import CausalAttention\nfrom lmlong.attention.feature_maps import FeatureMap\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = (\n", r"bad\.py: cannot be imported: SyntaxError: .* \(bad\.py:1\)"),
+        ("\nimport no_such_thing\n", r"cannot be imported: ModuleNotFoundError: No module .* \(bad\.py:2\)"),
+        ("def f():\n    raise ValueError('no\\nluck')\nf()\n", r"imported: ValueError: no luck \(bad\.py:2\)"),
+        ("raise SystemExit(3)", r"cannot be imported: SystemExit: 3"),
+        ("x = 1\n", r"bad\.py: declares no plug-in\. Write ATTENTIONS"),
+        ("ATTENTIONS = 3\n", r"ATTENTIONS is no dict"),
+        ("ATTENTIONS = {'mine': 3}\n", r"bad\.py: ATTENTIONS\['mine'\]: 3 is no subclass of .*CausalAttention"),
+        ("ATTENTIONS = {'mine': int}\n", r"int is no subclass"),
+        (f"{BASE}class Mine(CausalAttention): pass\nATTENTIONS = {{'mine': Mine}}", r"Mine: lacks forward, init_state"),
+        (SQUARE.replace('"square"', '"Square"'), r"'Square' is no name of lower-case letters"),
+        (SQUARE.replace('"square"', '"elu"'), r"the name elu is taken, by lmlong itself"),
+        (SQUARE.replace('"square"', '"two_gates"'), r"the name two_gates is taken, by .*two_gates\.py"),
+        (SQUARE.replace('"square"', '"decay"'), r"the name decay is that of another option of model\.attention"),
+        (SQUARE.replace('"square"', '"model_dump"'), r"the name model_dump is that of another option"),
+        (SQUARE.replace("recipe.Options)", "dict)"), r"Square\.Options: no subclass of lmlong\.recipe\.Options"),
+        (
+            SQUARE.replace("float = 0.01", "float").replace("options=Options()", "options"),
+            r"Options: floor has no default",
+        ),
+        (
+            SQUARE.replace("float = 0.01", "float = 'x'"),
+            r"the default of floor is refused: Input should be a valid number",
+        ),
+        (SQUARE.replace("class Options", "uses_rope = 1\n    class Options"), r"Square: uses_rope is a bool"),
+        (SQUARE.replace("float = 0.01", "float = 1.0\n        floors: dict = {}"), r"recipes cannot hold"),
+        (
+            SQUARE.replace("head_dim, options=Options()", "head_dim"),
+            r"cannot be called with \(heads, head_dim, options\)",
+        ),
+    ],
+)
+def test_a_file_that_is_no_plugin_is_one_message(tmp_path: Path, source: str, message: str) -> None:
+    load_plugin(TWO_GATES)
+    before = dict(CAUSAL), dict(FEATURE_MAPS), set(sys.modules)
+    (tmp_path / "bad.py").write_text(source)
+    with pytest.raises(UsageError, match=message) as refused:
+        load_plugin(tmp_path / "bad.py")
+    assert "\n" not in str(refused.value)
+    assert (dict(CAUSAL), dict(FEATURE_MAPS)) == before[:2] and len(LOADED) == 1
+
+
+def test_a_file_that_is_missing_is_told_with_the_line_of_the_recipe(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"missing\.py: cannot be read: No such file"):
+        load_plugin("missing.py")
+    with pytest.raises(RecipeError, match=r"mine\.yaml:2: plugins\.0: .*missing\.py: cannot be read"):
+        load("plugins: [missing.py]\n", tmp_path)
+    with pytest.raises(RecipeError, match=r"mine\.yaml:2: plugins: expected a list, each text, got 'a\.py'\. Write \["):
+        load("plugins: a.py\n", tmp_path)
+    with pytest.raises(UsageError, match=r"two_gates: no installed package .* write two_gates\.py\."):
+        load_plugin("two_gates")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"decay_gate"', '"out_proj"', r"two\.py: TwoGates: its gate cannot be named 'out_proj'"),
+        ("self.heads, self.head_dim = heads, head_dim", "", r"TwoGates\(2, 8, options\): AttributeError|does not set"),
+        ("(heads, head_dim), options.memory - 1", "(7,), options.memory - 1", r"inputs\['decay'\] starts as \(7,\)"),
+        ("super().__init__()", "super().__init__(); 1 / 0", r"ZeroDivisionError: division by zero \(two\.py:\d+\)"),
+        ("super().__init__()", "super().__init__(); self.uses_rope = True", r"uses_rope is set on the instance"),
+    ],
+)
+def test_an_attention_that_cannot_be_built_is_one_message(
+    tmp_path: Path, before: str, after: str, message: str
+) -> None:
+    (tmp_path / "two.py").write_text(TWO_GATES.read_text().replace(before, after))
+    load_plugin(tmp_path / "two.py")
+    with pytest.raises(UsageError, match=message):
+        LanguageModel(recipe.Model(width=16, layers=1, heads=2, attention=recipe.Attention(kind="two_gates")), 50)
+
+
+def test_an_entry_point_is_imported_when_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_maps.py").write_text(SQUARE)
+    (about := tmp_path / "my_maps-1.2.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-maps\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text("[lmlong.feature_map]\nsquare = my_maps:Square\nbroken = my_maps:Missing\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "my_maps" not in sys.modules
+    chosen = load("plugins: [square]\nmodel: {attention: {feature_map: square, square: {floor: 0.5}}}\n", tmp_path)
+    assert chosen.plugins == ["square"]
+    assert FEATURE_MAPS["square"](2, 4, chosen.model.attention).floor == 0.5
+    assert load_plugin("square").feature_maps["square"].__module__ == "my_maps"
+    with pytest.raises(UsageError, match=r"broken of my-maps 1\.2: cannot be imported: AttributeError"):
+        load_plugin("broken")
+    with pytest.raises(UsageError, match=r"squaer: no installed package .* Did you mean 'square'\?"):
+        load_plugin("squaer")
+    del sys.modules["my_maps"]
+
+
+def test_the_laws_are_held_against_each_attention_that_comes_with_lmlong() -> None:
+    options = recipe.Attention()
+    for make in CAUSAL.values():
+        assert check_attention(make(3, 8, options)).kept
+    for make_map in FEATURE_MAPS.values():
+        assert [one.number for one in check_feature_map(make_map(3, 8, options)).verdicts] == list(range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "law"),
+    [
+        ("weights * inputs", "1.01 * weights * inputs", 1),
+        ("S = S * keep", "S = S * (0.9 if q.shape[2] > 1 else 1)\n            S = S * keep", 2),
+        ("keep, write = ", "q = q + q.mean(2, keepdim=True)\n        keep, write = ", 4),
+        ("S = S * keep[:, :, t, :, None] +", "S = S.mul_(keep[:, :, t, :, None]) +", 5),
+        ("S = S * keep", "S = S + S.mean(0) * 0.1\n            S = S * keep", 6),
+        ("S = S.masked_fill(document_starts[:, t, None, None, None], 0)", "pass", 7),
+        ("return self.heads * self.head_dim**2", "return 5", 8),
+        ("S, outputs = state.S, []", "S, outputs = state.S / (k.std() < 50), []", 9),
+    ],
+)
+def test_a_broken_law_is_named(tmp_path: Path, before: str, after: str, law: int) -> None:
+    (tmp_path / "two.py").write_text(TWO_GATES.read_text().replace(before, after))
+    (cls,) = load_plugin(tmp_path / "two.py").attentions.values()
+    report = examine_attention(cls)
+    broken = {one.number for one in report.verdicts if not one.kept}
+    assert law in broken, report
+    with pytest.raises(BrokenLaw, match=rf"two\.py: TwoGates breaks .*law {law}, .*: measured .*, allowed "):
+        check_attention(cls)
+
+
+def test_a_feature_map_that_looks_at_other_tokens_or_is_negative_is_told(square: Path) -> None:
+    square.write_text(SQUARE.replace("q * q + self.floor", "q - q.amax(2, keepdim=True)"))
+    (cls,) = load_plugin(square).feature_maps.values()
+    assert {4} <= {one.number for one in examine_feature_map(cls).verdicts if not one.kept}
+    square.write_text(SQUARE.replace("q * q + self.floor", "q"))
+    (cls,) = load_plugin(square).feature_maps.values()
+    assert 10 in {one.number for one in examine_feature_map(cls).verdicts if not one.kept}
+    square.write_text(SQUARE.replace("q * q + self.floor", "q[..., :3]"))
+    (cls,) = load_plugin(square).feature_maps.values()
+    with pytest.raises(UsageError, match=r"square\.py: Square: query gives \(2, 3, 100, 3\), not \(2, 3, 100, 8\)"):
+        check_feature_map(cls)
+
+
+def test_an_exception_while_the_laws_are_held_names_the_law_and_the_line(tmp_path: Path) -> None:
+    source = TWO_GATES.read_text().replace("S, outputs = state.S, []", "S, outputs = state.T, []")
+    (tmp_path / "two.py").write_text(source)
+    (cls,) = load_plugin(tmp_path / "two.py").attentions.values()
+    with pytest.raises(
+        UsageError, match=r"two\.py: TwoGates: law 1, forward = definition: AttributeError.*\(two\.py:\d+"
+    ):
+        check_attention(cls)

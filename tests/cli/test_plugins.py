@@ -1,0 +1,174 @@
+"""A plug-in goes through every command: checked, trained, interrupted, resumed, measured and compared."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lmlong.attention.plugins import LOADED, load_plugin, unload_plugin
+from lmlong.cli.main import _run
+from lmlong.recipe import file as recipe_file
+from lmlong.training.profile import BatchShape, profile_step
+
+TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
+
+TINY = """\
+text: {sources: [{kind: files, paths: [book.txt]}], tokenizer: {kind: bytes}, sequence_length: 32}
+model: {width: 16, layers: 2, heads: 2, attention: {kind: [two_gates, linear], two_gates: {memory: 50}}}
+training: {steps: 6, batch_size: 2, warmup_steps: 1, checkpoint_every: 2, log_every: 1, precision: "32"}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plug-in, a recipe that lists it, and one that leaves it to --plugin."""
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "book.txt").write_text("once upon a time there was a book. " * 100)
+    (folder / "two_gates.py").write_bytes(TWO_GATES.read_bytes())
+    (folder / "bare.yaml").write_text(TINY)
+    (folder / "mine.yaml").write_text("plugins: [two_gates.py]\n" + TINY)
+    return folder
+
+
+class Result(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+def lmlong(folder: Path, *words: str) -> Result:
+    """The command line in this process, which forgets its plug-ins afterwards."""
+    with pytest.MonkeyPatch.context() as patch, StringIO() as output, StringIO() as errors:
+        patch.chdir(folder)
+        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
+        with redirect_stdout(output), redirect_stderr(errors):
+            try:
+                code = _run(list(words))
+            except SystemExit as leave:
+                code = int(leave.code or 0)
+        for name in list(LOADED):
+            unload_plugin(name)
+        return Result(code, output.getvalue(), errors.getvalue())
+
+
+def done(folder: Path, *words: str) -> str:
+    result = lmlong(folder, *words)
+    assert result.code == 0, result.stderr
+    return result.stdout
+
+
+PLUGIN = ("--plugin", "two_gates.py")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    """A run that was stopped after its first half."""
+    assert "two_gates, linear attention" in done(folder, "recipe", "check", "mine.yaml")
+    done(folder, "train", "mine.yaml", "training.steps=4", "training.schedule=constant")
+    return folder / "runs" / "mine"
+
+
+def test_a_run_goes_on_and_is_the_same_as_a_whole_one(folder: Path, run: Path) -> None:
+    options = ("training.schedule=constant", "training.steps=6")
+    done(folder, "train", "bare.yaml", "name=mine", *options, *PLUGIN, "--resume", "auto")
+    done(folder, "train", "bare.yaml", *options, *PLUGIN, "--out", "runs/whole")
+    weights = [
+        json.loads((place / "checkpoints" / "latest" / "manifest.json").read_text())["files"]["model.safetensors"]
+        for place in (run, folder / "runs" / "whole")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_every_command_that_reads_a_run_needs_the_plugin_by_name(folder: Path, run: Path) -> None:
+    refused = lmlong(folder, "generate", "mine", "--prompt", "once")
+    assert refused.code == 4 and "Traceback" not in refused.stderr
+    assert "needs the attention two_gates of the plug-in two_gates.py: name it by --plugin FILE, in" in refused.stderr
+    assert len(done(folder, "generate", "mine", "--prompt", "once", "--max-tokens", "9", *PLUGIN)) > 3
+    assert "all laws kept" in done(folder, "check", "mine", "--tokens", "64", *PLUGIN)
+    about = json.loads(done(folder, "info", "mine", "--json", *PLUGIN))
+    assert about["attention by layer"] == ["two_gates", "linear"]
+    assert about["plug-ins"] == [str(folder / "two_gates.py")]
+    assert "bits" in done(
+        folder, "eval", "mine", "--lengths", "16", "--min-documents", "1", "--data", "book.txt", *PLUGIN
+    )
+    done(folder, "state", "build", "mine", "book.txt", "-o", "book.state", *PLUGIN)
+
+
+def test_a_checkpoint_cannot_have_a_file_imported(folder: Path, run: Path) -> None:
+    """Its plug-in runs when the user names it, and only then."""
+    trap = folder / "trap.py"
+    trap.write_text(f"open({str(folder / 'sprung')!r}, 'w').close()\n{TWO_GATES.read_text()}")
+    done(folder, "train", "bare.yaml", "--plugin", "trap.py", "--out", "runs/trap", "training.steps=1")
+    (folder / "sprung").unlink()
+    for words in (["generate", "runs/trap"], ["info", "runs/trap"], ["check", "runs/trap"], ["eval", "runs/trap"]):
+        refused = lmlong(folder, *words)
+        assert refused.code == 4 and "of the plug-in trap.py: name it by --plugin" in refused.stderr
+    done(folder, "info", "runs/trap", *PLUGIN)  # the user's own file of the same attention
+    assert not (folder / "sprung").exists()
+
+
+def test_two_processes_have_the_plugin_too(folder: Path) -> None:
+    words = ["train", "bare.yaml", *PLUGIN, "devices=2", "training.batch_size=1", "training.steps=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LMLONG_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-m", "lmlong", *words, "--out", "runs/two"]
+    child = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+    assert child.returncode == 0 and "validation" in child.stdout, child.stderr
+
+
+def test_a_step_is_profiled_in_a_process_that_has_the_plugin(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
+        patch.chdir(folder)
+        chosen = recipe_file.load("mine.yaml", (), load_plugin)
+        assert profile_step(chosen, BatchShape(1, 16, None)).parameters > 0
+    unload_plugin(folder / "two_gates.py")
+
+
+def test_experiments_have_it_as_a_candidate(folder: Path) -> None:
+    short = ("--rates", "1e-2", "--seeds", "1", "training.steps=2", "training.warmup_steps=0")
+    compared = done(folder, "bench", "compare", "--recipe", "mine.yaml", "--only", "two_gates,elu", *short)
+    assert {line.split()[0] for line in compared.splitlines()[1:]} == {"two_gates", "elu"}
+    grid = ("--pairs", "2", "--widths", "8", "--vocabulary", "16", "--steps", "1", "--rates", "1e-2")
+    assert "two_gates" in done(folder, "bench", "recall", *PLUGIN, "--only", "two_gates", *grid)
+    shape = ("--lengths", "16", "--precisions", "32", "--heads", "1", "--width", "8")
+    assert "two_gates" in done(folder, "bench", "attention", *PLUGIN, "--only", "softmax,two_gates", *shape)
+
+
+def test_the_laws_are_held_against_a_plugin_alone(folder: Path) -> None:
+    assert "two_gates.py: TwoGates" in done(folder, "check", *PLUGIN)
+    (folder / "broken.py").write_text(TWO_GATES.read_text().replace("return (weights * ", "return 2 * (weights * "))
+    refused = lmlong(folder, "check", "--plugin", "broken.py")
+    assert refused.code == 1 and "laws broken by broken.py: TwoGates" in refused.stdout
+    (report,) = json.loads(lmlong(folder, "check", "--plugin", "broken.py", "--json").stdout)
+    assert [law["number"] for law in report["laws"] if not law["kept"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recipe", "check", "bare.yaml"], "'two_gates' is not one of linear, window"),
+        (["recipe", "check", "bare.yaml", "--plugin", "gone.py"], "gone.py: cannot be read: No such file"),
+        (["recipe", "check", "quickstart", "plugins=[gone.py]"], "plugins=[gone.py]: plugins.0: "),
+        (["recipe", "check", "mine.yaml", "model.attention.two_gates.x=1"], "unknown key. Known here: memory."),
+        (["recipe", "check", "mine.yaml", "objective=masked"], "two_gates has no encoder form"),
+        (["info", "--plugin", "two_gate"], "two_gate: no installed package has an entry point of this name"),
+        (["check"], "neither a RUN nor a plug-in"),
+    ],
+)
+def test_a_mistake_is_one_message(folder: Path, words: list[str], message: str) -> None:
+    refused = lmlong(folder, *words)
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert refused.code == 2
+
+
+def test_the_reference_lists_its_options(folder: Path) -> None:
+    assert "model.attention.two_gates.memory" in done(folder, "recipe", "options", *PLUGIN)
