@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 RIGHT = """
 from pathlib import Path
 
@@ -119,7 +117,6 @@ def test_a_users_files_have_types(tmp_path: Path) -> None:
     assert complaints(tmp_path, files) == ""
 
 
-@pytest.mark.xfail(strict=True, reason="the defaults of these sections stand by their position in Field(...)")
 def test_a_users_model_sections_have_types(tmp_path: Path) -> None:
     assert complaints(tmp_path, {"model.py": MODEL}) == ""
 

@@ -17,20 +17,20 @@ Slots = Annotated[int, Field(gt=0)]
 class Taylor(Options):
     """The second-order features of feature_map: taylor."""
 
-    width: int = Field(16, gt=0)
+    width: int = Field(default=16, gt=0)
     """Width r of the projection of queries and keys; it makes 1 + r + r (r + 1) / 2 features."""
 
 
 class Favor(Options):
     """The random features of feature_map: favor."""
 
-    features: int | None = Field(None, gt=0)
+    features: int | None = Field(default=None, gt=0)
     """Features of a head; left out, twice the head width."""
     form: Literal["positive", "hyperbolic"] = "positive"
     """positive, or hyperbolic: each random row used with both signs, so half as many are drawn."""
     norms: Literal["chi", "fixed", "quantile"] = "chi"
     """Lengths of the random rows: chi as sampled (unbiased), fixed at sqrt(width), or spread over the quantiles."""
-    resample_every: int | None = Field(None, gt=0)
+    resample_every: int | None = Field(default=None, gt=0)
     """Training steps between new draws; left out, the first draw stays."""
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
@@ -96,7 +96,7 @@ class Attention(Options):
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned"] = "learned"
     """linear: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has none."""
-    window: int = Field(256, gt=0)
+    window: int = Field(default=256, gt=0)
     """window: how many tokens are seen, the token itself among them."""
     taylor: Taylor = Taylor()
     favor: Favor = Favor()
@@ -113,32 +113,32 @@ class Downsample(Options):
     """The layers in the middle work on a shorter sequence: blocks of tokens, counted from a document's start, or for an
     encoder from that of the sequence, each pooled into one vector."""
 
-    factor: int = Field(4, gt=1, le=64)
+    factor: int = Field(default=4, gt=1, le=64)
     """Tokens of a block; a causal model's text.sequence_length must be a multiple of it."""
     kind: Literal["mean", "max", "conv"] = "mean"
     """How a block becomes one vector: mean or max of each channel, or a learned convolution of its tokens."""
-    layers: int | None = Field(None, gt=0)
+    layers: int | None = Field(default=None, gt=0)
     """How many of model.layers, those in the middle, run shortened; left out, all but the first and the last."""
 
 
 class Model(Options):
     """The model: embedding, blocks, tied output."""
 
-    width: int = Field(256, gt=0)
+    width: int = Field(default=256, gt=0)
     """Size of the vector that stands for a token between blocks."""
-    layers: int = Field(6, gt=0, le=10_000)
+    layers: int = Field(default=6, gt=0, le=10_000)
     """Number of blocks."""
-    heads: int = Field(4, gt=0)
+    heads: int = Field(default=4, gt=0)
     """Attention heads in each block; they share the width."""
     attention: Attention = Attention()
-    convolution: int = Field(4, ge=0, le=64)
+    convolution: int = Field(default=4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 leaves it out, as an encoder does."""
     positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
     """rotary rotates queries and keys by their position in the document (RoPE); auto does so for softmax, window,
     cosine, favor and in all encoders. absolute, for encoders only, adds sinusoidal positions to the embedding."""
-    mlp_ratio: float = Field(2.7, gt=0)
+    mlp_ratio: float = Field(default=2.7, gt=0)
     """Inner width of the SwiGLU as a multiple of the width (rounded up to a multiple of 32)."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the activations dropped on the way into the residual stream while training."""
     downsample: Downsample | None = None
     """Layers in the middle that work on a shortened sequence; left out, all layers work on every token."""
