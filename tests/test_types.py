@@ -80,7 +80,7 @@ from lmlong.recipe import Attention, Downsample, Favor, Linformer, Model, Taylor
 Model(width=64, layers=2, attention=Attention(kind=["linear", "window"], window=8, favor=Favor(features=8)))
 Downsample(factor=2), Linformer(projected=8), Taylor(width=4)
 Model(widht=64)  # type: ignore[call-arg]
-Attention(kind="linaer")  # type: ignore[arg-type]
+Attention(decay="sometimes")  # type: ignore[arg-type]
 """
 
 WRONG = """
