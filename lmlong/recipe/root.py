@@ -36,7 +36,7 @@ class Recipe(Options):
     objective: Literal["causal", "masked"] = "causal"
     """causal: a language model that predicts the next token from those before; masked: an encoder that predicts masked
     tokens from those on both sides."""
-    plugins: list[str] = []
+    plugins: list[str] = Field(default=[])
     """Plug-ins whose attentions and feature maps the model may use: Python files, relative to the recipe's folder, or
     names of entry points of installed packages."""
     text: Text = Text()
