@@ -64,17 +64,20 @@ class Favor(FeatureMap):
 
     uses_rope = True
 
-    LARGEST_GAIN = 2.0
-    """Upper bound of the gain, which starts at 1 and stays above 0; on average sim is exp(gain^2 sqrt(D) cos(q, k))."""
-
     LARGEST_EXPONENT = 60.0
     """The largest exponent of a key's feature, so that sums over a million tokens stay below float32's 3e38."""
+
+    LARGEST_LENGTHS = 130.0
+    """Bound of the longest row's length times that of keys. What is above LARGEST_EXPONENT is taken off all exponents,
+    and the features of keys that are like no row must not underflow."""
 
     def __init__(self, heads: int, width: int, features: int, form: Form, norms: Norms):
         super().__init__(features)
         self.form, self.norms = form, norms
         rows = features // 2 if form == "hyperbolic" else features
         self.raw_gain = nn.Parameter(torch.zeros(heads))
+        longest = math.sqrt(width) + 4  # of the rows: the deviation of their lengths is 0.7
+        self.largest_gain = min(2.0, self.LARGEST_LENGTHS / (width**0.25 * longest))
         self.register_buffer("projection", torch.empty(heads, rows, width))
         self.projection: Tensor
         self.resample(int(torch.randint(2**62, (), device="cpu")))
@@ -117,8 +120,9 @@ class Favor(FeatureMap):
         return rms_norm(x, x.shape[-1:], eps=1e-6) * (self.gain(x) * x.shape[-1] ** -0.25)
 
     def gain(self, like: Tensor) -> Tensor:
-        """Return the learned scale (H, 1, 1) of vectors of one length, beside that by their width."""
-        return (self.LARGEST_GAIN * self.raw_gain.to(like.dtype).sigmoid())[:, None, None]
+        """Return the learned scale (H, 1, 1) of vectors of one length, beside that by their width. It starts at half of
+        its bound: at 1, but for heads wider than 185. On average sim is exp(gain^2 sqrt(D) cos(q, k))."""
+        return (self.largest_gain * self.raw_gain.to(like.dtype).sigmoid())[:, None, None]
 
     def _projected(self, x: Tensor) -> Tensor:
         """Return w . x of all features, in the dtype of x: an exponent rounded to bfloat16 would be off by a tenth."""

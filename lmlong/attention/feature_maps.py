@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
 from lmlong.native.spec import NativeSpec
@@ -66,6 +67,7 @@ class _EluPlusOne(torch.autograd.Function):
         return x32.clamp(min=0).add_(derivative).add_(ELU_FLOOR).to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (derivative,) = ctx.saved_tensors
         return derivative * grads[0]

@@ -55,6 +55,8 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, KVCache]:
+        if k.shape[2] == 0:
+            return v, state
         if k.shape[2] == 1 and document_starts is None:
             return self._decode(q, k, v, state)
         cache = _concat(state.settled, state.recent)

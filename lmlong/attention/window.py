@@ -46,6 +46,8 @@ class WindowAttention(CausalAttention[WindowState]):
     ) -> tuple[Tensor, WindowState]:
         """Return outputs and the state after, in blocks: up to W queries see their own keys and the W - 1 before."""
         time, past = k.shape[2], self.window - 1
+        if not time or not len(v):
+            return v, state
         keys, values = torch.cat([state.k.to(k.dtype), k], dim=2), torch.cat([state.v.to(v.dtype), v], dim=2)
         document = _documents(state.current, document_starts, time)  # (B, W - 1 + T)
         block = min(self.window, time)

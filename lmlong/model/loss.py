@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 IGNORED = -100
@@ -56,6 +57,7 @@ class _SummedNLL(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         dhidden, dweight = ctx.saved_tensors
         (dtotal,) = grads

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.base import state_tensors
@@ -114,6 +115,7 @@ class _KnownGradients(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dloss,) = grads
         return (None, None, *(dweight * dloss for dweight in ctx.dweights))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from lmlong.native.spec import NativeSpec
@@ -67,6 +68,7 @@ class _Taps(torch.autograd.Function):
         return _tap_sum(x, weight.mT.contiguous())
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         (dy,) = grads

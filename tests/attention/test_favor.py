@@ -102,13 +102,14 @@ def test_a_draw_is_a_function_of_its_seed_and_saved_with_the_weights() -> None:
 
 @pytest.mark.parametrize("gain", [-8.0, 0.0, 8.0])
 @pytest.mark.parametrize("form", ["positive", "hyperbolic"])
-def test_nothing_dies_or_bursts_at_any_gain_in_bfloat16_at_width_128(form: Form, gain: float) -> None:
+@pytest.mark.parametrize("width", [64, 128, 256, 320, 512, 1024])
+def test_nothing_dies_or_bursts_at_any_gain_in_bfloat16(form: Form, gain: float, width: int) -> None:
     torch.manual_seed(0)
-    features = Favor(1, 128, 256, form, "chi")
+    features = Favor(1, width, 2 * width, form, "chi")
     torch.nn.init.constant_(features.raw_gain, gain)
     # along the longest row and against it, where exponents are largest, and at random
     extreme = features.projection[0, features.projection[0].norm(dim=1).argmax()]
-    x = torch.cat([extreme[None], -extreme[None], torch.randn(500, 128, generator=draw())])[None, None].bfloat16()
+    x = torch.cat([extreme[None], -extreme[None], torch.randn(500, width, generator=draw())])[None, None].bfloat16()
     k = features.key(x).float()
     assert k.isfinite().all() and k.amax(-1).min() > 1e-25 and k.max() < 1e27
     assert features.query(x).float().amax(-1).min() == 1.0

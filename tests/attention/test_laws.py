@@ -1,6 +1,7 @@
 """The laws of the contract, held against every causal attention; a new one is tested the day it is registered."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from lmlong.attention import laws
 from lmlong.attention.base import at_least_float32, state_tensors
 from lmlong.attention.laws import Text
 from lmlong.attention.linear.chunk import CHUNK_SIZE
+from lmlong.model.state import rebuild_state
 
 LENGTHS = [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 211]
 lengths = pytest.mark.parametrize("time", LENGTHS)
@@ -135,6 +137,24 @@ def test_the_state_is_as_large_as_declared(form: recipe.Attention) -> None:
         _, state = subject.forward(x, subject.init_state(2))
         for tensor in state_tensors(state):  # and holds no more memory than that, as a view of something larger would
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+@every_form
+@pytest.mark.parametrize(("batch", "time"), [(2, 0), (0, 5), (0, 1), (0, 0)])
+def test_of_no_tokens_or_rows_nothing_is_made(form: recipe.Attention, batch: int, time: int) -> None:
+    attention = build(form)
+    subject = laws.of_attention(attention, torch.zeros(()))
+    _, state = subject.forward(x := inputs(attention, 30, torch.float32), subject.init_state(2))
+    y, after = subject.forward(
+        tuple(None if t is None else t[:batch] for t in laws.cut(x, 0, time)), state_rows(state, batch)
+    )
+    assert y.shape == (batch, HEADS, time, WIDTH)
+    if time == 0:
+        assert all(map(torch.equal, state_tensors(after), state_tensors(state_rows(state, batch))))
+
+
+def state_rows(state: Any, count: int) -> Any:
+    return rebuild_state(state, iter([x[:count] for x in state_tensors(state)]))
 
 
 @every_form

@@ -51,7 +51,7 @@ class LinearAttention(CausalAttention[LinearState]):
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, LinearState]:
         log_decay = self._log_decay(q, inputs)
-        if q.shape[2] > 1:
+        if q.shape[2] != 1:
             y, S, z = self.kernel(self.feature_map, ScanInputs(q, k, v, document_starts, log_decay), *state)
             return y, LinearState(S, z)
         with without_autocast(q):

@@ -121,6 +121,18 @@ def test_however_inputs_lie(lay) -> None:  # type: ignore[no-untyped-def]
     assert all(torch.equal(mine, found) for (_, mine), (_, found) in pairs)
 
 
+@pytest.mark.parametrize(("gates", "starts"), [(torch.float64, torch.bool), (torch.bfloat16, torch.long)])
+def test_gates_and_starts_of_other_types_are_converted(gates: torch.dtype, starts: torch.dtype) -> None:
+    text = Text(70, [30], decay=True)
+    assert text.log_decay is not None and text.starts is not None
+    q, k, v = (x.float() for x in (text.q, text.k, text.v))
+    S, z = torch.zeros(2, HEADS, KEYS, VALUES), torch.zeros(2, HEADS, KEYS)
+    other, same = text.log_decay.to(gates), text.log_decay.to(gates).float()
+    y, *_ = native_scan(feature_map("elu"), ScanInputs(q, k, v, text.starts.to(starts), other), S, z)
+    expected, *_ = native_scan(feature_map("elu"), ScanInputs(q, k, v, text.starts, same), S, z)
+    assert torch.equal(y, expected)
+
+
 def test_the_number_of_threads_changes_nothing() -> None:
     threads, text = torch.get_num_threads(), Text(300, [100], decay=True)
     found = []

@@ -6,6 +6,7 @@ B batch, H heads, T time, F features, V value dim.
 import torch
 from torch import Tensor
 
+from lmlong.attention.base import at_least_float32
 from lmlong.attention.feature_maps import Elu, Relu
 from lmlong.attention.linear import autograd, chunk
 from lmlong.attention.linear.autograd import (
@@ -28,6 +29,11 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def scan(features: QKFeatures, inputs: ScanInputs, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Run the scan by native code, or by `chunk.scan` for other devices and dtypes and without a compiler."""
+    document_starts, log_decay = inputs.document_starts, inputs.log_decay
+    inputs = inputs._replace(  # native code reads them as memory, whatever they are
+        document_starts=None if document_starts is None else document_starts.bool(),
+        log_decay=None if log_decay is None else log_decay.to(at_least_float32(S.dtype)),
+    )
     fits = S.device.type == "cpu" and S.dtype == torch.float32 and all(x.dtype in DTYPES for x in inputs[:3])
     if fits and (compiled := library()):
         return autograd.scan(NativeKernel(compiled), features, inputs, S, z)
@@ -75,7 +81,7 @@ class NativeKernel:
     ) -> None:
         batch, heads, time = inputs.q.shape[:3]
         dims = state.shape[2], state.shape[3] - 1
-        workers = min(torch.get_num_threads(), batch * heads)
+        workers = max(1, min(torch.get_num_threads(), batch * heads))  # one where there is nothing to do
         scratch = state.new_empty(workers, self._compiled.scratch_size(time, *dims))
         job = ScanJob(batch * heads, heads, time, *dims, FUSED.get(type(features), 0))
         job.scratch_size = scratch.shape[1]

@@ -1,0 +1,42 @@
+"""What is differentiated by hand has a first derivative only, and says so."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.attention.encoder.linear import BidirectionalLinearAttention
+from lmlong.attention.feature_maps import Elu
+from lmlong.attention.registry import CAUSAL
+from lmlong.model.loss import summed_nll
+
+
+def one_token(x: Tensor) -> Tensor:
+    attention = CAUSAL["linear"](2, 4, recipe.Attention(decay="none"))
+    q = x.view(1, 2, -1, 4)[:, :, :1]
+    return attention(q, q, q, attention.init_state(1, x.device, x.dtype))[0].square().sum()
+
+
+def many_tokens(x: Tensor) -> Tensor:
+    attention = CAUSAL["linear"](2, 4, recipe.Attention(decay="none"))
+    q = x.view(1, 2, -1, 4)
+    return attention(q, q, q, attention.init_state(1, x.device, x.dtype))[0].square().sum()
+
+
+def encoder(x: Tensor) -> Tensor:
+    q = x.view(1, 2, -1, 4)
+    return BidirectionalLinearAttention(Elu(4))(q, q, q).square().sum()
+
+
+def loss(x: Tensor) -> Tensor:
+    return summed_nll(x.view(-1, 4), torch.eye(4, dtype=x.dtype), torch.arange(12) % 4).square()
+
+
+@pytest.mark.parametrize("function", [one_token, many_tokens, encoder, loss])
+def test_a_second_derivative_is_refused(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(48, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(function(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
