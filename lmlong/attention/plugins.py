@@ -54,12 +54,8 @@ LOADED: dict[str, Plugin] = {}
 
 
 def load_plugin(name: str | Path) -> Plugin:
-    """Import a plug-in, a Python file or the name of an entry point, so that recipes can name what it declares.
-
-    >>> lmlong.load_plugin("two_gates.py")
-    >>> model = lmlong.load("runs/two-gates")
-
-    A file that was changed since is imported again; models that were built before keep their classes.
+    """Import a plug-in, a Python file or the name of an entry point, so that recipes and runs can name what it
+    declares. A file that was changed since is imported again; models that were built before keep their classes.
     """
     word = str(name)
     return _load_file(word) if is_file(word) or isinstance(name, Path) else _load_entry_point(word)
