@@ -32,7 +32,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, options: recipe.Model):
         super().__init__()
-        inner = -(-int(options.width * options.mlp_ratio) // 32) * 32
+        inner = max(-(-int(options.width * options.mlp_ratio) // 32), 1) * 32
         self.norm = RMSNorm(options.width)
         self.in_proj = nn.Linear(options.width, 2 * inner, bias=False)
         self.out_proj = nn.Linear(inner, options.width, bias=False)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.layers import QuantizedLinear
+from lmlong.model.layers import QuantizedLinear, SwiGLU
 from lmlong.recipe import Model
 
 KEPT = pytest.mark.parametrize("kept", [torch.bfloat16, torch.int8], ids=str)
@@ -61,3 +61,12 @@ def test_a_model_of_rounded_matrices_takes_less_memory(kept: torch.dtype, share:
     after = sum(module.weight.nbytes for module in model.modules() if isinstance(module, QuantizedLinear))
     assert after * share == before
     assert count_parameters(model) == learned
+
+
+@KEPT
+def test_the_smallest_mlp_has_the_width_of_one_multiple(kept: torch.dtype) -> None:
+    options = Model(width=16, layers=1, heads=2, mlp_ratio=0.01)
+    assert SwiGLU(options).out_proj.in_features == 32
+    model = stirred(LanguageModel(options, 50)).eval()
+    model.quantize(kept)
+    assert model(torch.tensor([[3]]))[0].isfinite().all()
