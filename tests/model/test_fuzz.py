@@ -1,0 +1,98 @@
+"""Random recipes over every option: what is accepted builds, and all ways to read a text agree; the rest is refused.
+
+The recipe of a number that fails, and what disagrees: `tools/fuzz_recipes.py --recipes 1 --seed NUMBER`.
+"""
+
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from machine import needs_compiler
+from model import agreement
+from model.agreement import QUANTIZED, Findings, fuzz
+from model.recipe_draws import Option, declared, draw_recipe, spoil, undrawn
+from model.stochastic_rounding import StochasticRounding
+
+from lmlong.errors import RecipeError
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe.objective import NOT_CAUSAL
+
+USUAL, LOADED, ALL = 60, 200, 360
+
+
+@cache
+def findings(number: int) -> Findings:
+    return fuzz(draw_recipe(number))
+
+
+@pytest.mark.parametrize("number", range(USUAL))
+def test_all_ways_to_read_agree(number: int) -> None:
+    assert findings(number).complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(USUAL, ALL))
+def test_all_ways_to_read_agree_in_more_recipes(number: int) -> None:
+    assert findings(number).complaints == []
+
+
+def test_every_option_and_every_word_of_it_is_used_by_a_model() -> None:
+    accepted = [draw_recipe(number) for number in range(USUAL) if not findings(number).refused]
+    of_linformer = {missing for missing in undrawn(accepted) if missing.startswith("attention.linformer.")}
+    of_encoders = {f"attention.kind: {kind}" for kind in NOT_CAUSAL} | {"positions: absolute"}
+    assert undrawn(accepted) - of_linformer == of_encoders
+
+
+@needs_compiler
+def test_there_are_steps_by_both_engines_with_all_weights() -> None:
+    ways = Counter(way for number in range(USUAL) for way in findings(number).ways)
+    for weights in ("float32", *QUANTIZED):
+        for engine in ("torch", "native code"):
+            assert min(ways[f"{plan} by {engine} in {weights}"] for plan in ("token by token", "in parts")) >= 10
+    assert len({findings(number).native for number in range(USUAL)}) == 2
+
+
+@needs_compiler
+def test_a_step_that_is_off_by_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = next(number for number in range(USUAL) if findings(number).native)
+    make_fast_step = agreement.make_fast_step
+
+    def off(model: LanguageModel) -> object:
+        with torch.no_grad():
+            model.norm.weight.mul_(1 + 1e-4)
+        return make_fast_step(model)
+
+    monkeypatch.setattr(agreement, "make_fast_step", off)
+    found = fuzz(draw_recipe(number)).complaints
+    assert found and all("by native code" in complaint and "logits" in complaint for complaint in found)
+
+
+@pytest.mark.parametrize("option", list(declared()), ids=lambda option: option.key)
+def test_a_value_that_an_option_may_not_have_is_refused_by_its_key(option: Option) -> None:
+    for value in option.wrong:
+        with pytest.raises(RecipeError) as caught:
+            spoil(option, value).load()
+        assert any(f": model.{option.key}: " in mistake for mistake in caught.value.mistakes), value
+
+
+def test_options_that_do_not_agree_are_refused_by_their_keys() -> None:
+    refused = set()
+    for number in range(LOADED):
+        try:
+            draw_recipe(number).load()
+        except RecipeError as error:
+            refused |= {re.sub(r"\.\d+$", "", mistake.split(": ")[1]) for mistake in error.mistakes}
+    options = ("heads", "positions", "downsample", "downsample.layers", "attention.kind", "attention.favor.features")
+    assert refused == {"text.sequence_length", *(f"model.{option}" for option in options)}
+
+
+def test_rounding_at_random_is_to_the_numbers_around_and_right_on_average() -> None:
+    x = torch.logspace(-20, 20, 10_001, dtype=torch.float64)
+    with StochasticRounding(24, seed=0):
+        y, alike, exact = x * 1.1, torch.full((9,), 0.1, dtype=torch.float64) * 1.1, torch.arange(9.0).double() * 2
+    off = (y - x * 1.1) / x
+    assert torch.equal(y.float().double(), y)
+    assert 2**-24 < off.abs().max() < 1.1 * 2**-22 and off.mean().abs() < 0.1 * off.std()
+    assert len(alike.unique()) == 1 and torch.equal(exact, torch.arange(9.0).double() * 2)
