@@ -24,9 +24,10 @@ AFTER = 6
 class Text(NamedTuple):
     tokens: Tensor  # (B, T)
     document_starts: Tensor  # (B, T) bool
+    position: Tensor  # (B,) tokens of the document before the first one, of which nothing is remembered
 
     def cut(self, begin: int, end: int) -> "Text":
-        return Text(*(x[:, begin:end] for x in self))
+        return Text(self.tokens[:, begin:end], self.document_starts[:, begin:end], self.position)
 
     def row(self, row: int) -> "Text":
         return Text(*(x[row : row + 1] for x in self))
@@ -48,12 +49,13 @@ def draw_text(draw: Random, vocabulary: int, factor: int) -> Text:
     documents = torch.tensor([[draw.choice((0, 0, 1, 3, min(time, 30) / 2))] for _ in range(rows)])
     noise = torch.Generator().manual_seed(draw.randrange(2**32))
     starts = torch.rand(rows, time, generator=noise) < documents / time
-    return Text(torch.randint(vocabulary, (rows, time), generator=noise), starts)
+    position = torch.tensor([draw.choice((0, 0, draw.randrange(10**6))) for _ in range(rows)])
+    return Text(torch.randint(vocabulary, (rows, time), generator=noise), starts, position)
 
 
 @torch.no_grad()
 def read(model: LanguageModel, text: Text, way: Way) -> Outcome:
-    return way(model, text, model.init_state(len(text.tokens)))
+    return way(model, text, model.init_state(len(text.tokens))._replace(position=text.position))
 
 
 def at_once(model: LanguageModel, text: Text, state: ModelState) -> Outcome:
@@ -93,10 +95,13 @@ def by_document(model: LanguageModel, text: Text, state: ModelState) -> Outcome:
     """Read each document alone, which gives no state after all of them."""
     rows = []
     for row in range(len(text.tokens)):
-        tokens, starts = text.row(row)
-        begins = sorted({0, *starts[0].nonzero().flatten().tolist()})
-        ends = [*begins[1:], tokens.shape[1]]
-        rows.append(torch.cat([model(tokens[:, begin:end])[0] for begin, end in zip(begins, ends, strict=True)], dim=1))
+        begins = sorted({0, *text.document_starts[row].nonzero().flatten().tolist()})
+        before = None if text.document_starts[row, 0] else state_row(state, row)
+        logits = []
+        for begin, end in pairwise([*begins, text.tokens.shape[1]]):
+            logits.append(model(text.tokens[row : row + 1, begin:end], before)[0])
+            before = None
+        rows.append(torch.cat(logits, dim=1))
     return Outcome(torch.cat(rows), None)
 
 
