@@ -28,7 +28,7 @@ from lmlong.errors import RecipeError
 from lmlong.inference import state_file
 from lmlong.inference.session import prefill
 from lmlong.model.build import build
-from lmlong.model.decode.fast_step import make_fast_step, no_fast_step
+from lmlong.model.fast_step import make_fast_step, no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.reference import reference

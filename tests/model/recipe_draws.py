@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from lmlong import recipe
 from lmlong.recipe import Recipe, file
-from lmlong.recipe.objective import NOT_CAUSAL
+from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.reference import choices, entry, sections, shape_of_field
 
 CARELESS = 0.15
@@ -77,7 +77,7 @@ def draw_model(draw: Random) -> dict[str, Any]:
         "width": heads * head_dim,
         "layers": layers,
         "heads": heads,
-        "attention": draw_attention(draw, [kind for kind in kinds() if kind not in NOT_CAUSAL]),
+        "attention": draw_attention(draw, [kind for kind in kinds() if ATTENTION_KINDS[kind].causal]),
         "positions": "none" if head_dim % 2 else draw.choice(positions),
         "downsample": draw_downsample(draw, layers) if layers > 1 and draw.random() < 0.5 else None,
         **draw_shape(draw),

@@ -17,7 +17,7 @@ from model.stochastic_rounding import StochasticRounding
 
 from lmlong.errors import RecipeError
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe.objective import NOT_CAUSAL
+from lmlong.recipe.kinds import ATTENTION_KINDS
 
 USUAL, LOADED, ALL = 60, 200, 360
 
@@ -41,7 +41,9 @@ def test_all_ways_to_read_agree_in_more_recipes(number: int) -> None:
 def test_every_option_and_every_word_of_it_is_used_by_a_model() -> None:
     accepted = [draw_recipe(number) for number in range(USUAL) if not findings(number).refused]
     of_linformer = {missing for missing in undrawn(accepted) if missing.startswith("attention.linformer.")}
-    of_encoders = {f"attention.kind: {kind}" for kind in NOT_CAUSAL} | {"positions: absolute"}
+    of_encoders = {f"attention.kind: {kind}" for kind, about in ATTENTION_KINDS.items() if not about.causal} | {
+        "positions: absolute"
+    }
     assert undrawn(accepted) - of_linformer == of_encoders
 
 
