@@ -93,7 +93,14 @@ def test_the_readme_begins_and_ends_with_the_commands_of_everyone() -> None:
     assert lines[1].startswith("lmlong generate runs/quickstart")
 
 
-@pytest.mark.parametrize("page", sorted(page for page in PAGES if commands(page)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if page == "README.md" else pytest.mark.slow)
+        for page in sorted(PAGES)
+        if commands(page)
+    ],
+)
 def test_every_command_of_a_page_works(run_once: Callable[[str], subprocess.CompletedProcess[str]], page: str) -> None:
     for command in commands(page):
         result = run_once(command)

@@ -113,12 +113,8 @@ lmlong.LinearAttention(2, 16, "elu")  # type: ignore[arg-type]
 
 
 def test_a_users_files_have_types(tmp_path: Path) -> None:
-    files = {"right.py": RIGHT, "sections.py": SECTIONS, "wrong.py": WRONG}
+    files = {"right.py": RIGHT, "sections.py": SECTIONS, "model.py": MODEL, "wrong.py": WRONG}
     assert complaints(tmp_path, files) == ""
-
-
-def test_a_users_model_sections_have_types(tmp_path: Path) -> None:
-    assert complaints(tmp_path, {"model.py": MODEL}) == ""
 
 
 def complaints(folder: Path, files: dict[str, str]) -> str:

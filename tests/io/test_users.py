@@ -67,6 +67,7 @@ def test_a_colleague_reads_what_one_has_trained(place: Path) -> None:
     assert "others can write there" not in lmlong(place, ONE, "generate", run, "--max-tokens", 3).stderr
 
 
+@pytest.mark.slow
 def test_a_colleague_cannot_train_into_it_and_is_told_so(place: Path) -> None:
     run = place / "runs" / "shared"
     assert lmlong(place, ONE, "train", place / "recipe.yaml", "--out", run).returncode == 0
@@ -85,6 +86,7 @@ def test_text_that_is_new_needs_a_cache_that_can_be_written_to(place: Path) -> N
     assert done.returncode == 2 and "Set LMLONG_CACHE to a folder of your own" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_with_a_umask_for_a_group_both_write(place: Path) -> None:
     assert lmlong(place, ONE, "train", place / "recipe.yaml", "--out", place / "runs" / "a", umask=0).returncode == 0
     (place / "book.txt").write_text("other words " * 900)

@@ -43,6 +43,7 @@ def test_the_flop_counter_counts_the_products_of_weights() -> None:
     assert counter.get_flop_counts()["LanguageModel.blocks.0.mlp"]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.filterwarnings("ignore")
 def test_torch_compile_changes_nothing() -> None:

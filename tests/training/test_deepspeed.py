@@ -131,7 +131,11 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["favor", "taylor", "window", "softmax"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(OPTIONS[0], marks=pytest.mark.slow), *OPTIONS[1:]],
+    ids=["favor", "taylor", "window", "softmax"],
+)
 def test_weights_that_come_and_go_are_there_when_needed(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
     train(recipe_of(*ALONE, *options), tmp_path / "alone")
     train(recipe_of(*ALONE, *options, *sharded(3, tmp_path)), tmp_path / "sharded")

@@ -20,7 +20,9 @@ def train(recipe: Path, run: Path, *options: str) -> tuple[int, str]:
     return child.returncode, errors
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_the_run_goes_on_to_the_same_bit(
     tiny: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

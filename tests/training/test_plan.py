@@ -21,6 +21,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "SHORT", 2048)
 
 
+@pytest.mark.slow
 def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short: None) -> None:
     recipe = recipe_of(*LONG, "training.accumulate=3")
     growth = plan.MemoryModel(recipe, 4, segmented=False)
