@@ -37,9 +37,13 @@ SAMPLES, MORE_SAMPLES = 2, 4
 """Passes with rounding at random, of which the largest error counts, and how many more where that is exceeded: it is
 small by chance where one number decides, and sums over a long text are rounded more often in other ways to read."""
 
-FACTOR, FLOOR = 4.0, 1.0
-"""How many times that error is allowed, beside so many last bits of the tensor itself. Products of matrices round every
-sum on the way, those passes the last alone; in most recipes errors are about as large as theirs."""
+FACTOR = 4.0
+"""How many times that error is allowed: products of matrices round every sum on the way, those passes the last alone.
+In most recipes errors are about as large as theirs."""
+
+TILE = 16
+"""Tokens after which native code adds to the sums of a state. Each addition may be off by half a last bit in the same
+direction, and a last bit of a tensor is allowed beside."""
 
 HOPELESS = 30.0
 """Times what is allowed that no more samples would explain."""
@@ -96,7 +100,8 @@ class Exact:
 
     def _times(self, off: dict[str, Tensor], rounding: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return errors (B,) as multiples of what is allowed."""
-        allowed = {name: FACTOR * rounding[name] + FLOOR * self.norms[name] for name in off}
+        floor = 1 + self.text.tokens.shape[1] / TILE / 2
+        allowed = {name: FACTOR * rounding[name] + floor * self.norms[name] for name in off}
         return {name: torch.where(x > 0, x / allowed[name], 0).nan_to_num(torch.inf) for name, x in off.items()}
 
     def _rounding(self, dtype: torch.dtype, way: Way, seeds: range) -> dict[str, Tensor]:
@@ -175,7 +180,7 @@ def draw_model(number: int, draw: Random, recipe: Recipe) -> LanguageModel:
         torch.manual_seed(number)  # of random features
         model = build(recipe, draw.randint(2, 67))
     assert isinstance(model, LanguageModel)
-    return stirred(model, draw.choice((0.05, 0.2, 0.5, 1.0)), number).eval()
+    return stirred(model, draw.choice((0.01, 0.05, 0.2, 0.5, 1.0)), number).eval()
 
 
 def errors(x: Tensor, truth: Tensor) -> Tensor:

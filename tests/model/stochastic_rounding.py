@@ -1,8 +1,7 @@
 """What a number format does to a computation: every operation is exact, and its result is rounded at random.
 
 Each number goes to one of the two around it in the format, more often to the nearer one, so that repeated runs scatter
-around the exact result as the format does with other orders of summation. A number of the format stays, and equal
-numbers go the same way, as in the format: the errors of a constant decay add up.
+around the exact result as the format does with other orders of summation. A number of the format stays.
 """
 
 from functools import cache
@@ -17,13 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class StochasticRounding(TorchDispatchMode):
     """Within it, operations on tensors of `dtype` are done in float64, and rounded to `bits` of the mantissa.
 
-    What a float32 computation does in float64 on purpose is left alone.
+    What a float32 computation does in float64 on purpose is left alone. With an even seed equal numbers go the same
+    way, as they do in the format: the errors of a constant decay add up. With an odd one each goes its own way.
     """
 
     def __init__(self, dtype: torch.dtype, bits: int, seed: int):
         super().__init__()
         self._dtype, self._dropped = dtype, 53 - bits
         self._hash = Random(seed).getrandbits(62) | 1
+        self._draw = torch.Generator().manual_seed(seed) if seed % 2 else None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -55,7 +56,10 @@ class StochasticRounding(TorchDispatchMode):
         if not isinstance(x, Tensor) or x.dtype != torch.float64:
             return x
         mantissa, step = x.contiguous().view(torch.int64), 1 << self._dropped
-        noise = (mantissa * self._hash >> 64 - self._dropped).bitwise_and_(step - 1)
+        if self._draw is None:
+            noise = (mantissa * self._hash >> 64 - self._dropped).bitwise_and_(step - 1)
+        else:
+            noise = torch.randint(step, mantissa.shape, generator=self._draw)
         return noise.add_(mantissa).bitwise_and_(-step).view(torch.float64).to(self._dtype)
 
 
