@@ -43,10 +43,12 @@ Way = Callable[[LanguageModel, Text, ModelState], Outcome]
 
 
 def draw_text(draw: Random, vocabulary: int, factor: int) -> Text:
-    """Return rows of random tokens, of which some start documents: in some rows none, in others nearly all."""
+    """Return rows of random tokens, of which some start documents: in some rows none, in others every second one, or one
+    in two blocks of `factor` tokens."""
     longest = draw.choice((36,) * 14 + (160,) * 3 + (600,))
-    rows, time = draw.randint(1, 4), max(draw.randint(AFTER + 1, longest), factor + draw.randint(1, 20))
-    documents = torch.tensor([[draw.choice((0, 0, 1, 3, min(time, 30) / 2))] for _ in range(rows)])
+    blocks = factor * draw.randint(1, 3) + draw.randint(1, 20)
+    rows, time = draw.randint(1, 4), max(draw.randint(AFTER + 1, longest), blocks)
+    documents = torch.tensor([[draw.choice((0, 0, 1, 3, min(time, 30 * factor) / 2 / factor))] for _ in range(rows)])
     noise = torch.Generator().manual_seed(draw.randrange(2**32))
     starts = torch.rand(rows, time, generator=noise) < documents / time
     position = torch.tensor([draw.choice((0, 0, draw.randrange(10**6))) for _ in range(rows)])
