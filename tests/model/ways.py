@@ -43,8 +43,8 @@ Way = Callable[[LanguageModel, Text, ModelState], Outcome]
 
 
 def draw_text(draw: Random, vocabulary: int, factor: int) -> Text:
-    """Return rows of random tokens, of which some start documents: in some rows none, in others every second one, or one
-    in two blocks of `factor` tokens."""
+    """Return rows of random tokens, of which some start documents: in some rows none, in others every second one, or
+    one in two blocks of `factor` tokens."""
     longest = draw.choice((36,) * 14 + (160,) * 3 + (600,))
     blocks = factor * draw.randint(1, 3) + draw.randint(1, 20)
     rows, time = draw.randint(1, 4), max(draw.randint(AFTER + 1, longest), blocks)
