@@ -40,7 +40,7 @@ def with_checksum(content: dict[str, Any]) -> str:
 
 
 def read_checksummed(text: bytes) -> dict[str, Any]:
-    """Return the values that `signed` wrote; a ValueError if a single bit of the text has changed."""
+    """Return the values that `with_checksum` wrote; a ValueError if a single bit of the text has changed."""
     try:
         content = dict(parse_json(text))
         del content["sha256"]
