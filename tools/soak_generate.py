@@ -19,7 +19,7 @@ from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session, prefill
-from lmlong.model.fast_step import make_fast_step, no_fast_step
+from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 
 BLOCK, EARLY, ROUNDS = 1_000, 10_000, 15
@@ -58,7 +58,7 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = Endless()
     model = LanguageModel(recipe.Model(width=options.width, layers=options.layers, heads=2), tokenizer.vocabulary)
-    if no_fast_step(model.eval()) is None:
+    if why_no_fast_step(model.eval()) is None:
         model.fast_step = make_fast_step(model)
     early = late = write(model, prefill(model, [[tokenizer.bos]]), EARLY)
     before = resident()

@@ -10,7 +10,7 @@ from lmlong import recipe
 from lmlong.bench.speed import Candidate
 from lmlong.bench.speed_grid import attentions
 from lmlong.inference.session import Session, append_token, next_logits, prefill
-from lmlong.model.fast_step import make_fast_step, no_fast_step
+from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
 from lmlong.training.optimizer import make_optimizer
@@ -85,6 +85,6 @@ class GenerationCandidates:
         model = copy.deepcopy(build_model(name, self.options, self.device)).eval()
         if precision != "32":
             model.quantize({"bf16": torch.bfloat16, "int8": torch.int8}[precision])
-        if self.compiled and no_fast_step(model) is None:
+        if self.compiled and why_no_fast_step(model) is None:
             model.fast_step = make_fast_step(model)
         return model

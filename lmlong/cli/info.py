@@ -82,12 +82,12 @@ def _run(run: str) -> dict[str, Any]:
 
 def _decoding(model: "TextModel") -> dict[str, str]:
     """Return what decodes the model's texts; nothing for an encoder."""
-    from lmlong.model.fast_step import no_fast_step
+    from lmlong.model.fast_step import why_no_fast_step
     from lmlong.model.language_model import LanguageModel
 
     if not isinstance(model, LanguageModel):
         return {}
-    why = no_fast_step(model)
+    why = why_no_fast_step(model)
     return {"decoded by": "native code" if why is None else f"torch ({why.rstrip('.')})"}
 
 

@@ -4,6 +4,10 @@ from hashlib import blake2b
 
 ROUNDS = 4
 
+FEW = 16
+"""Up to so many elements a Feistel network is far from uniform, since its halves have two bits at most: among 5, some
+come first a third too often."""
+
 
 def draw(*key: int) -> int:
     """Return a random number below 2**64 that depends on `key` alone."""
@@ -13,8 +17,11 @@ def draw(*key: int) -> int:
 def shuffled(index: int, size: int, key: tuple[int, ...]) -> int:
     """Return the element at `index` of a random order of range(size), computed without the others.
 
-    A Feistel network permutes the numbers of an even count of bits; a result beyond `size` goes through it again.
+    A Feistel network permutes the numbers of an even count of bits; a result beyond `size` goes through it again. Few
+    elements are sorted by a random number of each.
     """
+    if size <= FEW:
+        return sorted(range(size), key=lambda element: draw(*key, element))[index]
     half = ((size - 1).bit_length() + 1) // 2
     mask = (1 << half) - 1
     while True:

@@ -52,11 +52,15 @@ class Sums:
 
 
 def error_of_ratio(above: np.ndarray, below: np.ndarray) -> float:
-    """Return the standard error of sum(above) / sum(below) over independent pairs; nan for fewer than two."""
+    """Return the standard error of sum(above) / sum(below) over independent pairs, by the jackknife: how far the ratio
+    moves when one pair is left out. nan for fewer than two.
+
+    The usual formula, which is linear in the pairs, says too little where one of few documents is most of the text.
+    """
     counted = below > 0
     above, below = above[counted], below[counted]
     count = len(below)
     if count < 2:
         return math.nan
-    off = above - above.sum() / below.sum() * below
-    return math.sqrt(count / (count - 1) * float((off**2).sum())) / float(below.sum())
+    without = (above.sum() - above) / (below.sum() - below)
+    return math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))

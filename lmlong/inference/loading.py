@@ -24,7 +24,7 @@ from lmlong.inference.session import Session
 from lmlong.model.base import TextModel
 from lmlong.model.build import build
 from lmlong.model.device import pick_device
-from lmlong.model.fast_step import make_fast_step, no_fast_step
+from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 
@@ -144,21 +144,21 @@ class TrainedLanguageModel(TrainedModel):
     def use_fast_step(self) -> None:
         """Decode several times as fast: on a CPU by native code, which is compiled once on a machine, on a GPU by a
         CUDA graph, which takes torch.compile some seconds to make."""
-        if why := no_fast_step(self.model):
+        if why := why_no_fast_step(self.model):
             raise UsageError(f"--fast-decode: {why}")
         self.model.fast_step = make_fast_step(self.model)
 
     @property
     def fast_step_at_once(self) -> bool:
         """Return whether a fast decode step is made without a wait, except for the first on a machine."""
-        return self.device.type == "cpu" and no_fast_step(self.model) is None
+        return self.device.type == "cpu" and why_no_fast_step(self.model) is None
 
     @property
     def decoder(self) -> str:
         """Return what decodes, for people: native code, a CUDA graph, or torch, with the reason where it must be."""
         if self.model.fast_step is not None:
             return "native code" if self.device.type == "cpu" else "a CUDA graph"
-        why = no_fast_step(self.model)
+        why = why_no_fast_step(self.model)
         return "torch" if why is None else f"torch ({why.rstrip('.')})"
 
     def save_state(self, state: Session, path: str | Path) -> None:

@@ -36,7 +36,7 @@ class StepMismatch(LmlongError):
 def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
     """Return the fastest decode step for a model whose weights are final. Native code is tried first against torch, but
     for a caller who measures the difference himself."""
-    assert no_fast_step(model) is None
+    assert why_no_fast_step(model) is None
     functions = native_step.library() if _on_cpu(model) else None
     if functions is None:
         return cuda_graph(model.decode_step)
@@ -46,7 +46,7 @@ def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
     return make(packed_for_decoding(model))
 
 
-def no_fast_step(model: LanguageModel) -> str | None:
+def why_no_fast_step(model: LanguageModel) -> str | None:
     """Return why there is no fast decode step for a model, or None where there is one."""
     if not model.constant_state:
         return "the state of softmax attention grows, so its step is never the same twice."

@@ -10,6 +10,7 @@ from lmlong.attention.feature_maps import ELU_FLOOR, Cosine, Relu, Softmax
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.autograd import MIN_DENOMINATOR
 from lmlong.attention.linear.naive import LinearState
+from lmlong.attention.window import WindowState
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase, HourglassState
 from lmlong.model.language_model import ModelState
@@ -65,14 +66,17 @@ def _as_packed(state: ModelState) -> ModelState:
 
 def _block_as_packed(block: BlockState) -> BlockState:
     attention, tail = block.attention, None if block.tail is None else _floats(block.tail)
-    if isinstance(attention, LinearState) and attention.S.dtype == torch.float64:
-        return BlockState(LinearState(attention.S.contiguous(), attention.z.double().contiguous()), tail)
-    parts = (x.contiguous() if x.dtype == torch.bool else _floats(x) for x in attention)
-    return BlockState(type(attention)(*parts), tail)
+    if isinstance(attention, LinearState):
+        S, z = attention
+        if S.dtype == torch.float64:
+            return BlockState(LinearState(S.contiguous(), z.double().contiguous()), tail)
+        return BlockState(LinearState(_floats(S), _floats(z)), tail)
+    k, v, current = attention
+    return BlockState(WindowState(_floats(k), _floats(v), current.contiguous()), tail)
 
 
 def _floats(x: Tensor) -> Tensor:
-    return x.float().contiguous()
+    return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
 
 
 def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
@@ -85,8 +89,14 @@ def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
     return BlockState(type(before.attention)(*map(new, before.attention)), tail)
 
 
+def _layer_tensors(block: BlockState) -> LayerTensors:
+    attention, tail = block
+    if isinstance(attention, LinearState):
+        return LayerTensors(attention.S, attention.z, None, None, None, tail)
+    return LayerTensors(None, None, attention.k, attention.v, attention.current, tail)
+
+
 def _tensors(state: ModelState) -> States:
-    layers = []
-    for (first, second, *current), tail in state.blocks:
-        layers.append(LayerTensors(first, second, current[0] if current else None, tail))
-    return States(layers, None if state.hourglass is None else HourglassTensors(*state.hourglass))
+    return States(
+        [*map(_layer_tensors, state.blocks)], None if state.hourglass is None else HourglassTensors(*state.hourglass)
+    )

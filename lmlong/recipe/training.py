@@ -53,7 +53,8 @@ class Training(Options):
     final_learning_rate: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end as a share of the peak (cosine and warmup-stable-decay)."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """Decay of the weight matrices; norms, gains and biases never decay."""
+    """Decay of the matrices of linear layers and the embedding. Norms, gains, biases, convolutions, gates and learned
+    projections inside an attention never decay."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay rate of AdamW's first moment, a mean of the gradient."""
     beta2: float = Field(default=0.99, ge=0, lt=1)

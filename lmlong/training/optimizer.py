@@ -10,7 +10,7 @@ from lmlong import recipe
 
 
 def by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the weights that decay, which are the matrices, and the others: vectors and the convolution's few taps."""
+    """Return the weights that decay, which are the matrices of linear layers and the embedding, and the others."""
     matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)}
     decayed = [weight for weight in model.parameters() if id(weight) in matrices]
     return decayed, [weight for weight in model.parameters() if id(weight) not in matrices]

@@ -18,6 +18,16 @@ def test_an_error_of_a_ratio_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.92 < inside / draws < 0.96
 
 
+def test_the_error_counts_a_document_that_is_most_of_the_text() -> None:
+    """The formula that is linear in the documents says less than half of it here."""
+    nats, tokens = np.array([300.0, 22.0, 19.0, 24.0, 18.0]), np.array([100.0, 5.0, 5.0, 5.0, 5.0])
+    ratios = [np.delete(nats, one).sum() / np.delete(tokens, one).sum() for one in range(5)]
+    jackknife = math.sqrt(4 / 5 * sum((ratio - np.mean(ratios)) ** 2 for ratio in ratios))
+    linear = math.sqrt(5 / 4 * ((nats - nats.sum() / tokens.sum() * tokens) ** 2).sum()) / tokens.sum()
+    assert error_of_ratio(nats, tokens) == pytest.approx(jackknife)
+    assert linear < jackknife / 2
+
+
 def test_the_error_in_closed_form_where_documents_are_of_one_size() -> None:
     nats, tokens = np.array([10.0, 14.0, 12.0, 0.0]), np.array([4.0, 4.0, 4.0, 0.0])
     assert error_of_ratio(nats, tokens) == pytest.approx(np.std(nats[:3] / 4, ddof=1) / math.sqrt(3))

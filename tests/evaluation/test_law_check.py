@@ -21,7 +21,7 @@ from lmlong.evaluation.law_check import LawReport, check
 from lmlong.evaluation.state_health import denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampled_text import sampled_text
-from lmlong.model.fast_step import no_fast_step
+from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 
 ELU = recipe.Attention(feature_map="elu", decay="none")
@@ -53,7 +53,7 @@ def test_a_model_that_was_compiled_is_checked_like_any_other() -> None:
 def laws_of(form: recipe.Attention) -> int:
     """One more where the step can be compiled."""
     model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=form), 50)
-    return 10 + (no_fast_step(model) is None)
+    return 10 + (why_no_fast_step(model) is None)
 
 
 def broken(report: LawReport) -> set[str]:

@@ -28,7 +28,7 @@ from lmlong.errors import RecipeError
 from lmlong.inference import state_file
 from lmlong.inference.session import prefill
 from lmlong.model.build import build
-from lmlong.model.fast_step import make_fast_step, no_fast_step
+from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.reference import reference
@@ -143,7 +143,7 @@ def compare_ways(findings: Findings, recipe: Recipe, number: int) -> None:
     model = draw_model(number, draw, recipe)
     text = draw_text(draw, model.embedding.num_embeddings, recipe.model.factor)
     plans = {"token by token": token_by_token(model, text), "in parts": draw_parts(draw, model, text)}
-    findings.native = no_fast_step(model) is None
+    findings.native = why_no_fast_step(model) is None
     if draw.random() < 0.3:
         model.set_state_dtype(torch.float64)
 

@@ -16,7 +16,7 @@ from lmlong.attention.feature_maps import Elu
 from lmlong.attention.inputs import Gate, GateProjection
 from lmlong.attention.registry import CAUSAL
 from lmlong.model import block, native_step
-from lmlong.model.fast_step import StepMismatch, make_fast_step, no_fast_step
+from lmlong.model.fast_step import StepMismatch, make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import apply_rope
 from lmlong.native import build as native_build
@@ -84,17 +84,17 @@ def in_float64(model: LanguageModel) -> None:
 )
 def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: str) -> None:
     model = shaped(TRIED)
-    assert no_fast_step(model) is None
+    assert why_no_fast_step(model) is None
     change(model)
     with pytest.raises(AssertionError):
         make_fast_step(model)
     with pytest.raises(AssertionError, match=reason):
-        assert no_fast_step(model) is None, no_fast_step(model)
+        assert why_no_fast_step(model) is None, why_no_fast_step(model)
 
 
 def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CAUSAL, "window", lambda heads, head_dim, options: TwoGates(heads, head_dim))
-    assert "TwoGates declares no native form" in str(no_fast_step(shaped(TRIED)))
+    assert "TwoGates declares no native form" in str(why_no_fast_step(shaped(TRIED)))
 
 
 PLANTED = {
@@ -160,4 +160,4 @@ def test_structures_of_another_layout_do_not_compile(
     plant(monkeypatch, tmp_path, "job.h", before, after)
     with pytest.warns(UserWarning, match="in Python"):
         assert native_step.library() is None
-    assert "could not be compiled" in str(no_fast_step(shaped(TRIED)))
+    assert "could not be compiled" in str(why_no_fast_step(shaped(TRIED)))

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.model import native_step as step
-from lmlong.model.fast_step import make_fast_step, no_fast_step
+from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as library
@@ -60,7 +60,7 @@ def shaped(shape: dict[str, Any], kept: torch.dtype = torch.float32) -> Language
 
 
 def compiled(model: LanguageModel) -> LanguageModel:
-    why = no_fast_step(model)
+    why = why_no_fast_step(model)
     if why and "declares no native form" in why:
         pytest.skip(why)
     assert why is None, why
@@ -90,7 +90,7 @@ def test_these_have_native_code() -> None:
     """So that none of them is skipped below."""
     maps = ("elu", "relu", "cosine", "softmax", "taylor", "favor")
     known = [Attention(feature_map=feature_map) for feature_map in maps] + [Attention(kind="window")]  # type: ignore[arg-type]
-    assert [no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
+    assert [why_no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
 
 
 @every_constant_form
@@ -263,7 +263,7 @@ def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_an_attention_without_native_code_is_an_obstacle() -> None:
-    assert "grows" in str(no_fast_step(shaped({"attention": Attention(kind="softmax")})))
+    assert "grows" in str(why_no_fast_step(shaped({"attention": Attention(kind="softmax")})))
     model = shaped({})
     model.blocks[0].mixer.attention.feature_map = torch.nn.Identity()
-    assert "feature_map: Identity declares no native form" in str(no_fast_step(model))
+    assert "feature_map: Identity declares no native form" in str(why_no_fast_step(model))

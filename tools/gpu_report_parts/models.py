@@ -13,7 +13,7 @@ from lmlong.attention import laws
 from lmlong.bench.model_speed import GENERATED, GenerationCandidates, training_candidate
 from lmlong.bench.speed import Candidate, Result
 from lmlong.inference.session import append_token, next_logits, prefill
-from lmlong.model.fast_step import no_fast_step
+from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 
@@ -98,7 +98,7 @@ def generation(job: Job, name: str, fast: bool) -> Candidate:
     """Return the generation of some tokens; a fast step whose logits are not those by torch is refused."""
     made = GenerationCandidates(load(job), job.device, fast)
     model = made.model(name, "bf16")
-    if fast and (why := no_fast_step(model)):
+    if fast and (why := why_no_fast_step(model)):
         raise LeftOutError(why)
     if fast and not (off := logits_error(model, job.sizes.prompt)) <= AGREES:
         raise WrongError(f"the logits are {off:.1e} from those by torch's operations")

@@ -68,15 +68,15 @@ void favor_features(const Attention& attention, Int head, bool is_key, float* x,
     const float factor = rms_norm_scale(x, head_dim) * constants[0];
     float square = 0;
     for (Int i = 0; i < head_dim; i++) x[i] *= factor, square += x[i] * x[i];
-    project(attention.query_projection, attention.projected, head, x, head_dim, y);
-    for (Int i = attention.projected; i < attention.features; i++) y[i] = -y[i - attention.projected];
+    project(attention.query_projection, attention.inner, head, x, head_dim, y);
+    for (Int i = attention.inner; i < attention.features; i++) y[i] = -y[i - attention.inner];
     exp_(y, attention.features, is_key ? square / 2 - constants[1] + constants[2] : max_of(y, attention.features));
 }
 
-// The features y (padded) of a query or key x (padded with zeros), which is overwritten; `projected` is room for a
+// The features y (padded) of a query or key x (padded with zeros), which is overwritten; `inner` is room for its
 // projection
 void apply_feature_map(
-    const Attention& attention, Int head, bool is_key, float* x, Int head_dim, float* y, float* projected) {
+    const Attention& attention, Int head, bool is_key, float* x, Int head_dim, float* y, float* inner) {
     switch (attention.feature_map) {
         case ELU:
         case RELU:
@@ -99,12 +99,12 @@ void apply_feature_map(
         case TAYLOR:
             project(
                 is_key ? attention.key_projection : attention.query_projection,
-                attention.projected,
+                attention.inner,
                 head,
                 x,
                 head_dim,
-                projected);
-            taylor_features(projected, attention.projected, y);
+                inner);
+            taylor_features(inner, attention.inner, y);
             break;
         case FAVOR:
             favor_features(attention, head, is_key, x, head_dim, y);

@@ -15,8 +15,8 @@ struct Matrix {  // (outputs, inputs)
 
 struct Attention {
     Int kind, uses_rope, window;
-    Int feature_map, features, projected;            // projected: rows of the projection of a feature map
-    const float *query_projection, *key_projection;  // (heads, projected, head dim)
+    Int feature_map, features, inner;                // inner: rows of the projection of a feature map
+    const float *query_projection, *key_projection;  // (heads, inner, head dim)
     const float* favor_constants;                    // (heads, 3)
     const float* log_decay;                          // (heads), of a fixed decay
     const float *gate_weight, *gate_bias;            // (heads, width) and (heads), of a learned decay
@@ -45,7 +45,8 @@ struct Model {
 };
 
 struct LayerState {
-    void *first, *second;  // S and z of linear attention; keys and values of window attention
+    void *S, *z;           // of linear attention
+    float *keys, *values;  // of window attention
     bool* current;         // which of these keys are of the current document
     float* tail;           // the last inputs of the convolution
     Int float64;           // whether S and z are float64

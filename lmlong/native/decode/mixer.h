@@ -19,13 +19,13 @@ struct Head {
     const LayerState &before, &after;
     const Attention& attention = layer.attention;
     const Int width = model.width, head_dim = model.width / model.heads;
-    float *q, *k, *v, *fq, *fk, *y, *projected, *weights, *numerators;
+    float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
 
     Head(const Model& model, const Layer& layer, const LayerState& before, const LayerState& after, Scratch scratch)
         : model(model), layer(layer), before(before), after(after) {
         for (float** x : {&q, &k, &v, &y}) *x = scratch.take(head_dim);
         numerators = scratch.take(2 * head_dim);  // may be float64
-        for (float** x : {&fq, &fk, &projected}) *x = scratch.take(attention.features);
+        for (float** x : {&fq, &fk, &inner}) *x = scratch.take(attention.features);
         weights = scratch.take(attention.window);
     }
 
@@ -86,12 +86,12 @@ struct Head {
     template <typename Float>
     void linear_attention(const Token& token, Int line, Int head, const float* normed) {
         const Int F = attention.features, V = head_dim;
-        apply_feature_map(attention, head, false, q, head_dim, fq, projected);
-        apply_feature_map(attention, head, true, k, head_dim, fk, projected);
-        const Float* S = static_cast<const Float*>(before.first) + line * F * V;
-        const Float* z = static_cast<const Float*>(before.second) + line * F;
-        Float* S_after = static_cast<Float*>(after.first) + line * F * V;
-        Float* z_after = static_cast<Float*>(after.second) + line * F;
+        apply_feature_map(attention, head, false, q, head_dim, fq, inner);
+        apply_feature_map(attention, head, true, k, head_dim, fk, inner);
+        const Float* S = static_cast<const Float*>(before.S) + line * F * V;
+        const Float* z = static_cast<const Float*>(before.z) + line * F;
+        Float* S_after = static_cast<Float*>(after.S) + line * F * V;
+        Float* z_after = static_cast<Float*>(after.z) + line * F;
         if (token.starts_document) {
             std::fill_n(S_after, F * V, Float(0)), std::fill_n(z_after, F, Float(0));
             S = S_after, z = z_after;
@@ -129,12 +129,12 @@ struct Head {
         const float scale = 1 / std::sqrt(float(head_dim));
         const bool* current = before.current + token.row * past;
         auto visible = [&](Int t) { return t == past || (current[t] && !token.starts_document); };
-        auto at = [&](const void* cached, const float* now, Int t) {
-            return t == past ? now : static_cast<const float*>(cached) + (line * past + t) * head_dim;
+        auto at = [&](const float* cached, const float* now, Int t) {
+            return t == past ? now : cached + (line * past + t) * head_dim;
         };
         for (Int t = 0; t <= past; t++) {
             float product = 0;
-            if (visible(t)) matvec<Float32, 1>(at(before.first, k, t), head_dim, q, &product);
+            if (visible(t)) matvec<Float32, 1>(at(before.keys, k, t), head_dim, q, &product);
             weights[t] = visible(t) ? product * scale : -INFINITY;
         }
         exp_(weights, past + 1, max_of(weights, past + 1));
@@ -142,18 +142,18 @@ struct Head {
         std::fill_n(y, head_dim, 0.0f);
         for (Int t = 0; t <= past; t++)
             if (visible(t))
-                for (Int i = 0; i < head_dim; i++) y[i] += weights[t] * inverse * at(before.second, v, t)[i];
+                for (Int i = 0; i < head_dim; i++) y[i] += weights[t] * inverse * at(before.values, v, t)[i];
         if (!past) return;
-        shift_window(before.first, after.first, line * past, past, k);
-        shift_window(before.second, after.second, line * past, past, v);
+        shift_window(before.keys, after.keys, line * past, past, k);
+        shift_window(before.values, after.values, line * past, past, v);
         if (head) return;
         for (Int t = 0; t < past; t++) after.current[token.row * past + t] = visible(t + 1);
     }
 
     // The cached keys or values without the oldest, and with the new one
-    void shift_window(const void* from, void* into, Int first, Int past, const float* x) {
-        const float* cached = static_cast<const float*>(from) + first * head_dim;
-        float* shifted = static_cast<float*>(into) + first * head_dim;
+    void shift_window(const float* from, float* into, Int first, Int past, const float* x) {
+        const float* cached = from + first * head_dim;
+        float* shifted = into + first * head_dim;
         std::copy_n(cached + head_dim, (past - 1) * head_dim, shifted);
         std::copy_n(x, head_dim, shifted + (past - 1) * head_dim);
     }

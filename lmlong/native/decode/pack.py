@@ -158,7 +158,7 @@ class PackedModel:
         if kind == "taylor":
             weights = ("query_projection", "key_projection")
             spec = self._open(module, kind, ("features", "inner"), weights)
-            packed.projected = spec.options["inner"]
+            packed.inner = spec.options["inner"]
             packed.query_projection, packed.key_projection = (
                 self._floats(module, spec.weights[name], transposed=True) for name in weights
             )
@@ -167,7 +167,7 @@ class PackedModel:
             packed.query_projection = self._floats(module, spec.weights["projection"])
             packed.favor_constants = self._floats(module, spec.weights["constants"])
             assert spec.weights["projection"] is not None
-            packed.projected = spec.weights["projection"].shape[1]
+            packed.inner = spec.weights["projection"].shape[1]
         else:
             spec = self._open(module, kind, ("features",))
         packed.features = spec.options["features"]

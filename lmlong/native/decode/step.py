@@ -2,7 +2,7 @@
 
 import ctypes
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +23,10 @@ CODE = Path(__file__).parent
 class LayerTensors(NamedTuple):
     """The state of a layer, its parts contiguous: `LayerState` in job.h."""
 
-    first: Tensor
-    second: Tensor
+    S: Tensor | None
+    z: Tensor | None
+    k: Tensor | None
+    v: Tensor | None
     current: Tensor | None
     tail: Tensor | None
 
@@ -80,7 +82,8 @@ def decode(
     return logits
 
 
-def _addresses(state: LayerTensors) -> Iterator[int]:
-    """Iterate over the fields of a `LayerState`."""
-    yield from (0 if x is None else x.data_ptr() for x in state)
-    yield state.first.dtype == torch.float64
+def _addresses(state: LayerTensors) -> list[int]:
+    """Return the fields of a `LayerState`."""
+    addresses = [0 if x is None else x.data_ptr() for x in state]
+    addresses.append(state.S is not None and state.S.dtype is torch.float64)
+    return addresses

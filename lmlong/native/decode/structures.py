@@ -37,7 +37,7 @@ class Matrix(ctypes.Structure):
 
 class Attention(ctypes.Structure):
     _fields_ = (
-        *_ints("kind", "uses_rope", "window", "feature_map", "features", "projected"),
+        *_ints("kind", "uses_rope", "window", "feature_map", "features", "inner"),
         *_pointers("query_projection", "key_projection", "favor_constants", "log_decay", "gate_weight", "gate_bias"),
     )
 
@@ -70,7 +70,7 @@ class Model(ctypes.Structure):
 
 
 class LayerState(ctypes.Structure):
-    _fields_ = (*_pointers("first", "second", "current", "tail"), *_ints("float64"))
+    _fields_ = (*_pointers("S", "z", "keys", "values", "current", "tail"), *_ints("float64"))
 
 
 class DecodeJob(ctypes.Structure):

@@ -24,8 +24,9 @@ struct ScanJob {
     // states (lines, F, V + 1), z last: `state_after` is an output of the forward pass, `dstate_before` of the backward
     float *state_before, *state_after;
     float *dstate_before, *dstate_after;
-    float* scratch;                  // of all workers
-    Int scratch_size, worker, line;  // of one worker; workers that have come, and lines that are begun
+    float* scratch;    // of all workers
+    Int scratch_size;  // of one worker
+    Int workers_begun, lines_begun;
 };
 
 struct Line {  // one head of one row

@@ -37,7 +37,7 @@ class ScanJob(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("state_before", "state_after", "dstate_before", "dstate_after", "scratch")
         ),
-        *((name, ctypes.c_int64) for name in ("scratch_size", "worker", "line")),
+        *((name, ctypes.c_int64) for name in ("scratch_size", "workers_begun", "lines_begun")),
     )
 
 
