@@ -185,7 +185,7 @@ def _definition(exact: _Texts, of: _Texts) -> Found:
     formula = _with_gradients(lambda x: laws.reference(of.attention, x), of.cast(text), upstream)
     measured = _with_gradients(in_two_parts, of.cast(text), upstream)
     names = ["", "dq, ", "dk, ", "dv, ", *(f"d_{name}, " for name in of.attention.inputs)]
-    floor = 16 * torch.finfo(of.dtype).eps
+    floor = (1 if of.dtype == torch.bfloat16 else 16) * torch.finfo(of.dtype).eps
     for name, mine, other, right in zip(names, measured, formula, truth, strict=False):
         allowed = max(EXACT[torch.float64] if of is exact else 0, 4 * max(_distance(other, right, upstream), floor))
         yield name, _distance(mine, right, upstream), allowed

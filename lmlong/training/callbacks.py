@@ -18,7 +18,7 @@ from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.metrics_log import MetricsLog
 from lmlong.training.module import TrainingModule, as_tensors
-from lmlong.training.optimizer import rate
+from lmlong.training.optimizer import learning_rate_factor
 from lmlong.training.progress import Progress
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.state import random_states, restore
@@ -86,7 +86,7 @@ class TrainingCallback(Callback):
         assert self.progress is not None
         totals, module.step_totals = all_reduce_sum(module.trainer, module.step_totals), LossTotals()
         options = module.recipe.training
-        learning_rate = options.learning_rate * rate(step - 1, self.steps, options)
+        learning_rate = options.learning_rate * learning_rate_factor(step - 1, self.steps, options)
         speed = self.progress.step(step, totals, learning_rate)
         self._log_event(step, totals.nats_per_token, module.skipped)
         if step % options.log_every == 0 or step == self.steps:

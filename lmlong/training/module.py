@@ -17,7 +17,7 @@ from lmlong.model.metrics import LossTotals, count_bytes
 from lmlong.model.state import detach_state, fits_state, rebuild_state
 from lmlong.recipe import Recipe
 from lmlong.training.distributed import all_gather, rank_slice
-from lmlong.training.optimizer import make_optimizer, rate
+from lmlong.training.optimizer import learning_rate_factor, make_optimizer
 from lmlong.training.state import loops_at
 
 
@@ -65,7 +65,7 @@ class TrainingModule(LightningModule):
         """Set the learning rate, which depends on the step alone."""
         options = self.recipe.training
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = options.learning_rate * rate(self.global_step, self.steps, options)
+            group["lr"] = options.learning_rate * learning_rate_factor(self.global_step, self.steps, options)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip)

@@ -28,10 +28,10 @@ def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.Ad
 
 def make_schedule(optimizer: torch.optim.Optimizer, options: recipe.Training, steps: int) -> LambdaLR:
     """Return the schedule, a function of the step alone, so that a resumed run is on it wherever it starts."""
-    return LambdaLR(optimizer, lambda step: rate(step, steps, options))
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, options))
 
 
-def rate(step: int, steps: int, options: recipe.Training) -> float:
+def learning_rate_factor(step: int, steps: int, options: recipe.Training) -> float:
     """Return the share of the peak learning rate at a step (from 0) of a run of `steps`."""
     warmup = min(options.warmup_steps, steps // 2)
     if step < warmup:

@@ -14,8 +14,13 @@ from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import at_least_float32, state_tensors
 from lmlong.attention.laws import Text
+from lmlong.attention.linear import chunk
 from lmlong.attention.linear.chunk import CHUNK_SIZE
+from lmlong.attention.linear.layer import LinearAttention
 from lmlong.model.state import rebuild_state
+
+ROUNDING = {torch.float32: 16 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
+"""Errors below which that of the definition in the same type is no measure."""
 
 LENGTHS = [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 211]
 lengths = pytest.mark.parametrize("time", LENGTHS)
@@ -76,9 +81,16 @@ def test_the_state_is_not_touched(form: recipe.Attention, dtype: torch.dtype) ->
 @every_form
 @each_type
 @lengths
-def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
+@pytest.mark.parametrize("engine", ["usual", "torch"])
+def test_values_and_gradients_match_the_definition(
+    form: recipe.Attention, dtype: torch.dtype, time: int, engine: str
+) -> None:
     """Read in two parts, so that the gradient of the first part's keys and values flows through the state."""
     attention = build(form)
+    if engine == "torch" and not isinstance(attention, LinearAttention):
+        pytest.skip("it has one engine")
+    if engine == "torch":
+        attention.kernel = chunk.scan
     x = inputs(attention, time, torch.float64)
     upstream = torch.randn(2, HEADS, time, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     truth = _with_gradients(lambda y: laws.reference(attention, y), x, upstream)
@@ -94,9 +106,8 @@ def test_values_and_gradients_match_the_definition(form: recipe.Attention, dtype
 
     measured = _with_gradients(in_two_parts, _cast(x, dtype), upstream)
     naive = _with_gradients(lambda y: laws.reference(attention, y), _cast(x, dtype), upstream)
-    rounding = torch.finfo(dtype).eps
     for mine, formula, exact in zip(measured, naive, truth, strict=True):
-        allowed = 1e-10 if dtype == torch.float64 else 4 * max(_distance(formula, exact, upstream), 16 * rounding)
+        allowed = 1e-10 if dtype == torch.float64 else 4 * max(_distance(formula, exact, upstream), ROUNDING[dtype])
         assert _distance(mine, exact, upstream) < allowed
 
 

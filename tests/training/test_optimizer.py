@@ -8,7 +8,7 @@ import torch
 from lmlong import recipe
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
-from lmlong.training.optimizer import count_steps, make_optimizer, make_schedule, rate
+from lmlong.training.optimizer import count_steps, learning_rate_factor, make_optimizer, make_schedule
 
 
 def options(**changes: object) -> recipe.Training:
@@ -17,26 +17,26 @@ def options(**changes: object) -> recipe.Training:
 
 def test_the_warm_up_is_a_line_from_zero_to_the_peak() -> None:
     for schedule in ("cosine", "constant", "warmup-stable-decay"):
-        rates = [rate(step, 100, options(schedule=schedule)) for step in range(10)]
+        rates = [learning_rate_factor(step, 100, options(schedule=schedule)) for step in range(10)]
         assert rates == pytest.approx([(step + 1) / 10 for step in range(10)])
 
 
 def test_the_cosine_falls_by_half_in_the_middle_and_to_the_final_rate_at_the_end() -> None:
     training = options(schedule="cosine", final_learning_rate=0.1)
-    assert rate(10, 100, training) == 1
-    assert rate(55, 100, training) == pytest.approx(0.55)
-    assert rate(100, 100, training) == pytest.approx(0.1)
+    assert learning_rate_factor(10, 100, training) == 1
+    assert learning_rate_factor(55, 100, training) == pytest.approx(0.55)
+    assert learning_rate_factor(100, 100, training) == pytest.approx(0.1)
 
 
 def test_warmup_stable_decay_stays_at_the_peak_until_its_decay() -> None:
     training = options(schedule="warmup-stable-decay", decay_fraction=0.2)
-    assert {rate(step, 100, training) for step in range(10, 81)} == {1.0}
-    assert rate(90, 100, training) == pytest.approx(0.5)
-    assert rate(100, 100, training) == 0
+    assert {learning_rate_factor(step, 100, training) for step in range(10, 81)} == {1.0}
+    assert learning_rate_factor(90, 100, training) == pytest.approx(0.5)
+    assert learning_rate_factor(100, 100, training) == 0
 
 
 def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
-    assert [rate(step, 4, options()) for step in range(3)] == [0.5, 1.0, 1.0]
+    assert [learning_rate_factor(step, 4, options()) for step in range(3)] == [0.5, 1.0, 1.0]
 
 
 def test_the_schedule_sets_the_rate_of_the_optimizer() -> None:
@@ -49,7 +49,7 @@ def test_the_schedule_sets_the_rate_of_the_optimizer() -> None:
         seen.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    assert seen == pytest.approx([0.5 * rate(step, 100, training) for step in range(100)])
+    assert seen == pytest.approx([0.5 * learning_rate_factor(step, 100, training) for step in range(100)])
 
 
 def test_only_matrices_decay() -> None:
@@ -72,5 +72,5 @@ def test_a_run_ends_by_steps_or_tokens_whichever_comes_first(
 
 def test_a_closed_form_of_the_whole_cosine() -> None:
     training = options(warmup_steps=0)
-    total = sum(rate(step, 100, training) for step in range(100))
+    total = sum(learning_rate_factor(step, 100, training) for step in range(100))
     assert total == pytest.approx(sum((1 + math.cos(math.pi * step / 100)) / 2 for step in range(100)))
