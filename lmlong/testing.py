@@ -19,7 +19,7 @@ from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.inputs import LastTokens, draw_inputs
+from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import Subject, Text, Verdict
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.plugin_checks import explain, file_of
@@ -121,12 +121,14 @@ class _Texts(NamedTuple):
     def subject(self) -> Subject:
         return laws.of_attention(self.attention, torch.zeros((), dtype=self.dtype))
 
-    def draw(self, seed: int = 0, time: int = TIME, scale: float = 1.0, packed: bool = True) -> Text:
+    def draw(self, seed: int = 0, time: int = TIME, scale: float = 1.0, starts: Tensor | None = None) -> Text:
         """Return (q, k, v, document_starts, what the attention declares)."""
         draw = torch.Generator().manual_seed(seed)
         shape = (3, BATCH, self.attention.heads, time, self.attention.head_dim)
         q, k, v = torch.randn(shape, generator=draw, dtype=torch.float64)
-        begun = (torch.rand(BATCH, time, generator=draw) < 1 / 30) if packed else None
+        if not self.attention.has_keys:
+            q, k = q[..., :0], k[..., :0]
+        begun = torch.rand(BATCH, time, generator=draw) < 1 / 30 if starts is None else starts
         drawn = draw_inputs(self.attention.inputs, BATCH, time, draw, torch.float64, begun)
         return self.cast((q * scale, k * scale, v, begun, *drawn.values()))
 
@@ -214,10 +216,8 @@ def _rows(of: _Texts) -> Found:
 
 
 def _documents(of: _Texts) -> Found:
-    q, k, v, _, *others = of.draw(packed=False)
     starts = torch.zeros(BATCH, TIME, dtype=torch.bool).index_fill(1, torch.tensor(BEGINS), True)
-    if any(isinstance(one, LastTokens) for one in of.attention.inputs.values()):
-        return  # what is made of last tokens differs between a packed text and its parts; a whole model is checked
+    q, k, v, _, *others = of.draw(starts=starts)
     packed, alone = (q, k, v, starts, *others), (q, k, v, None, *others)
     yield "", laws.documents_are_independent(of.subject, packed, alone, BEGINS), EXACT[of.dtype]
 
@@ -234,7 +234,7 @@ def _scales(of: _Texts) -> Found:
     for scale in laws.SCALES:
         text = of.draw(scale=min(scale, of.attention.largest_scale))
         y, _ = of.subject.forward(text, of.subject.init_state(BATCH))
-        yield "", float((~y.isfinite()).sum() + (y.norm(dim=-1) == 0).sum()), 0.0
+        yield "", float(laws.dead_or_infinite(y, laws.reference(of.attention, text))), 0.0
 
 
 def _denominators(of: _Texts) -> Found:

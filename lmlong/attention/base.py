@@ -25,7 +25,12 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
 
     heads: int
     head_dim: int
-    """The width of a head's keys and values."""
+    """The width of a head's values."""
+    has_keys = True
+    """Whether it has queries and keys; without, they are of width 0."""
+
+    normalizes_heads = True
+    """Whether the model normalizes the output of each head, as fits a mean of values."""
 
     inputs: Mapping[str, Input] = MappingProxyType({})
     """What the model must supply for each token besides q, k and v."""
@@ -66,6 +71,10 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         inputs: Inputs = NOTHING,
     ) -> Tensor:
         """Return the outputs by the formula, a T x T matrix of weights or the token loop; `forward` must equal it."""
+
+    def settle(self, state: State) -> State:
+        """Return the state as a prefill leaves it, where steps keep it in another form."""
+        return state
 
     @abstractmethod
     def state_numbers(self, tokens: int) -> int:

@@ -29,11 +29,13 @@ class Gate(NamedTuple):
     """A number between 0 and 1 for each token of each head, or of each channel of it, learned from the token."""
 
     name: str  # of its projection among the model's weights
-    activation: Literal["sigmoid", "log_sigmoid"]
+    activation: Literal["identity", "sigmoid", "log_sigmoid"]
     start: Tensor  # (H,), or (H, D) with a gate for each channel: what the activation is applied to before training
 
     def activate(self, x: Tensor) -> Tensor:
         """Return the gate (..., T) or (..., T, D) of what was projected."""
+        if self.activation == "identity":
+            return x
         return x.sigmoid() if self.activation == "sigmoid" else logsigmoid(x).clamp(min=MIN_LOG_DECAY)
 
 
@@ -93,7 +95,7 @@ def draw_inputs(
             raw = 3 * torch.randn(batch, one.start.shape[0], time, *one.start.shape[1:], generator=draw, dtype=dtype)
             found[name] = one.activate(raw + one.start.cpu().to(dtype).unsqueeze(1))
         else:
-            tokens = torch.randint(64, (batch, time), generator=draw)
+            tokens = torch.randint(3, (batch, time), generator=draw)
             past = torch.zeros(batch, one.size - 1, dtype=torch.long)
             begun = torch.zeros(batch, time, dtype=torch.long) if document_starts is None else document_starts.long()
             positions = torch.arange(time).expand(batch, -1)

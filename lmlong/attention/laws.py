@@ -55,6 +55,7 @@ class Subject(NamedTuple):
     init_state: Callable[[int], Any]  # batch -> state
     forward: Callable[[Text, Any], tuple[Tensor, Any]]  # of any number of tokens
     step: Callable[[Text, Any], tuple[Tensor, Any]]  # of one token
+    settle: Callable[[Any], Any] = lambda state: state  # a state in the form that a prefill leaves
 
 
 def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
@@ -71,7 +72,7 @@ def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
         starts = document_starts if document_starts is not None and document_starts.any() else None
         return forward((q, k, v, starts, *others), state)
 
-    return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), forward, step)
+    return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), forward, step, attention.settle)
 
 
 def reference(attention: CausalAttention, text: Text) -> Tensor:
@@ -94,7 +95,9 @@ def steps_equal_forward(subject: Subject, text: Text) -> float:
     for token in range(_time(text)):
         y, state = subject.step(cut(text, token, token + 1), state)
         outputs.append(y)
-    return max(error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(state, end))
+    return max(
+        error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(subject.settle(state), subject.settle(end))
+    )
 
 
 def cuts_change_nothing(subject: Subject, text: Text, cuts: Sequence[int]) -> float:
@@ -105,7 +108,9 @@ def cuts_change_nothing(subject: Subject, text: Text, cuts: Sequence[int]) -> fl
         if begin < stop:
             y, state = subject.forward(cut(text, begin, stop), state)
             outputs.append(y)
-    return max(error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(state, end))
+    return max(
+        error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(subject.settle(state), subject.settle(end))
+    )
 
 
 def future_leaves_past(subject: Subject, text: Text, other: Text, position: int) -> float:
@@ -152,6 +157,13 @@ def documents_are_independent(subject: Subject, packed: Text, unpacked: Text, be
         for begin, stop in pairwise([*begins, _time(packed)])
     ]
     return error(y, torch.cat(alone, dim=y.ndim - 2))
+
+
+def dead_or_infinite(y: Tensor, definition: Tensor) -> int:
+    """Return, for law 9, how many outputs (..., dim) are 0 where the definition is not, and how many numbers are not
+    finite."""
+    dead = (y.detach().float().norm(dim=-1) == 0) & (definition.detach().float().norm(dim=-1) > 0)
+    return int(dead.sum()) + int((~y.isfinite()).sum())
 
 
 def numbers_in_state(subject: Subject, text: Text) -> int:

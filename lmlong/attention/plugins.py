@@ -146,6 +146,7 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
         ATTENTION_KINDS[kind] = AttentionInfo(
             misfit=f"{kind} has no encoder form, it looks at the past alone. Use full, linformer, efficient or linear.",
             state_growth=attention.state_growth,
+            has_keys=attention.has_keys,
             quadratic=attention.state_growth == "per token",
             uses_rope=attention.uses_rope,
             options=options_of(attention),

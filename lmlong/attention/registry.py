@@ -15,6 +15,7 @@ from lmlong.attention.encoder.linformer import linformer_layers
 from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Relu, Softmax, Taylor
 from lmlong.attention.linear.layer import LinearAttention
+from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.softmax import SoftmaxAttention
 from lmlong.attention.window import WindowAttention
 
@@ -35,6 +36,9 @@ CAUSAL: dict[str, Callable[[int, int, recipe.Attention], CausalAttention]] = {
     ),
     "window": lambda heads, head_dim, options: WindowAttention(heads, head_dim, options.window),
     "softmax": lambda heads, head_dim, options: SoftmaxAttention(heads, head_dim),
+    "ngram": lambda heads, head_dim, options: NgramAttention(
+        heads, head_dim, options.ngram.sizes, options.ngram.buckets
+    ),
 }
 
 ENCODER: dict[str, Callable[[Sequence[int], int, int, recipe.Attention], list[EncoderAttention]]] = {

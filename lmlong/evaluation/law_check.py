@@ -98,19 +98,20 @@ def _scales(model: LanguageModel) -> Verdict:
     bad = 0
     for attention in {type(attention): attention for attention in model.attentions}.values():
         for scale in laws.SCALES:
-            y = _random_output(attention, min(scale, attention.largest_scale), model.embedding.weight)
-            bad += int((~y.isfinite()).sum()) + int((y.float().norm(dim=-1) == 0).sum())
+            bad += _bad_outputs(attention, min(scale, attention.largest_scale), model.embedding.weight)
     return Verdict(9, "outputs not finite or dead at scales 1e-4 to 1e4", float(bad), 0.0)
 
 
-def _random_output(attention: CausalAttention, scale: float, like: Tensor) -> Tensor:
+def _bad_outputs(attention: CausalAttention, scale: float, like: Tensor) -> int:
     generator = torch.Generator().manual_seed(0)
     shape = (1, attention.heads, 300, attention.head_dim)
     q, k, v = (torch.randn(shape, generator=generator).to(like) for _ in range(3))
+    q, k = (x * scale if attention.has_keys else x[..., :0] for x in (q, k))
     drawn = draw_inputs(attention.inputs, 1, shape[2], generator)
     inputs = {name: x.to(like.device) for name, x in drawn.items()}
     state = attention.init_state(1, like.device, like.dtype)
-    return attention(q * scale, k * scale, v, state, None, inputs)[0]
+    y, _ = attention(q, k, v, state, None, inputs)
+    return laws.dead_or_infinite(y, attention.reference(q, k, v, None, inputs))
 
 
 def _subject(model: LanguageModel) -> Subject:
@@ -128,7 +129,7 @@ def _subject(model: LanguageModel) -> Subject:
         logits, state = model.step(tokens[:, 0], state)
         return logits[:, None], state
 
-    return Subject(model.init_state, forward, step)
+    return Subject(model.init_state, forward, step, model.settle)
 
 
 def _fast_step(model: LanguageModel, tokens: Tensor) -> Verdict:
@@ -138,7 +139,7 @@ def _fast_step(model: LanguageModel, tokens: Tensor) -> Verdict:
     allowed = 4 * max(laws.error(_by_definition(model, text), truth), 4 * torch.finfo(torch.float32).eps)
     fast = copy.copy(model)
     fast.fast_step = make_fast_step(fast, tried=False)
-    subject = Subject(model.init_state, _subject(model).forward, _subject(fast).step)
+    subject = Subject(model.init_state, _subject(model).forward, _subject(fast).step, model.settle)
     error = laws.steps_equal_forward(subject, text)
     return Verdict(11, "fast decode step = forward, in float32", error, allowed)
 

@@ -44,10 +44,13 @@ class Mixer(nn.Module):
         super().__init__()
         width, self.heads = options.width, options.heads
         self.norm = RMSNorm(width)
-        self.in_proj = nn.Linear(width, 4 * width, bias=False)  # queries, keys, values, output gate
-        self.convolution = ShortConvolution(3 * width, options.convolution) if options.convolution else None
+        keys = width if recipe.ATTENTION_KINDS[kind].has_keys else 0
+        self.qkv_widths = [keys, keys, width]
+        self.in_proj = nn.Linear(width, sum(self.qkv_widths) + width, bias=False)  # queries, keys, values, output gate
+        self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, width // options.heads, options.attention)
-        self.uses_rope = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
+        wanted = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
+        self.uses_rope = wanted and self.attention.has_keys
         for gate in self.attention.inputs.values():
             if isinstance(gate, Gate):
                 if gate.name in SHARED_PARTS or hasattr(self, gate.name) or not gate.name.isidentifier():
@@ -56,7 +59,7 @@ class Mixer(nn.Module):
                         "part of this name. Give the gate another name."
                     )
                 self.add_module(gate.name, GateProjection(width, gate))
-        self.head_norm = RMSNorm(self.heads, width // options.heads)
+        self.head_norm = RMSNorm(self.heads, width // options.heads) if self.attention.normalizes_heads else None
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
@@ -65,17 +68,20 @@ class Mixer(nn.Module):
 
     def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
         x = self.norm(x)
-        qkv, gate = self.in_proj(x).split([3 * x.shape[-1], x.shape[-1]], dim=-1)
+        qkv, gate = self.in_proj(x).split([sum(self.qkv_widths), x.shape[-1]], dim=-1)
         tail = state.tail
         if self.convolution is not None and tail is not None:
             qkv, tail = self.convolution(qkv, tail, positions.in_document, positions.document_starts)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, part.shape[-1] // self.heads)).transpose(1, 2)
+            for part in qkv.split(self.qkv_widths, dim=-1)
+        )
         if self.uses_rope:
             q, k = apply_rope(q, positions.in_document), apply_rope(k, positions.in_document)
         inputs = self._inputs(x, positions)
         y, attention = self.attention(q, k, v, state.attention, positions.document_starts, inputs)
-        y = self.head_norm(y.transpose(1, 2)).flatten(2)
-        return self.out_proj(y * silu(gate)), BlockState(attention, tail)
+        y = y.transpose(1, 2) if self.head_norm is None else self.head_norm(y.transpose(1, 2))
+        return self.out_proj(y.flatten(2) * silu(gate)), BlockState(attention, tail)
 
     def native_spec(self) -> NativeSpec:
         options = {"heads": self.heads, "uses_rope": self.uses_rope, "inputs": tuple(self.attention.inputs)}

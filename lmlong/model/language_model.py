@@ -122,6 +122,12 @@ class LanguageModel(TextModel):
             nll.append(self.lm_head(token_nll, hidden, targets[:, piece]))
         return torch.cat(nll, dim=1), state
 
+    def settle(self, state: ModelState) -> ModelState:
+        """Return the state as a prefill leaves it, where steps keep it in another form."""
+        pairs = zip(self.attentions, state.blocks, strict=True)
+        blocks = tuple(block._replace(attention=attention.settle(block.attention)) for attention, block in pairs)
+        return state._replace(blocks=blocks)
+
     def hidden_states(  # type: ignore[override]
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
@@ -225,7 +231,11 @@ class LanguageModel(TextModel):
         return (attention for attention in self.attentions if isinstance(attention, LinearAttention))
 
     def native_spec(self) -> NativeSpec:
-        options = {"embedding_scale": self.embedding_scale, "downsampled_layers": self.downsampled_layers}
+        options = {
+            "embedding_scale": self.embedding_scale,
+            "downsampled_layers": self.downsampled_layers,
+            "past_tokens": self.past_tokens,
+        }
         parts: dict[str, Any] = {
             "embedding": self.embedding,
             "blocks": tuple(self.blocks),

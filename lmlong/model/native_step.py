@@ -10,6 +10,9 @@ from lmlong.attention.feature_maps import ELU_FLOOR, Cosine, Relu, Softmax
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.autograd import MIN_DENOMINATOR
 from lmlong.attention.linear.naive import LinearState
+from lmlong.attention.ngram.native.library import INTEGERS as HASHING
+from lmlong.attention.ngram.state import RECENT, NgramState
+from lmlong.attention.ngram.step import settle_full
 from lmlong.attention.window import WindowState
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase, HourglassState
@@ -19,6 +22,7 @@ from lmlong.model.rope import ROPE_BASE
 from lmlong.native.decode import step
 from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.step import HourglassTensors, LayerTensors, States
+from lmlong.recipe import MAX_NGRAM
 
 CONSTANTS = {
     "MIN_DENOMINATOR": MIN_DENOMINATOR,
@@ -31,12 +35,17 @@ CONSTANTS = {
     "RMS_EPS": RMS_EPS,
     "ROPE_BASE": ROPE_BASE,
 }
+INTEGERS = {**HASHING, "RECENT": RECENT, "MAX_NGRAM": MAX_NGRAM}
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled step; None where it cannot be compiled."""
-    return step.load(CONSTANTS)
+    return step.load(CONSTANTS, INTEGERS)
+
+
+NOTHING_ELSE = (None, None, None, None, None, None, None)
+"""All that a layer of linear attention does not have; keywords would take longer than the tensors do."""
 
 
 class NativeStep:
@@ -53,15 +62,17 @@ class NativeStep:
             for layer, block in enumerate(state.blocks)
         )
         hourglass = None if state.hourglass is None else HourglassState(*map(torch.empty_like, state.hourglass))
-        after = ModelState(blocks, state.position + 1, hourglass)
+        past = None if state.last_tokens is None else torch.empty_like(state.last_tokens)
+        after = ModelState(blocks, state.position + 1, hourglass, past)
         logits = step.decode(self._functions, self._packed, token, state.position, _tensors(state), _tensors(after))
-        return logits, after
+        return logits, after if past is None else _settled(after)
 
 
 def _as_packed(state: ModelState) -> ModelState:
     """Return the state in the dtypes of job.h, each tensor contiguous."""
     hourglass = state.hourglass and HourglassState(*map(_floats, state.hourglass))
-    return ModelState(tuple(map(_block_as_packed, state.blocks)), state.position.long().contiguous(), hourglass)
+    past = None if state.last_tokens is None else state.last_tokens.long().contiguous()
+    return ModelState(tuple(map(_block_as_packed, state.blocks)), state.position.long().contiguous(), hourglass, past)
 
 
 def _block_as_packed(block: BlockState) -> BlockState:
@@ -71,6 +82,10 @@ def _block_as_packed(block: BlockState) -> BlockState:
         if S.dtype == torch.float64:
             return BlockState(LinearState(S.contiguous(), z.double().contiguous()), tail)
         return BlockState(LinearState(_floats(S), _floats(z)), tail)
+    if isinstance(attention, NgramState):
+        S, number, ngram, recent_ngram, recent_v = attention
+        integers = number.int().contiguous(), ngram.long().contiguous(), recent_ngram.long().contiguous()
+        return BlockState(NgramState(_floats(S), *integers, _floats(recent_v)), tail)
     k, v, current = attention
     return BlockState(WindowState(_floats(k), _floats(v), current.contiguous()), tail)
 
@@ -86,17 +101,30 @@ def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
         return before
     new = torch.empty_like if phase is None else torch.clone
     tail = None if before.tail is None else new(before.tail)
+    if isinstance(before.attention, NgramState):
+        recent_ngram, recent_v = map(new, before.attention[3:])
+        return BlockState(before.attention._replace(recent_ngram=recent_ngram, recent_v=recent_v), tail)
     return BlockState(type(before.attention)(*map(new, before.attention)), tail)
 
 
 def _layer_tensors(block: BlockState) -> LayerTensors:
     attention, tail = block
     if isinstance(attention, LinearState):
-        return LayerTensors(attention.S, attention.z, None, None, None, tail)
-    return LayerTensors(None, None, attention.k, attention.v, attention.current, tail)
+        return LayerTensors(attention.S, attention.z, *NOTHING_ELSE, tail)
+    if isinstance(attention, NgramState):
+        return LayerTensors(**attention._asdict(), tail=tail)
+    return LayerTensors(k=attention.k, v=attention.v, current=attention.current, tail=tail)
 
 
 def _tensors(state: ModelState) -> States:
-    return States(
-        [*map(_layer_tensors, state.blocks)], None if state.hourglass is None else HourglassTensors(*state.hourglass)
-    )
+    hourglass = None if state.hourglass is None else HourglassTensors(*state.hourglass)
+    return States([*map(_layer_tensors, state.blocks)], hourglass, state.last_tokens)
+
+
+def _settled(state: ModelState) -> ModelState:
+    """Write full lists of recent values to the tables of n-gram attention."""
+    blocks = [
+        block._replace(attention=settle_full(block.attention)) if isinstance(block.attention, NgramState) else block
+        for block in state.blocks
+    ]
+    return state._replace(blocks=tuple(blocks))

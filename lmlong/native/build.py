@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from lmlong.errors import UsageError
@@ -33,13 +34,15 @@ class Shared(NamedTuple):
     constants: Mapping[str, float]
     enums: Sequence[type[IntEnum]]
     structures: Sequence[type[ctypes.Structure]]
+    integers: Mapping[str, int] = MappingProxyType({})
 
     def headers(self) -> dict[str, str]:
         """Return the text of headers by their names: definitions for the begin of the sources, and assertions for their
         end, so that C++ of another layout does not compile."""
         constants = [f"constexpr float {name} = {value!r}f;" for name, value in self.constants.items()]
+        constants += [f"constexpr int64_t {name} = {value};" for name, value in self.integers.items()]
         enums = [f"enum {e.__name__} {{ {', '.join(f'{x.name} = {x.value}' for x in e)} }};" for e in self.enums]
-        definitions = ["#pragma once", "namespace {", *constants, *enums, "}"]
+        definitions = ["#pragma once", "#include <cstdint>", "namespace {", *constants, *enums, "}"]
         assertions = ["#include <cstddef>", *(line for each in self.structures for line in _layout(each))]
         return {"shared.h": "\n".join(definitions) + "\n", "layout.h": "\n".join(assertions) + "\n"}
 

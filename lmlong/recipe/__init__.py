@@ -3,13 +3,16 @@
 The reference page, the error messages and `--help` are made from these declarations.
 """
 
-from lmlong.recipe.model import Attention, Downsample, Favor, Linformer, Model, Taylor
+from lmlong.recipe.kinds import ATTENTION_KINDS
+from lmlong.recipe.model import MAX_NGRAM, Attention, Downsample, Favor, Linformer, Model, Ngram, Taylor
 from lmlong.recipe.root import Recipe
 from lmlong.recipe.section import Options, mistake
 from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
 from lmlong.recipe.training import DeepSpeed, Training
 
 __all__ = [
+    "ATTENTION_KINDS",
+    "MAX_NGRAM",
     "Attention",
     "DeepSpeed",
     "Downsample",
@@ -19,6 +22,7 @@ __all__ = [
     "Linformer",
     "Masking",
     "Model",
+    "Ngram",
     "Options",
     "PythonStdlib",
     "Recipe",

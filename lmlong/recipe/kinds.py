@@ -19,6 +19,10 @@ class AttentionInfo(NamedTuple):
     state_growth: Literal["constant", "per token"] = "constant"
     quadratic: bool = False
     """Whether its time is quadratic in the number of tokens."""
+    has_keys: bool = True
+    """Whether it has queries and keys, or values alone."""
+    reads_tokens: bool = False
+    """Whether it is made from the tokens themselves, which layers on a shortened sequence do not have."""
     uses_rope: bool = False
     uses_feature_map: bool = False
     """Whether it is made of a feature map, which then says whether RoPE is applied."""
@@ -49,6 +53,12 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         quadratic=True,
         misfit="softmax looks at the past alone, and an encoder at both sides. Use full, which is the same over all of "
         "the text.",
+    ),
+    "ngram": AttentionInfo(
+        has_keys=False,
+        reads_tokens=True,
+        misfit="ngram looks up what followed the last tokens, and an encoder sees what follows. Use full, linformer, "
+        "efficient or linear.",
     ),
     "full": AttentionInfo(
         causal=False,

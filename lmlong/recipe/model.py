@@ -85,6 +85,19 @@ class Linformer(Options):
         return None
 
 
+MAX_NGRAM = 8
+"""Largest n of an n-gram head."""
+
+
+class Ngram(Options):
+    """kind: ngram: heads that look up what followed the last n tokens earlier in the document."""
+
+    sizes: list[Annotated[int, Field(gt=0, le=MAX_NGRAM)]] = Field(default=[1, 2, 3, 4], min_length=1)
+    """n of each head; a shorter list is repeated over the heads."""
+    buckets: int = Field(default=16384, gt=0, le=2**24)
+    """Rows of a head's state; n-grams that share a row replace each other."""
+
+
 class Attention(Options):
     """Attention of each token to others. A kind ignores options that it does not have."""
 
@@ -101,6 +114,7 @@ class Attention(Options):
     taylor: Taylor = Taylor()
     favor: Favor = Favor()
     linformer: Linformer = Linformer()
+    ngram: Ngram = Ngram()
 
     def plugin_options(self, name: str) -> Options:
         """Return the options of the attention or feature map of a plug-in: its section, or its defaults."""
@@ -205,3 +219,11 @@ class Model(Options):
                 "downsample.layers",
                 f"{wanted} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",
             )
+        for layer in self.downsampled_layers:
+            if ATTENTION_KINDS[self.kinds[layer]].reads_tokens:
+                yield mistake(
+                    "attention.kind",
+                    f"{self.kinds[layer]} reads tokens, and layer {layer + 1}, which is downsampled, has none. Let the "
+                    "layers in the middle be of another kind, or leave downsample out.",
+                )
+                return

@@ -31,10 +31,17 @@ def _forms() -> list[recipe.Attention]:
         for norms in ("chi", "fixed", "quantile")
     ]
     windows = [recipe.Attention(kind="window", window=window) for window in (1, 16, 100)]
-    return linear + favor[1:] + windows + [recipe.Attention(kind="softmax")]
+    # of three tokens: rows that n-grams share, and rows enough for all
+    ngrams = [
+        recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=sizes, buckets=buckets))
+        for sizes, buckets in (([1, 2, 3], 5), ([1, 2, 4], 64))
+    ]
+    return linear + favor[1:] + windows + [recipe.Attention(kind="softmax"), *ngrams]
 
 
 def name(options: recipe.Attention) -> str:
+    if options.kind == "ngram":
+        return f"ngram-{options.ngram.buckets}"
     if options.kind != "linear":
         return f"window-{options.window}" if options.kind == "window" else str(options.kind)
     favor = f"-{options.favor.form}-{options.favor.norms}" if options.favor != recipe.Favor() else ""
@@ -56,16 +63,24 @@ def build(form: recipe.Attention) -> CausalAttention:
 
 
 def inputs(
-    attention: CausalAttention, time: int, dtype: torch.dtype, batch: int = 2, seed: int = 0, starts: bool = True
+    attention: CausalAttention,
+    time: int,
+    dtype: torch.dtype,
+    batch: int = 2,
+    seed: int = 0,
+    starts: bool | Tensor = True,
 ) -> Text:
     """(q, k, v, document_starts, what the attention declares) of a random text; about every 30th token starts a
-    document."""
+    document, unless `starts` says which do."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
 
     q, k, v = (normal(batch, HEADS, time, WIDTH) for _ in range(3))
-    begun = torch.rand(batch, time, generator=draw) < 1 / 30 if starts else None
+    if not attention.has_keys:
+        q, k = q[..., :0], k[..., :0]
+    drawn_starts = torch.rand(batch, time, generator=draw) < 1 / 30 if starts is True else None
+    begun = starts if isinstance(starts, Tensor) else drawn_starts
     drawn = draw_inputs(attention.inputs, batch, time, draw, at_least_float32(dtype), begun)
     return q, k, v, begun, *drawn.values()

@@ -17,6 +17,8 @@ from lmlong.attention.laws import Text
 from lmlong.attention.linear import chunk
 from lmlong.attention.linear.chunk import CHUNK_SIZE
 from lmlong.attention.linear.layer import LinearAttention
+from lmlong.attention.ngram.layer import NgramAttention
+from lmlong.attention.ngram.scan import scan as ngram_scan
 from lmlong.model.state import rebuild_state
 
 ROUNDING = {torch.float32: 16 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
@@ -87,10 +89,10 @@ def test_values_and_gradients_match_the_definition(
 ) -> None:
     """Read in two parts, so that the gradient of the first part's keys and values flows through the state."""
     attention = build(form)
-    if engine == "torch" and not isinstance(attention, LinearAttention):
-        pytest.skip("it has one engine")
     if engine == "torch":
-        attention.kernel = chunk.scan
+        if not isinstance(attention, LinearAttention | NgramAttention):
+            pytest.skip("it has one engine")
+        attention.kernel = chunk.scan if isinstance(attention, LinearAttention) else ngram_scan
     x = inputs(attention, time, torch.float64)
     upstream = torch.randn(2, HEADS, time, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     truth = _with_gradients(lambda y: laws.reference(attention, y), x, upstream)
@@ -127,10 +129,10 @@ def test_rows_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
 @both_types
 def test_packed_documents_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
-    q, k, v, _, *others = inputs(attention, 211, dtype)
     begins = [0, 1, 30, 64, 150, 209]
     starts = torch.zeros(2, 211, dtype=torch.bool)
     starts[:, begins] = True
+    q, k, v, _, *others = inputs(attention, 211, dtype, starts=starts)
     subject = laws.of_attention(attention, v)
     assert (
         laws.documents_are_independent(subject, (q, k, v, starts, *others), (q, k, v, None, *others), begins)

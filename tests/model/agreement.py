@@ -23,6 +23,8 @@ from torch import Tensor
 
 from lmlong.attention.base import state_tensors
 from lmlong.attention.linear import chunk
+from lmlong.attention.ngram.layer import NgramAttention
+from lmlong.attention.ngram.scan import scan as ngram_scan
 from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.errors import RecipeError
 from lmlong.inference import state_file
@@ -77,6 +79,9 @@ class Exact:
     def __init__(self, model: LanguageModel, text: Text):
         self.text, narrow = text, copy.deepcopy(model)
         narrow.set_kernel(chunk.scan)  # native code would round as it likes
+        for attention in narrow.attentions:
+            if isinstance(attention, NgramAttention):
+                attention.kernel = ngram_scan
         self.models = {torch.float32: narrow, torch.float64: copy.deepcopy(model).double()}
         self.truth = self._read(torch.float64, at_once)
         self.norms = {name: errors(x, torch.zeros_like(x)) for name, x in self.truth.items()}
@@ -208,7 +213,7 @@ def named(model: LanguageModel, outcome: Outcome) -> dict[str, Tensor]:
         if attention.state_growth != "constant"
     }
     add("logits", outcome.logits)
-    add("state", outcome.state)
+    add("state", model.settle(outcome.state) if outcome.state else None)
     return found
 
 

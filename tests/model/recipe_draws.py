@@ -82,6 +82,9 @@ def draw_model(draw: Random) -> dict[str, Any]:
         "downsample": draw_downsample(draw, layers) if layers > 1 and draw.random() < 0.5 else None,
         **draw_shape(draw),
     }
+    pattern = model["attention"]["kind"]
+    if any(ATTENTION_KINDS[kind].reads_tokens for kind in ([pattern] if isinstance(pattern, str) else pattern)):
+        model["downsample"] = None
     favor = model["attention"]["favor"]
     if favor["form"] == "hyperbolic" and favor["features"]:
         favor["features"] *= 2
@@ -112,10 +115,10 @@ def draw_shape(draw: Random) -> dict[str, Any]:
 
 def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
     """Return an attention section with these kinds; it has the options of others too, which must be ignored."""
-    pattern = [draw.choice([*kinds, "linear"]) for _ in range(draw.choice((1, 1, 2, 3)))]
+    pattern = [draw.choice([*kinds, "linear", "linear"]) for _ in range(draw.choice((1, 1, 2, 3)))]
     return {
         "kind": pattern[0] if len(pattern) == 1 and draw.random() < 0.7 else pattern,
-        "feature_map": draw.choice(words(recipe.Attention, "feature_map")),
+        "feature_map": draw.choice([*words(recipe.Attention, "feature_map"), "favor"]),
         "decay": draw.choice(words(recipe.Attention, "decay")),
         "window": draw.choice((1, 1, 2, 3, 4, 5, 8, 16, 17, draw.randint(1, 60), 300)),
         "taylor": {"width": draw.randint(1, 9)},
@@ -124,6 +127,10 @@ def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
             "form": draw.choice(words(recipe.Favor, "form")),
             "norms": draw.choice(words(recipe.Favor, "norms")),
             "resample_every": draw.choice((None, 3)),
+        },
+        "ngram": {
+            "sizes": [draw.randint(1, 4) for _ in range(draw.randint(1, 4))],
+            "buckets": draw.choice((1, 2, 7, 64, draw.randint(1, 300))),
         },
         "linformer": {
             "projected": draw.choice((2, [2, 3])),
@@ -199,6 +206,7 @@ def _in_use(model: dict[str, Any]) -> dict[str, Any]:
     features = attention["feature_map"]
     owners = {
         "window": "window" in attention["kind"],
+        "ngram": "ngram" in attention["kind"],
         "linformer": "linformer" in attention["kind"],
         **dict.fromkeys(["feature_map", "decay"], "linear" in attention["kind"]),
         **{name: "linear" in attention["kind"] and features == name for name in ("taylor", "favor")},

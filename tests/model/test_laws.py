@@ -35,7 +35,7 @@ def subject(model: LanguageModel) -> Subject:
         logits, state = model.step(tokens[:, 0], state)
         return logits[:, None], state
 
-    return Subject(model.init_state, lambda x, state: model(x[0], state, x[1]), step)
+    return Subject(model.init_state, lambda x, state: model(x[0], state, x[1]), step, model.settle)
 
 
 def text(batch: int = 2, time: int = TIME, seed: int = 0) -> Text:

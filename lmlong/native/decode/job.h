@@ -19,12 +19,15 @@ struct Attention {
     const float *query_projection, *key_projection;  // (heads, inner, head dim)
     const float* favor_constants;                    // (heads, 3)
     const float* log_decay;                          // (heads), of a fixed decay
-    const float *gate_weight, *gate_bias;            // (heads, width) and (heads), of a learned decay
+    const float *gate_weight, *gate_bias;            // (heads, width) and (heads), of a learned decay or a read gate
+    Int rows;                                        // of the table of an n-gram head
+    const Int* sizes;                                // (heads) n of each
+    const float *number_weight, *raw_smoothing;      // (heads, heads) and (heads)
 };
 
 struct Layer {
     Attention attention;
-    const float *norm, *conv_weight, *head_norm, *mlp_norm;  // conv_weight (conv width, 3 width), null without it
+    const float *norm, *conv_weight, *head_norm, *mlp_norm;  // conv_weight (conv width, channels); null without them
     Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;
 };
 
@@ -37,6 +40,7 @@ struct Hourglass {
 struct Model {
     Int layers, width, heads, mlp_width, conv_width;
     Int any_rope;           // whether any layer uses rope
+    Int past_tokens;        // how many tokens before the current one its attentions ask for
     float embedding_scale;  // multiplies the embeddings
     const float *embedding, *norm;
     const Layer* layer;
@@ -48,6 +52,10 @@ struct LayerState {
     void *S, *z;           // of linear attention
     float *keys, *values;  // of window attention
     bool* current;         // which of these keys are of the current document
+    int32_t* number;       // of n-gram attention, whose S this is too: the table, which is not written to,
+    Int* ngram;
+    Int* recent_ngram;  // and the values that are not in it yet
+    float* recent_v;
     float* tail;           // the last inputs of the convolution
     Int float64;           // whether S and z are float64
 };
@@ -57,6 +65,7 @@ struct DecodeJob {
     const LayerState *states_before, *states_after;                        // of each layer
     float *tail_before, *tail_after, *upsampled_before, *upsampled_after;  // HourglassState, in hourglass.py
     const Int *tokens, *positions;
+    Int *last_tokens_before, *last_tokens_after;  // (rows, past_tokens)
     float *logits, *scratch;
     Int rows;
     void (*barrier)();                      // OpenMP's functions; null where there is one thread

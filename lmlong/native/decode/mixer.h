@@ -3,6 +3,7 @@
 #pragma once
 
 #include "features.h"
+#include "ngram.h"
 
 namespace {
 
@@ -14,15 +15,17 @@ struct Token {
 };
 
 struct Head {
-    const Model& model;
+    const DecodeJob& job;
+    const Model& model = *job.model;
     const Layer& layer;
     const LayerState &before, &after;
     const Attention& attention = layer.attention;
     const Int width = model.width, head_dim = model.width / model.heads;
+    const Int channels = layer.in_proj.outputs - width;  // of queries, keys and values, or of values alone
     float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
 
-    Head(const Model& model, const Layer& layer, const LayerState& before, const LayerState& after, Scratch scratch)
-        : model(model), layer(layer), before(before), after(after) {
+    Head(const DecodeJob& job, Int layer, Scratch scratch)
+        : job(job), layer(job.model->layer[layer]), before(job.states_before[layer]), after(job.states_after[layer]) {
         for (float** x : {&q, &k, &v, &y}) *x = scratch.take(head_dim);
         numerators = scratch.take(2 * head_dim);  // may be float64
         for (float** x : {&fq, &fk, &inner}) *x = scratch.take(attention.features);
@@ -35,28 +38,34 @@ struct Head {
         const Token& token, Int head, const float* qkv_gate, const float* normed, const float* cos_sin, float* mixed) {
         const Int channel = head * head_dim;
         float* qkv[] = {q, k, v};
-        for (Int part = 0; part < 3; part++) {
-            std::fill_n(qkv[part] + head_dim, padded(head_dim) - head_dim, 0.0f);
-            short_conv(token, part * width + channel, qkv_gate + part * width + channel, qkv[part]);
+        for (Int part = 0, first = 3 - channels / width; part < channels / width; part++) {
+            float* into = qkv[first + part];
+            std::fill_n(into + head_dim, padded(head_dim) - head_dim, 0.0f);
+            short_conv(token, part * width + channel, qkv_gate + part * width + channel, into);
         }
         if (attention.uses_rope) rope(q, cos_sin), rope(k, cos_sin);
         const Int line = token.row * model.heads + head;
         if (attention.kind == WINDOW)
             window_attention(token, line, head);
+        else if (attention.kind == NGRAM)
+            ngram_attention(token, line, head, normed);
         else if (before.float64)
             linear_attention<double>(token, line, head, normed);
         else
             linear_attention<float>(token, line, head, normed);
-        const float factor = rms_norm_scale(y, head_dim);
-        const float *gain = layer.head_norm + channel, *gate = qkv_gate + 3 * width + channel;
-        for (Int i = 0; i < head_dim; i++) mixed[channel + i] = y[i] * factor * gain[i] * gate[i] * sigmoid(gate[i]);
+        if (layer.head_norm) {
+            const float factor = rms_norm_scale(y, head_dim);
+            for (Int i = 0; i < head_dim; i++) y[i] *= factor * layer.head_norm[channel + i];
+        }
+        const float* gate = qkv_gate + channels + channel;
+        for (Int i = 0; i < head_dim; i++) mixed[channel + i] = y[i] * gate[i] * sigmoid(gate[i]);
     }
 
     // The channels of one head, from the first one on; the state holds the inputs of the last tokens
     void short_conv(const Token& token, Int channel, const float* x, float* into) {
         std::copy_n(x, head_dim, into);
         if (!layer.conv_weight) return;
-        const Int channels = 3 * width, past = model.conv_width - 1;
+        const Int past = model.conv_width - 1;
         const float* tail = before.tail + token.row * past * channels + channel;
         float* tail_after = after.tail + token.row * past * channels + channel;
         const float* weight = layer.conv_weight + channel;
@@ -116,11 +125,83 @@ struct Head {
     float log_decay(Int head, const float* normed) const {
         if (attention.log_decay) return attention.log_decay[head];
         if (!attention.gate_weight) return 0;
-        float logit;
-        project(attention.gate_weight, 1, head, normed, width, &logit);
-        logit += attention.gate_bias[head];
+        const float logit = gate_logit(head, normed);
         const float log_sigmoid = std::min(logit, 0.0f) - std::log1p(std::exp(-std::abs(logit)));
         return log_sigmoid < MIN_LOG_DECAY ? MIN_LOG_DECAY : log_sigmoid;
+    }
+
+    float gate_logit(Int head, const float* normed) const {
+        float logit;
+        project(attention.gate_weight, 1, head, normed, width, &logit);
+        return logit + attention.gate_bias[head];
+    }
+
+    // The mean of the values that followed the last n tokens, weighed by a gate that sees how many every head has found
+    void ngram_attention(const Token& token, Int line, Int head, const float* normed) {
+        float logit = gate_logit(head, normed), smoothed = 0;
+        for (Int other = 0; other < model.heads; other++) {
+            const Found found = find(token, line - head + other, other);
+            logit += attention.number_weight[head * model.heads + other] * std::log1p(float(found.number));
+            if (other != head) continue;
+            sum_values(found, line);
+            append_value(found.written, line);
+            smoothed = found.number + std::exp(attention.raw_smoothing[head]);
+        }
+        for (Int i = 0; i < head_dim; i++) y[i] *= sigmoid(logit) / smoothed;
+    }
+
+    // What a head finds of an n-gram: its row of the table, those of the recent values from `first` on that followed
+    // it, and the current one
+    struct Found {
+        Int written, read;
+        Int row = -1, first = RECENT;
+        bool now = false;
+        Int number = 0;
+    };
+
+    Found find(const Token& token, Int line, Int head) const {
+        const Int n = attention.sizes[head], past = model.past_tokens, rows = attention.rows;
+        Int tokens[MAX_NGRAM + 1];  // the last n + 1 of the document
+        for (Int i = 0; i <= n; i++)
+            tokens[i] = i == n                    ? job.tokens[token.row]
+                        : token.position < n - i ? -1
+                                                 : job.last_tokens_before[(token.row + 1) * past - n + i];
+        Found found{hash_ngram(tokens, n), hash_ngram(tokens + 1, n)};
+        if (found.read == NO_NGRAM) return found;
+        const Int row = row_of(found.read, rows);
+        const Int* recent = before.recent_ngram + line * RECENT;
+        // from the newest on, as far as this n-gram has had the row
+        auto has = [&](Int ngram) { return ngram == NO_NGRAM || ngram == found.read || row_of(ngram, rows) != row; };
+        if (!has(found.written)) return found;
+        if ((found.now = found.written == found.read)) found.number++;
+        while (found.first > 0 && has(recent[found.first - 1])) found.number += recent[--found.first] == found.read;
+        if (found.first == 0 && before.ngram[line * rows + row] == found.read)
+            found.row = row, found.number += before.number[line * rows + row];
+        return found;
+    }
+
+    void sum_values(const Found& found, Int line) {
+        std::fill_n(y, head_dim, 0.0f);
+        auto add = [&](const float* x) {
+            for (Int i = 0; i < head_dim; i++) y[i] += x[i];
+        };
+        if (found.row >= 0) add(static_cast<const float*>(before.S) + (line * attention.rows + found.row) * head_dim);
+        for (Int i = found.first; i < RECENT; i++)
+            if (before.recent_ngram[line * RECENT + i] == found.read && found.read != NO_NGRAM)
+                add(before.recent_v + (line * RECENT + i) * head_dim);
+        if (found.now) add(v);
+    }
+
+    void append_value(Int written, Int line) {
+        const bool writes = written != NO_NGRAM;  // else the list stays as it is
+        const Int kept = RECENT - writes;
+        Int* ngrams = after.recent_ngram + line * RECENT;
+        float* values = after.recent_v + line * RECENT * head_dim;
+        std::copy_n(before.recent_ngram + line * RECENT + writes, kept, ngrams);
+        std::copy_n(before.recent_v + (line * RECENT + writes) * head_dim, kept * head_dim, values);
+        if (!writes) return;
+        ngrams[kept] = written;
+        std::copy_n(v, head_dim, values + kept * head_dim);
     }
 
     // Softmax attention over the last tokens, the new one at the end

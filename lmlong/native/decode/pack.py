@@ -59,7 +59,7 @@ class PackedModel:
 
     def _language_model(self, module: nn.Module) -> structures.Model:
         parts = ("embedding", "blocks", "hourglass", "norm", "lm_head")
-        spec = self._open(module, "language_model", ("embedding_scale", "downsampled_layers"), (), parts)
+        spec = self._open(module, "language_model", ("embedding_scale", "downsampled_layers", "past_tokens"), (), parts)
         embedding = self._open(spec.parts["embedding"], "matrix", (), ("weight",)).weights["weight"]
         blocks, hourglass, inside = spec.parts["blocks"], spec.parts["hourglass"], spec.options["downsampled_layers"]
         assert isinstance(embedding, Tensor) and isinstance(blocks, Sequence) and isinstance(inside, range)
@@ -67,6 +67,7 @@ class PackedModel:
             layers=len(blocks),
             width=embedding.shape[1],
             embedding_scale=spec.options["embedding_scale"],
+            past_tokens=spec.options["past_tokens"] or 0,
             embedding=self._floats(module, embedding),
             norm=self._norm(spec.parts["norm"]),
         )
@@ -116,7 +117,9 @@ class PackedModel:
     def _mixer(self, module: Any, layer: structures.Layer, whole: structures.Model) -> None:
         parts = ("norm", "in_proj", "convolution", "attention", "gates", "head_norm", "out_proj")
         spec = self._open(module, "mixer", ("heads", "uses_rope", "inputs"), (), parts)
-        layer.norm, layer.head_norm = self._norm(spec.parts["norm"]), self._norm(spec.parts["head_norm"])
+        layer.norm = self._norm(spec.parts["norm"])
+        if spec.parts["head_norm"] is not None:
+            layer.head_norm = self._norm(spec.parts["head_norm"])
         layer.in_proj, layer.out_proj = self._matrix(spec.parts["in_proj"]), self._matrix(spec.parts["out_proj"])
         if spec.parts["convolution"] is not None:
             convolution = self._open(spec.parts["convolution"], "short_conv", ("width",), ("weight",))
@@ -133,10 +136,12 @@ class PackedModel:
         assert isinstance(gates, Sequence)
         if not names and not gates:
             return
-        if names != ("log_decay",) or packed.kind != AttentionKind.LINEAR:
+        known = {AttentionKind.LINEAR: ("log_decay",), AttentionKind.NGRAM: ("ngram", "read_gate")}
+        if names != known.get(AttentionKind(packed.kind)):
             raise NoNativeForm(module, f"its attention asks for {', '.join(names)}, which native code does not make")
         gate = self._open(gates[0], "gate", ("activation", "shape"), ("weight", "bias"))
-        if gate.options != {"activation": "log_sigmoid", "shape": (spec.options["heads"],)}:
+        activation = "log_sigmoid" if packed.kind == AttentionKind.LINEAR else "identity"
+        if gate.options != {"activation": activation, "shape": (spec.options["heads"],)}:
             raise NoNativeForm(gates[0], f"native code has no gate with {dict(gate.options)}")
         packed.gate_weight, packed.gate_bias = (self._floats(module, gate.weights[x]) for x in ("weight", "bias"))
 
@@ -145,6 +150,13 @@ class PackedModel:
         packed = structures.Attention(kind=kind)
         if kind == AttentionKind.WINDOW:
             packed.window = self._open(module, "window", ("window",)).options["window"]
+            return packed
+        if kind == AttentionKind.NGRAM:
+            weights = ("number_weight", "raw_smoothing")
+            spec = self._open(module, "ngram", ("sizes", "rows"), weights)
+            packed.rows = spec.options["rows"]
+            packed.sizes = self._address(torch.tensor(spec.options["sizes"]))
+            packed.number_weight, packed.raw_smoothing = (self._floats(module, spec.weights[x]) for x in weights)
             return packed
         spec = self._open(module, "linear", (), ("log_decay",), ("feature_map",))
         if spec.weights["log_decay"] is not None:

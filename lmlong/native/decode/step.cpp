@@ -84,9 +84,18 @@ struct Step {
                 if (model.hourglass.pooling && completes_block(row))
                     *block++ = {row, job.positions[row] / factor, job.positions[row] < factor};
             }
+            append_tokens();
             if (model.any_rope) compute_cos_sin(all), compute_cos_sin(downsampled);
         }
         team.wait();
+    }
+
+    void append_tokens() const {
+        const Int past = model.past_tokens;
+        for (Int row = 0; past && row < job.rows; row++) {
+            std::copy_n(job.last_tokens_before + row * past + 1, past - 1, job.last_tokens_after + row * past);
+            job.last_tokens_after[(row + 1) * past - 1] = job.tokens[row];
+        }
     }
 
     bool completes_block(Int row) const {
@@ -149,12 +158,13 @@ struct Step {
     }
 
     void mixer(Int layer, const Batch& batch) {
-        Head head(model, model.layer[layer], job.states_before[layer], job.states_after[layer], scratch);
+        Head head(job, layer, scratch);
+        const Int outputs = model.layer[layer].in_proj.outputs;
         const Range lines = team.share(batch.count * model.heads);
         for (Int line = lines.begin; line < lines.end; line++) {
             const Int t = line / model.heads;
             const float* cos_sin = batch.cos_sin + t * width / model.heads;
-            const float *qkv_gate_t = qkv_gate + t * 4 * width, *normed_t = normed + t * width;
+            const float *qkv_gate_t = qkv_gate + t * outputs, *normed_t = normed + t * width;
             head.forward(batch.tokens[t], line % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * width);
         }
     }

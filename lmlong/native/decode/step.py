@@ -23,12 +23,16 @@ CODE = Path(__file__).parent
 class LayerTensors(NamedTuple):
     """The state of a layer, its parts contiguous: `LayerState` in job.h."""
 
-    S: Tensor | None
-    z: Tensor | None
-    k: Tensor | None
-    v: Tensor | None
-    current: Tensor | None
-    tail: Tensor | None
+    S: Tensor | None = None
+    z: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    current: Tensor | None = None
+    number: Tensor | None = None
+    ngram: Tensor | None = None
+    recent_ngram: Tensor | None = None
+    recent_v: Tensor | None = None
+    tail: Tensor | None = None
 
 
 class HourglassTensors(NamedTuple):
@@ -41,12 +45,13 @@ class States(NamedTuple):
 
     layers: Sequence[LayerTensors]
     hourglass: HourglassTensors | None
+    last_tokens: Tensor | None
 
 
-def load(constants: Mapping[str, float]) -> ctypes.CDLL | None:
+def load(constants: Mapping[str, float], integers: Mapping[str, int]) -> ctypes.CDLL | None:
     """Return the library, compiled at its first use on a machine; None where it cannot be."""
     known = (structures.Matrix, structures.Attention, structures.Layer, structures.Hourglass, structures.Model)
-    shared = Shared(constants, [Dtype, AttentionKind, FeatureMap, Pooling], [*known, LayerState, DecodeJob])
+    shared = Shared(constants, [Dtype, AttentionKind, FeatureMap, Pooling], [*known, LayerState, DecodeJob], integers)
     functions = compiled(CODE, shared, "tokens are written by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
@@ -68,6 +73,8 @@ def decode(
     if before.hourglass is not None and after.hourglass is not None:
         job.tail_before, job.upsampled_before = (x.data_ptr() for x in before.hourglass)
         job.tail_after, job.upsampled_after = (x.data_ptr() for x in after.hourglass)
+    if before.last_tokens is not None and after.last_tokens is not None:
+        job.last_tokens_before, job.last_tokens_after = before.last_tokens.data_ptr(), after.last_tokens.data_ptr()
     job.tokens, job.positions, job.logits = tokens.data_ptr(), positions.data_ptr(), logits.data_ptr()
     job.rows = rows
     workers, team = torch.get_num_threads(), thread_team()

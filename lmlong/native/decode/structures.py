@@ -14,6 +14,7 @@ class Dtype(IntEnum):
 class AttentionKind(IntEnum):
     LINEAR = 0
     WINDOW = 1
+    NGRAM = 2
 
 
 class Pooling(IntEnum):
@@ -39,6 +40,8 @@ class Attention(ctypes.Structure):
     _fields_ = (
         *_ints("kind", "uses_rope", "window", "feature_map", "features", "inner"),
         *_pointers("query_projection", "key_projection", "favor_constants", "log_decay", "gate_weight", "gate_bias"),
+        *_ints("rows"),
+        *_pointers("sizes", "number_weight", "raw_smoothing"),
     )
 
 
@@ -60,7 +63,7 @@ class Hourglass(ctypes.Structure):
 
 class Model(ctypes.Structure):
     _fields_ = (
-        *_ints("layers", "width", "heads", "mlp_width", "conv_width", "any_rope"),
+        *_ints("layers", "width", "heads", "mlp_width", "conv_width", "any_rope", "past_tokens"),
         ("embedding_scale", ctypes.c_float),
         *_pointers("embedding", "norm"),
         ("layer", ctypes.POINTER(Layer)),
@@ -70,14 +73,17 @@ class Model(ctypes.Structure):
 
 
 class LayerState(ctypes.Structure):
-    _fields_ = (*_pointers("S", "z", "keys", "values", "current", "tail"), *_ints("float64"))
+    _fields_ = (
+        *_pointers("S", "z", "keys", "values", "current", "number", "ngram", "recent_ngram", "recent_v", "tail"),
+        *_ints("float64"),
+    )
 
 
 class DecodeJob(ctypes.Structure):
     _fields_ = (
         *_pointers("model", "states_before", "states_after"),
         *_pointers("tail_before", "tail_after", "upsampled_before", "upsampled_after"),
-        *_pointers("tokens", "positions", "logits", "scratch"),
+        *_pointers("tokens", "positions", "last_tokens_before", "last_tokens_after", "logits", "scratch"),
         *_ints("rows"),
         *_pointers("barrier", "thread_num", "num_threads"),
     )

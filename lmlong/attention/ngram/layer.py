@@ -1,0 +1,89 @@
+"""n-gram attention: what followed the last n tokens, the times before that they stood in the document.
+
+B batch, H heads, T time, V value dim, R rows.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lmlong.attention.base import CausalAttention, at_least_float32
+from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
+from lmlong.attention.ngram.hashing import ngram_hashes
+from lmlong.attention.ngram.naive import quadratic
+from lmlong.attention.ngram.native.kernel import scan as native_scan
+from lmlong.attention.ngram.state import RECENT, NgramState, empty_state
+from lmlong.attention.ngram.step import settle, step
+from lmlong.native.spec import NativeSpec
+
+
+class NgramAttention(CausalAttention[NgramState]):
+    """Linear attention whose features are one-hot, at the hash of the last n tokens.
+
+    A head reads the mean of the values that followed the last n tokens earlier in the document, and exactly 0 where
+    they are new. It has neither queries nor keys.
+    """
+
+    has_keys = False
+    normalizes_heads = False
+
+    def __init__(self, heads: int, head_dim: int, sizes: list[int], buckets: int):
+        super().__init__()
+        self.heads, self.head_dim, self.buckets = heads, head_dim, buckets
+        self.sizes = [sizes[head % len(sizes)] for head in range(heads)]
+        self.inputs = {
+            "ngram": LastTokens(max(self.sizes) + 1, partial(ngram_hashes, sizes=self.sizes)),
+            "read_gate": Gate("read_gate", "identity", torch.zeros(heads)),
+        }
+        self.kernel = native_scan
+        """The scan over many tokens: native code, or torch."""
+        self.number_weight = nn.Parameter(torch.zeros(heads, heads))
+        self.raw_smoothing = nn.Parameter(torch.zeros(heads))
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> NgramState:
+        return empty_state((batch, self.heads, self.buckets), self.head_dim, device, at_least_float32(dtype))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: NgramState,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> tuple[Tensor, NgramState]:
+        hashes = inputs["ngram"]
+        if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
+            sums, numbers, state = step(v, hashes, state)
+        else:
+            sums, numbers, state = self.kernel(v, hashes, document_starts, settle(state))
+        return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
+
+    def settle(self, state: NgramState) -> NgramState:
+        return settle(state)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> Tensor:
+        return self._gated(*quadratic(v, inputs["ngram"], document_starts, self.buckets), inputs["read_gate"]).to(
+            v.dtype
+        )
+
+    def state_numbers(self, tokens: int) -> int:
+        return self.heads * (self.buckets * (self.head_dim + 2) + RECENT * (self.head_dim + 1))
+
+    def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
+        dtype = sums.dtype
+        seen = torch.einsum("hj,bjt->bht", self.number_weight.to(dtype), numbers.log1p())
+        weight = (gate.to(dtype) + seen).sigmoid() / (numbers + self.raw_smoothing.to(dtype).exp()[:, None])
+        return sums * weight[..., None]
+
+    def native_spec(self) -> NativeSpec:
+        weights = {"number_weight": self.number_weight, "raw_smoothing": self.raw_smoothing}
+        return NativeSpec("ngram", {"sizes": tuple(self.sizes), "rows": self.buckets}, weights)

@@ -1,0 +1,86 @@
+"""n-gram attention over many tokens by native code on a CPU, heads and rows divided among the threads.
+
+B batch, H heads, T time, V value dim, R rows.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lmlong.attention.ngram.hashing import NO_NGRAM
+from lmlong.attention.ngram.native.library import NgramJob, library
+from lmlong.attention.ngram.scan import scan as scan_by_torch
+from lmlong.attention.ngram.state import NgramState, untouched_zeros
+from lmlong.native.threads import run_on_threads
+
+
+@torch.compiler.disable  # it cannot be traced
+def scan(
+    v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
+) -> tuple[Tensor, Tensor, NgramState]:
+    """Run the scan by native code, or by torch for other devices and dtypes and without a compiler."""
+    if v.device.type != "cpu" or state.S.dtype != torch.float32 or (functions := library()) is None:
+        return scan_by_torch(v, hashes, document_starts, state)
+    sums, numbers, S, number, ngram = _NgramScan.apply(functions, v.float(), hashes, document_starts, *state[:3])
+    return sums, numbers, state._replace(S=S, number=number, ngram=ngram)
+
+
+class _NgramScan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        functions: ctypes.CDLL,
+        v: Tensor,
+        hashes: Tensor,
+        document_starts: Tensor | None,
+        S: Tensor,
+        number: Tensor,
+        ngram: Tensor,
+    ) -> tuple[Tensor, ...]:
+        v, hashes = _by_token(v), hashes.contiguous()
+        document_starts = None if document_starts is None else document_starts.bool().contiguous()
+        batch, time, heads, _ = v.shape
+        numbers = v.new_empty(batch, heads, time)
+        cleared = v.new_empty(batch, heads, time, dtype=torch.bool)
+        sums, S_after = torch.empty_like(v), untouched_zeros(S.shape, S.device, S.dtype)
+        number_after, ngram_after = torch.empty_like(number), torch.full_like(ngram, NO_NGRAM)
+        saved = {"hashes": hashes, "document_starts": document_starts, "numbers": numbers, "cleared": cleared}
+        before = {"S_before": S, "number_before": number, "ngram_before": ngram}
+        after = {"S_after": S_after, "number_after": number_after, "ngram_after": ngram_after}
+        before = {name: x.contiguous() for name, x in before.items()}
+        _run(functions.ngram_forward, v, S.shape[2], {**saved, **before, **after, "v": v, "sums": sums})
+        ctx.functions, ctx.rows = functions, S.shape[2]
+        ctx.save_for_backward(v.new_empty(v.shape[-1]), *saved.values())
+        ctx.mark_non_differentiable(numbers, number_after, ngram_after)
+        ctx.set_materialize_grads(False)
+        return sums.transpose(1, 2), numbers, S_after, number_after, ngram_after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dsums: Tensor | None, _: Any, dS: Tensor | None, *__: Any) -> tuple[Tensor | None, ...]:
+        of_token, hashes, document_starts, numbers, cleared = ctx.saved_tensors
+        batch, heads, time = numbers.shape
+        dv = of_token.new_empty(batch, time, heads, len(of_token))
+        dsums = torch.zeros_like(dv) if dsums is None else _by_token(dsums)
+        shape = (batch, heads, ctx.rows, len(of_token))
+        dS = untouched_zeros(shape, dv.device, dv.dtype) if dS is None else dS.contiguous().clone()
+        saved = {"hashes": hashes, "document_starts": document_starts, "numbers": numbers, "cleared": cleared}
+        _run(ctx.functions.ngram_backward, dv, ctx.rows, {**saved, "dsums": dsums, "dv": dv, "dS": dS})
+        return None, dv.transpose(1, 2), None, None, dS if ctx.needs_input_grad[4] else None, None, None
+
+
+def _run(function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None]) -> None:
+    """Run a pass over tensors (B, T, H, V) and (B, H, T) with the fields of a job as their names."""
+    batch, time, heads, value_dim = v.shape
+    job = NgramJob(batch * heads, heads, time, value_dim, rows)
+    for name, x in tensors.items():
+        setattr(job, name, None if x is None else x.data_ptr())
+    run_on_threads(function, job, max(1, min(torch.get_num_threads(), batch * heads)))
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """Return (B, H, T, V) as (B, T, H, V), which is how a model's projections lie in memory."""
+    return x.transpose(1, 2).contiguous()

@@ -1,0 +1,139 @@
+// n-gram attention over many tokens and its gradient: one row of the state is written and one read for each token.
+//
+// H heads, T time, V value dim, R rows. Constants that are not defined here come from library.py, by shared.h.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ngram.h"
+#include "shared.h"
+
+namespace {
+
+struct NgramJob {
+    Int lines, heads, time, value_dim, rows;  // a line is one head of one row of the batch
+    const Int* hashes;                        // (B, H, T, 2) of the n-gram before a token, and of that which ends with it
+    const bool* document_starts;              // (B, T), null where no document starts
+    const float* v;                           // (B, T, H, V)
+    float *sums, *numbers;                    // (B, T, H, V) and (B, H, T) of the row that is read
+    bool* cleared;                            // (B, H, T) whether another n-gram had the row that is written
+    const float* S_before;                    // (B, H, R, V)
+    const int32_t* number_before;             // (B, H, R)
+    const Int* ngram_before;                  // (B, H, R)
+    float* S_after;                           // these are empty at the beginning
+    int32_t* number_after;
+    Int* ngram_after;
+    const float* dsums;
+    float *dv, *dS;  // dS (B, H, R, V) is that of the state after at the beginning, and of the state before at the end
+    Int lines_begun;
+};
+
+struct Line {
+    const NgramJob& job;
+    const Int index, row, head, V;
+
+    Line(const NgramJob& job, Int index)
+        : job(job), index(index), row(index / job.heads), head(index % job.heads), V(job.value_dim) {}
+
+    Int written(Int t) const { return job.hashes[2 * (index * job.time + t)]; }
+    Int read(Int t) const { return job.hashes[2 * (index * job.time + t) + 1]; }
+    bool starts_document(Int t) const { return job.document_starts && job.document_starts[row * job.time + t]; }
+    Int token(Int t) const { return ((row * job.time + t) * job.heads + head) * V; }
+    Int state_row(Int hash) const { return index * job.rows + row_of(hash, job.rows); }
+
+    void forward() const {
+        copy_state();
+        for (Int t = 0; t < job.time; t++) {
+            prefetch(job.S_after, t);
+            if (starts_document(t)) clear_state();
+            const float* v = job.v + token(t);
+            bool& cleared = job.cleared[index * job.time + t] = false;
+            if (const Int ngram = written(t); ngram != NO_NGRAM) {
+                const Int at = state_row(ngram);
+                float* S = job.S_after + at * V;
+                cleared = job.ngram_after[at] != ngram;
+                if (cleared) {
+                    std::copy_n(v, V, S);
+                    job.ngram_after[at] = ngram, job.number_after[at] = 1;
+                } else {
+                    for (Int i = 0; i < V; i++) S[i] += v[i];
+                    job.number_after[at]++;
+                }
+            }
+            const Int ngram = read(t), at = ngram == NO_NGRAM ? 0 : state_row(ngram);
+            const bool found = ngram != NO_NGRAM && job.ngram_after[at] == ngram;
+            float* sums = job.sums + token(t);
+            job.numbers[index * job.time + t] = found ? job.number_after[at] : 0;
+            if (found)
+                std::copy_n(job.S_after + at * V, V, sums);
+            else
+                std::fill_n(sums, V, 0.0f);
+        }
+    }
+
+    void backward() const {
+        bool begun = false;
+        for (Int t = job.time - 1; t >= 0; t--) {
+            if (t) prefetch(job.dS, t - 1);
+            if (job.numbers[index * job.time + t] > 0) {
+                const float* dsums = job.dsums + token(t);
+                float* dS = job.dS + state_row(read(t)) * V;
+                for (Int i = 0; i < V; i++) dS[i] += dsums[i];
+            }
+            float* dv = job.dv + token(t);
+            if (const Int ngram = written(t); ngram == NO_NGRAM) {
+                std::fill_n(dv, V, 0.0f);
+            } else {
+                float* dS = job.dS + state_row(ngram) * V;
+                std::copy_n(dS, V, dv);
+                if (job.cleared[index * job.time + t]) std::fill_n(dS, V, 0.0f);
+            }
+            // only what the state after has of no n-gram is left then, or what was before an earlier document
+            if (starts_document(t) && !begun) begun = true, std::fill_n(job.dS + index * job.rows * V, job.rows * V, 0.0f);
+        }
+    }
+
+    // Only rows that are in use: pages of memory that are never touched cost nothing
+    void copy_state() const {
+        for (Int at = index * job.rows; at < (index + 1) * job.rows; at++)
+            if ((job.number_after[at] = job.number_before[at])) {
+                std::copy_n(job.S_before + at * V, V, job.S_after + at * V);
+                job.ngram_after[at] = job.ngram_before[at];
+            }
+    }
+
+    void clear_state() const {
+        for (Int at = index * job.rows; at < (index + 1) * job.rows; at++)
+            if (job.number_after[at]) {
+                std::fill_n(job.S_after + at * V, V, 0.0f);
+                job.ngram_after[at] = NO_NGRAM, job.number_after[at] = 0;
+            }
+    }
+
+    void prefetch(const float* rows, Int t) const {
+        if (t + AHEAD < job.time && read(t + AHEAD) != NO_NGRAM)
+            __builtin_prefetch(rows + state_row(read(t + AHEAD)) * V, 1, 2);
+    }
+
+    static constexpr Int AHEAD = 8;
+};
+
+// Run by several workers at once: each takes line after line
+void run_lines(NgramJob* job, void (Line::*pass)() const) {
+    while (true) {
+        const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
+        if (index >= job->lines) return;
+        (Line(*job, index).*pass)();
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void ngram_forward(NgramJob* job) { run_lines(job, &Line::forward); }
+
+void ngram_backward(NgramJob* job) { run_lines(job, &Line::backward); }
+}
+
+#include "layout.h"

@@ -1,0 +1,51 @@
+"""The state of n-gram attention: a table with a row for each n-gram, and the last values that are not in it yet.
+
+A step writes to one row of a large table. It is not copied for that: the value is appended to a short list, and a full
+list is written to a copy of the table.
+
+B batch, H heads, V value dim, R rows, L most recent values.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmlong.attention.ngram.hashing import NO_NGRAM
+
+RECENT = 128
+"""L: about the root of usual R, so that the list costs as much to copy for each token as the table for each L."""
+
+
+class NgramState(NamedTuple):
+    S: Tensor  # (B, H, R, V) sum of the values that followed the n-gram of each row, float32 or more
+    number: Tensor  # (B, H, R) how many they are
+    ngram: Tensor  # (B, H, R) the hash of that n-gram, NO_NGRAM for an empty row
+    recent_ngram: (
+        Tensor  # (B, H, L) the n-grams before recent values, the newest last, NO_NGRAM for those there are not
+    )
+    recent_v: Tensor  # (B, H, L, V)
+
+
+def empty_state(shape: Sequence[int], value_dim: int, device: torch.device, dtype: torch.dtype) -> NgramState:
+    """Return the state (B, H, R) in which no n-gram has been seen."""
+    return NgramState(
+        untouched_zeros((*shape, value_dim), device, dtype),
+        torch.zeros(*shape, device=device, dtype=torch.int32),
+        torch.full(shape, NO_NGRAM, device=device),
+        *no_recent(shape[:2], value_dim, device, dtype),
+    )
+
+
+def no_recent(shape: Sequence[int], value_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    ngrams = torch.full((*shape, RECENT), NO_NGRAM, device=device)
+    return ngrams, torch.zeros(*shape, RECENT, value_dim, device=device, dtype=dtype)
+
+
+def untouched_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return zeros, on a CPU of memory that costs nothing before it is written to: few rows of a large table are."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return torch.zeros(shape, device=device, dtype=dtype)
+    return torch.from_numpy(np.zeros(shape, np.float32))

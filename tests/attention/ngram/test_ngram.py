@@ -1,0 +1,118 @@
+"""n-gram attention: what its rows hold, its hashes, and its three ways to compute the same."""
+
+import pytest
+import torch
+from machine import needs_compiler
+from models import stirred
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.attention.inputs import last_tokens
+from lmlong.attention.ngram import naive
+from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
+from lmlong.attention.ngram.native.kernel import scan as native_scan
+from lmlong.attention.ngram.scan import scan as torch_scan
+from lmlong.attention.ngram.state import RECENT, empty_state
+from lmlong.attention.ngram.step import settle, step
+from lmlong.model.fast_step import make_fast_step
+from lmlong.model.language_model import LanguageModel
+
+
+def hashes_of(tokens: list[int], sizes: list[int]) -> Tensor:
+    """Hashes (1, H, T, 2) of one document."""
+    row = torch.tensor([tokens])
+    past = torch.zeros(1, max(sizes), dtype=torch.long)
+    return ngram_hashes(last_tokens(row, past, torch.arange(len(tokens))[None]), sizes)
+
+
+def test_hashes_are_the_same_on_every_machine() -> None:
+    """A checkpoint's rows would otherwise mean something else there."""
+    hashes = hashes_of([5, 0, 5, 0], [1, 2])[0]
+    assert hashes[0, :, 1].tolist() == [3266014173702632454, GOLDEN, 3266014173702632454, GOLDEN]
+    pair = 1921524629319094431
+    assert hashes[1, :, 1].tolist() == [NO_NGRAM, pair, 1574009821641552331, pair]
+    assert hashes[..., 1:, 0].equal(hashes[..., :-1, 1]) and (hashes[:, 0, 0] == NO_NGRAM).all()
+
+
+def test_rows_of_tokens_are_their_own_and_those_of_ngrams_are_spread_evenly() -> None:
+    tokens = torch.arange(4096)
+    rows = row_of(ngram_hashes(tokens[None, :, None].expand(1, -1, 2), [1])[0, 0, :, 1], 16384)
+    assert len(rows.unique()) == len(tokens)
+    pairs = torch.cartesian_prod(torch.arange(200), torch.arange(200))
+    counts = torch.bincount(row_of(ngram_hashes(torch.nn.functional.pad(pairs, (1, 0))[None], [2])[0, 0, :, 1], 1024))
+    chi_square = float(((counts - counts.float().mean()) ** 2).sum() / counts.float().mean())
+    assert len(counts) == 1024 and chi_square < 1023 + 5 * (2 * 1023) ** 0.5
+
+
+def test_a_head_reads_the_values_that_followed() -> None:
+    """a b c a b: after the second a the head of bigrams has nothing, that of single tokens the value of b."""
+    a, b, c = 7, 8, 9
+    v = torch.arange(5.0).view(1, 1, 5, 1).expand(1, 2, 5, 1)
+    sums, numbers = naive.quadratic(v, hashes_of([a, b, c, a, b], [1, 2]), None, 64)
+    assert sums[0, 0, :, 0].tolist() == [0, 0, 0, 1, 2] and numbers[0, 0].tolist() == [0, 0, 0, 1, 1]
+    assert sums[0, 1, :, 0].tolist() == [0, 0, 0, 0, 2] and numbers[0, 1].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_ngrams_that_share_a_row_replace_each_other() -> None:
+    v = torch.arange(8.0).view(1, 1, 8, 1)
+    hashes = hashes_of([0, 0, 1, 0, 0, 1, 1, 1], [1])
+    sums, numbers = naive.quadratic(v, hashes, None, 1)  # of one row, in turn of 0, 0, 1, 0, 0, 1 and 1
+    assert sums.flatten().tolist() == [0, 1, 0, 0, 4, 0, 6, 13]
+    assert numbers.flatten().tolist() == [0, 1, 0, 0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 200])
+def test_the_order_of_sums_depends_on_nothing_but_the_row(rows: int) -> None:
+    """Native code adds one value after another, however a text is cut: the same to the last bit."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(4, (300,), generator=draw).tolist()
+    v, hashes = 1e3 * torch.randn(1, 3, 300, 8, generator=draw), hashes_of(tokens, [1, 2, 3])
+    whole, _, end = native_scan(v, hashes, None, empty_state((1, 3, rows), 8, v.device, v.dtype))
+    state = empty_state((1, 3, rows), 8, v.device, v.dtype)
+    parts = []
+    for cut in (slice(0, 1), slice(1, 130), slice(130, 131), slice(131, 300)):
+        sums, _, state = native_scan(v[:, :, cut], hashes[:, :, cut], None, state)
+        parts.append(sums)
+    assert torch.equal(torch.cat(parts, dim=2), whole)
+    assert all(map(torch.equal, state, end))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 500])
+def test_more_tokens_than_the_recent_ones_by_steps(rows: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    time = 2 * RECENT + 30
+    tokens = torch.randint(3, (time,), generator=draw).tolist()
+    v, hashes = torch.randn(1, 2, time, 4, generator=draw, dtype=torch.float64), hashes_of(tokens, [2, 3])
+    state = empty_state((1, 2, rows), 4, v.device, v.dtype)
+    truth, count, end = torch_scan(v, hashes, None, state)
+    for t in range(time):
+        sums, numbers, state = step(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state)
+        assert torch.allclose(sums, truth[:, :, t : t + 1], atol=1e-10) and torch.equal(numbers, count[:, :, t : t + 1])
+        assert (state.recent_ngram[..., 0] == NO_NGRAM).all()
+    settled = settle(state)
+    assert (state.recent_ngram[..., -1] != NO_NGRAM).all() and (settled.recent_ngram == NO_NGRAM).all()
+    assert torch.allclose(settled.S, end.S, atol=1e-10)
+    assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
+
+
+@needs_compiler
+def test_native_decode_over_more_tokens_than_the_recent_ones() -> None:
+    options = recipe.Model(
+        width=24,
+        layers=2,
+        heads=3,
+        attention=recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=[1, 3], buckets=40)),
+    )
+    torch.manual_seed(0)
+    model = stirred(LanguageModel(options, 6), 0.5).eval()
+    tokens = torch.randint(6, (2, 2 * RECENT + 20))
+    with torch.inference_mode():
+        truth, end = model(tokens)
+        model.fast_step = make_fast_step(model)
+        state = model.init_state(2)
+        for t in range(tokens.shape[1]):
+            logits, state = model.step(tokens[:, t], state)
+            assert torch.allclose(logits, truth[:, t], atol=1e-4)
+        found = model.settle(state).blocks[0].attention
+    assert torch.equal(found.ngram, end.blocks[0].attention.ngram)
+    assert torch.allclose(found.S, end.blocks[0].attention.S, atol=1e-4)
