@@ -9,7 +9,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention.inputs import last_tokens
 from lmlong.attention.ngram import naive
-from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
+from lmlong.attention.ngram.hashing import GOLDEN, NO_NGRAM, ngram_hashes, row_of
 from lmlong.attention.ngram.native.kernel import scan as native_scan
 from lmlong.attention.ngram.scan import scan as torch_scan
 from lmlong.attention.ngram.state import RECENT, empty_state
