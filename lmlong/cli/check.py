@@ -9,7 +9,9 @@ from lmlong.errors import UsageError
 
 @click.command()
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--tokens", default=512, show_default=True, type=click.IntRange(min=8), help="Length of the text.")
+@click.option(
+    "--tokens", default=512, show_default=True, metavar="N", type=options.Length(8), help="Length of the text."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @options.device
 def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmlong.cli.plugins import load_recipe
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from lmlong.recipe import Recipe
@@ -96,17 +96,24 @@ def copy(name: str, destination: Path) -> None:
 
 
 @recipe.command()
+@click.argument("words", metavar="[WORD]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
-def options(as_json: bool) -> None:
-    """Explain every option a recipe can hold: its type, its default, its meaning.
+def options(words: tuple[str, ...], as_json: bool) -> None:
+    """Explain the options a recipe can hold: type, default, meaning. WORDs choose those that have them all in one of
+    these, or in their key.
 
     \b
-    Example: what is there to set about training?
-      lmlong recipe options | grep -A 3 ^training
+    Example: what is there to set about training? What about the decay?
+      lmlong recipe options training.
+      lmlong recipe options decay
     """
     from lmlong.recipe.reference import reference
 
-    rows = reference()
+    everything = reference()
+    rows = [row for row in everything if _has(row, words)]
+    if not rows:
+        hint = nearest(words[0], {part for row in everything for part in (row.key, *row.key.split("."))})
+        raise UsageError(f"{' '.join(words)}: no option has that.{hint} `lmlong recipe options` lists all.")
     if as_json:
         click.echo(json.dumps([row._asdict() for row in rows], indent=2))
     else:
@@ -134,6 +141,12 @@ def _summary(recipe: "Recipe") -> str:
         f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention} attention, "
         f"sequences of {text.sequence_length} tokens, {' or '.join(limits)}"
     )
+
+
+def _has(option: "Option", words: tuple[str, ...]) -> bool:
+    """Return whether an option has all words in its key, its type or its meaning."""
+    text = " ".join((option.key, option.kind or "", option.type, option.meaning)).lower()
+    return all(word.lower() in text for word in words)
 
 
 def _explanation(option: "Option") -> str:

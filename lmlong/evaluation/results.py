@@ -43,6 +43,8 @@ class PerplexityReport:
     trained_length: int
     trained_tokens: int | None = None  # seen in training, the same ones several times perhaps; None if unknown
     documents: int = 0
+    parts_of: int | None = None  # where these are parts of so few documents, each read from an empty state
+    text: str = ""  # the same for the same documents, whatever the tokenizer
     left_out: list[int] = field(default_factory=list)  # lengths that too few documents reach
     context: list[AtLength] = field(default_factory=list)
     position: list[AtPosition] = field(default_factory=list)

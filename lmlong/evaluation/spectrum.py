@@ -21,7 +21,7 @@ from lmlong.evaluation import spans as cut
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import TextModel
 from lmlong.recipe import Recipe
-from lmlong.report.lengths import name_length
+from lmlong.recipe.lengths import name_length
 
 LENGTHS = (512,)
 """The default lengths: that of the paper's figure."""

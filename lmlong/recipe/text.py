@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.section import Options
 
 
@@ -89,7 +90,7 @@ class Text(Options):
     """Sources of documents; several are mixed by weight."""
     validation: Validation = Validation()
     tokenizer: Tokenizer = Tokenizer()
-    sequence_length: int = Field(default=2048, ge=8)
+    sequence_length: Annotated[int, Field(ge=8), IsLength()] = 2048
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
     """Content of a training sequence: windows of the text, cut anywhere, or whole documents, cut only where longer than

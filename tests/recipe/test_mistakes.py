@@ -166,6 +166,25 @@ def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
     ]
 
 
+def test_an_unknown_key_of_a_long_section_names_the_three_nearest(file: Path) -> None:
+    assert complaints(file, "training: {steps: 1, weigh: 2}\n") == [
+        "file:1: training.weigh: unknown key. Nearest here: weight_decay, segment, learning_rate; "
+        "`lmlong recipe options training` lists all."
+    ]
+
+
+def test_counts_of_tokens_may_have_units(file: Path) -> None:
+    file.write_text("text: {sequence_length: 2k}\ntraining: {tokens: 1m, segment: 1K, validation_tokens: 100}\n")
+    found = load(str(file))
+    assert (found.text.sequence_length, found.training.tokens, found.training.segment) == (2048, 1 << 20, 1024)
+    wrong = "text: {sequence_length: 2q}\ntraining: {tokens: 0m, segment: 1}\n"
+    assert [line.partition(": ")[2] for line in complaints(file, wrong)] == [
+        "text.sequence_length: expected a whole number (or such as 4k, 1m), at least 8, got '2q'.",
+        "training.tokens: expected a whole number (or such as 4k, 1m), above 0, or null, got '0m'.",
+        "training.segment: expected a whole number (or such as 4k, 1m), at least 16, or null, got 1.",
+    ]
+
+
 def test_a_recipe_without_training_is_told_what_it_lacks(file: Path) -> None:
     message = "training.steps: neither steps nor tokens is given, so training has no end. Set one of them."
     assert complaints(file, "seed: 1\n") == [f"file:1: {message}"]
