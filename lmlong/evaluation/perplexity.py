@@ -26,7 +26,7 @@ from lmlong.inference.state_size import state_size
 from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
 from lmlong.model.device import peak_memory
-from lmlong.recipe import Files, Text, Validation
+from lmlong.recipe import Files, Validation
 from lmlong.recipe.lengths import name_length
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
@@ -211,5 +211,6 @@ def validation_text(loaded: TrainedModel, files: Sequence[str | Path] = (), limi
     if files:
         source = Files(kind="files", paths=list(map(str, files)))
         # a recipe's text trains too; the shortest sequence lets files of any size pass as that
-        text = Text(sources=[source], validation=Validation(sources=[source]), errors=text.errors, sequence_length=8)
+        validation = Validation(sources=[source])
+        text = text.model_copy(update={"sources": [source], "validation": validation, "sequence_length": 8})
     return prepare(text, loaded.tokenizer).validation.first(limit)

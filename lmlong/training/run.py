@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import Strategy
 from lmlong.checkpoint import read
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
+from lmlong.data.notes import notes
 from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
@@ -161,6 +162,9 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
 
 def _say(setup: Setup, start: Path | str | None) -> None:
     """Print what begins to stderr."""
+    for source in setup.tokens.info["sources"]:
+        for line in notes(source):
+            print(f"{source['name']}: {line}", file=sys.stderr)
     print(
         f"{count_parameters(setup.model):,} parameters, {setup.steps:,} steps of {setup.tokens_per_step:,} tokens, "
         f"{setup.recipe.training.precision} on {setup.device.type}" + (f", from {start}" if start else ""),
