@@ -44,8 +44,8 @@ def _section(report: PerplexityReport) -> str:
         f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}",
         f"  {_state(report.state)}",
         *_parts(report),
-        f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second), "
-        f"{report.peak_bytes / 1e6:,.0f} MB at most",
+        f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second)"
+        + ("" if report.peak_bytes is None else f", {report.peak_bytes / 1e6:,.0f} MB at most"),
     ]
     parts = [part(report) for part in (_context, _position, _protocol, _health)]
     return "\n".join([*facts, *(line for part in parts if part for line in ("", *part))])

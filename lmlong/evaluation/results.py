@@ -53,4 +53,4 @@ class PerplexityReport:
     health: list[Health] = field(default_factory=list)
     tokens: int = 0  # read in all
     seconds: float = 0.0
-    peak_bytes: int = 0
+    peak_bytes: int | None = 0  # None where the system does not tell

@@ -19,12 +19,15 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return the peak memory so far in bytes: of the GPU, or of the process."""
+def peak_memory(device: torch.device) -> int | None:
+    """Return the peak memory so far in bytes: of the GPU, or of the process; None on Windows, which tells it in another
+    way."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # Unix only
-
+    try:
+        import resource
+    except ImportError:
+        return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -87,7 +87,10 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
             break
     work, update = (statistics.median(times[1:]) for times in (works, updates))  # the first includes one-time work
     state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(1)))
-    return StepProfile(peak_memory(setup.device), work, update, count_parameters(model), state)
+    peak = peak_memory(setup.device)
+    if peak is None:
+        raise LmlongError("this system does not tell the memory of a process")
+    return StepProfile(peak, work, update, count_parameters(model), state)
 
 
 def _backward(model: TextModel, recipe: Recipe, shape: BatchShape) -> None:
