@@ -21,6 +21,8 @@ def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
     must not change the past; rows and packed documents must not see each other; the state must be as large as
     declared; denominators must stay away from 0. Exit code 1 if a law is broken.
 
+    A GPU of a Mac computes no float64, which the laws are compared in, so there the CPU is taken.
+
     With --plugin and no RUN, against each attention and feature map of the plug-in, on random inputs.
 
     \b
@@ -35,8 +37,10 @@ def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
     from lmlong.evaluation.law_check_report import table, to_json
     from lmlong.inference.loading import load
     from lmlong.inference.sampled_text import sampled_text
+    from lmlong.model.device import float64_device, pick_device
 
-    loaded = load(run, device)
+    # the laws are compared in float64
+    loaded = load(run, float64_device(pick_device(device)).type)
     report = check_laws(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
     show(table(report), to_json(report), STDOUT if as_json else None, None)
     if not report.kept:

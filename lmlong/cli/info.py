@@ -47,7 +47,7 @@ def _installation() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "computes in bf16": computes_in_bf16(device),
         "C++ compiler": find_compiler(),

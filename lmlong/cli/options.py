@@ -46,7 +46,9 @@ json_file = click.option(
 )
 
 
-device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
+
+device = click.option("--device", type=DEVICES, default="auto", show_default=True)
 
 weights = click.option(
     "--weights",

@@ -135,7 +135,7 @@ def cumulative(matrices: Sequence[Tensor]) -> list[np.ndarray]:
     """Return by layer (H, T) the share that the largest singular values hold of their sum."""
     curves = []
     for layer in matrices:
-        values = torch.linalg.svdvals(layer.double().cpu()).numpy()
+        values = torch.linalg.svdvals(layer.cpu().double()).numpy()
         curves.append(values.cumsum(axis=-1) / values.sum(axis=-1, keepdims=True))
     return curves
 

@@ -51,7 +51,8 @@ def no_fast_step(model: LanguageModel) -> str | None:
     if not model.constant_state:
         return "the state of softmax attention grows, so its step is never the same twice."
     if not _on_cpu(model):
-        return None
+        device = model.embedding.weight.device.type
+        return None if device == "cuda" else f"there is none for {device}."
     if find_compiler() is None:
         return missing_compiler()
     try:

@@ -183,7 +183,7 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[
     if launcher() == "srun":
         plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are handled here
     return Trainer(
-        accelerator="gpu" if setup.device.type == "cuda" else "cpu",
+        accelerator={"cuda": "gpu"}.get(setup.device.type, setup.device.type),
         devices=setup.recipe.devices,
         num_nodes=setup.recipe.nodes,
         strategy=_strategy(setup),
