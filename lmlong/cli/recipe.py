@@ -100,17 +100,18 @@ def copy(name: str, destination: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def options(words: tuple[str, ...], as_json: bool) -> None:
     """Explain the options a recipe can hold: type, default, meaning. WORDs choose those that have them all in one of
-    these, or in their key.
+    these, or in their key; the key of a section chooses all that is in it.
 
     \b
     Example: what is there to set about training? What about the decay?
-      lmlong recipe options training.
+      lmlong recipe options training
       lmlong recipe options decay
     """
     from lmlong.recipe.reference import reference
 
     everything = reference()
-    rows = [row for row in everything if _has(row, words)]
+    sections = [word for word in words if any(row.key.startswith(f"{word}.") for row in everything)]
+    rows = [row for row in everything if _has(row, [word for word in words if word not in sections], sections)]
     if not rows:
         hint = nearest(words[0], {part for row in everything for part in (row.key, *row.key.split("."))})
         raise UsageError(f"{' '.join(words)}: no option has that.{hint} `lmlong recipe options` lists all.")
@@ -143,10 +144,11 @@ def _summary(recipe: "Recipe") -> str:
     )
 
 
-def _has(option: "Option", words: tuple[str, ...]) -> bool:
-    """Return whether an option has all words in its key, its type or its meaning."""
+def _has(option: "Option", words: list[str], sections: list[str]) -> bool:
+    """Return whether an option lies in these sections, and has all words in its key, its type or its meaning."""
     text = " ".join((option.key, option.kind or "", option.type, option.meaning)).lower()
-    return all(word.lower() in text for word in words)
+    inside = all(f"{option.key}.".startswith(f"{section}.") for section in sections)
+    return inside and all(word.lower() in text for word in words)
 
 
 def _explanation(option: "Option") -> str:

@@ -113,5 +113,5 @@ class Text(Options):
         try:
             "".encode("utf-8" if self.encoding == "auto" else self.encoding)
         except LookupError:
-            hint = nearest(self.encoding, ("auto", *aliases.aliases))
+            hint = nearest(self.encoding, ["auto", *(name.replace("_", "-") for name in aliases.aliases.values())])
             yield mistake("encoding", f"{self.encoding!r} is no encoding that Python knows.{hint}")

@@ -155,7 +155,7 @@ def test_attentions_that_see_the_future_are_refused_with_the_reason(
 
 def test_only_an_attention_is_refused_for_seeing_the_future(file: Path) -> None:
     (mistake,) = complaints(file, f"{ENOUGH}device: full\n")
-    assert mistake.startswith("file:2: device: 'full' is not one of auto, cpu, cuda.")
+    assert mistake.startswith("file:2: device: 'full' is not one of auto, cpu, cuda, mps.")
 
 
 def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
