@@ -8,7 +8,7 @@ import click
 from lmlong.cli import options
 from lmlong.cli.lists import parse_names
 from lmlong.cli.output import check_files, show
-from lmlong.cli.runs import load_runs, run_name
+from lmlong.cli.runs import load_runs, run_name, tell_left_out
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def eval_(
     if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
         _eval_encoders(runs, data, tokens, json_file, device)
         return
+    tell_left_out(data)
     reports = []
     for run in runs:
         model = load(run, device, weights, state_dtype)

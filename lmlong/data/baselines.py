@@ -19,7 +19,7 @@ PIECE = 1 << 16
 COUNTED = 1 << 24
 """Tokens of a source that are counted for the unigrams, evenly spread over it."""
 
-PRIMING = 1 << 22
+PRIMING = 1 << 21
 """Bytes of the training text, at the least, that lzma reads first; where it has fewer, all of it."""
 
 COMPRESSED = 1 << 20

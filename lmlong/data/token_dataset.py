@@ -6,7 +6,6 @@ training source, and beside each token file the positions at which its documents
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from tqdm import tqdm
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
 from lmlong.data.encoding import UTF8
+from lmlong.data.notes import by_reason
 from lmlong.data.reading import Skipped
 from lmlong.data.sources import Input, check, open_inputs
 from lmlong.data.split import split
@@ -28,8 +28,6 @@ from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.manifest import Format
 
 FORMAT = Format("tokens", 3)
-NAMED = 20
-"""Most documents that are named for each reason to leave them out, or to read them in another encoding."""
 
 TEXT = (".tokens", ".starts")
 """Suffixes of the files that hold the text."""
@@ -55,7 +53,7 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> TokenDatas
     folder = fetch(cache_folder() / "tokens" / key, FORMAT, lambda temporary: _write(temporary, inputs, chosen))
     tokens = _open(folder, [options.weight for options in text.sources])
     for entry, source in zip(inputs, tokens.info["sources"], strict=True):  # known without reading, so never cached
-        source["left_out"] = _by_reason(entry.source.left_out)
+        source["left_out"] = by_reason(entry.source.left_out)
     _check(tokens, text)
     return tokens
 
@@ -102,20 +100,8 @@ def _write_source(entry: Input, writers: dict[str, TokenWriter], bar: tqdm) -> d
             if part.document.encoding != UTF8:
                 recoded.append(Skipped(part.document.name, part.document.encoding, found.read_bytes))
     splits = {split: counts[split]._asdict() for split in sorted(counts)}
-    told = {"skipped": _by_reason(skipped), "encodings": _by_reason(recoded)}
+    told = {"skipped": by_reason(skipped), "encodings": by_reason(recoded)}
     return {"name": entry.source.name, "read": read, **told, **splits}
-
-
-def _by_reason(entries: Iterable[Skipped]) -> dict[str, dict[str, Any]]:
-    """Return counts of documents and bytes for each reason, with the first names."""
-    found: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        of_reason = found.setdefault(entry.reason, {"documents": 0, "bytes": 0, "names": []})
-        of_reason["documents"] += 1
-        of_reason["bytes"] += entry.bytes
-        if len(of_reason["names"]) < NAMED:
-            of_reason["names"].append(entry.name)
-    return found
 
 
 def _open(folder: Path, weights: list[float]) -> TokenDataset:

@@ -86,6 +86,15 @@ def test_a_mistake_is_named(run: Path, words: list[str], message: str) -> None:
         evaluated(run, *words)
 
 
+def test_files_of_data_that_are_not_read_are_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "train.txt").rename(tmp_path / "texts" / "a.txt")
+    (tmp_path / "texts" / "b.pdf").touch()
+    done = evaluated(run, "--lengths", "16", "--data", "texts", "--by", "context", *FEW)
+    assert done.stderr == "--data: left out, a PDF: convert it to plain text: texts/b.pdf\n"
+
+
 def test_a_name_under_runs_is_shown_as_that(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parents[1])
     assert evaluated("runs/tiny/", "--lengths", "10", *FEW).stdout.startswith("tiny\n")
