@@ -12,6 +12,7 @@ import fcntl
 import io
 import json
 import os
+import pathlib
 import select
 import shutil
 import signal
@@ -125,6 +126,10 @@ def refuse() -> None:
     for name in ("unlink", "remove", "rename", "replace"):
         setattr(os, name, unless_in_use(getattr(os, name)))
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
+    if accessor := getattr(pathlib, "_NormalAccessor", None):  # Python 3.10 took these functions when it was imported
+        for name in ("unlink", "rename", "replace", "symlink"):
+            setattr(accessor, name, staticmethod(getattr(os, name)))
+        accessor.open = staticmethod(io.open)
 
 
 if __name__ == "__main__":
