@@ -6,6 +6,8 @@
 ...     print(piece, end="", flush=True)
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from lmlong.model.state import detach_state
     from lmlong.recipe import Recipe
     from lmlong.training.run import TrainingResult, train
+
+if sys.platform == "darwin":  # read when torch is imported: what Metal lacks is computed on the CPU
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
 
 __version__ = "0.1.0"
 __all__ = [

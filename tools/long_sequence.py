@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Memory and time of one training step on sequences of growing length: plain, in segments, and truncated.
 
-    tools/long_sequence.py --lengths 16k,64k,256k,1024k --plain-up-to 64k
+    tools/long_sequence.py --lengths 16k,64k,256k,1m --plain-up-to 64k
 
 Each figure comes from a process of its own: a model of 4 layers and width 128, forward and backward pass in bfloat16
 on one thread. Memory is the peak over what the process held before the step. Prints a Markdown table.
@@ -21,7 +21,7 @@ from lmlong.attention.base import state_tensors
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.segments import split_segments
 from lmlong.model.state import detach_state
-from lmlong.report.lengths import name_length, parse_lengths
+from lmlong.recipe.lengths import name_length, parse_lengths
 
 VOCABULARY = 1024
 
@@ -68,7 +68,7 @@ def measure(mode: str, length: int, segment: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=parse_lengths, default=parse_lengths("16k,64k,256k,1024k"))
+    parser.add_argument("--lengths", type=parse_lengths, default=parse_lengths("16k,64k,256k,1m"))
     parser.add_argument("--plain-up-to", type=lambda text: parse_lengths(text)[0], default=65_536)
     parser.add_argument("--segment", type=int, default=2048)
     parser.add_argument("--child", nargs=2, metavar=("MODE", "LENGTH"), help=argparse.SUPPRESS)

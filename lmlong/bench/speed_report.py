@@ -6,9 +6,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from lmlong.bench.speed import Result
+from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Line, Panel, style
 from lmlong.report.json_values import json_values
-from lmlong.report.lengths import name_length
 from lmlong.report.table import Cell, Column, format_table, three_digits
 
 AGAINST = "softmax"

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lmlong.model.device import synchronize
+
 Pass = Callable[[], object]
 """One computation, from its inputs to its results."""
 
@@ -39,8 +41,7 @@ def time_once(call: Pass, device: torch.device) -> float:
     """Return the seconds of one pass."""
     begun = time.perf_counter()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter() - begun
 
 

@@ -16,6 +16,7 @@ from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.data import tokenizer as tokenizers
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError, nearest
+from lmlong.io.links import follow
 from lmlong.model.block import SHARED_PARTS
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -56,7 +57,7 @@ def find(run: str | Path) -> Path:
         if not path.exists():
             runs = [folder.name for folder in Path("runs").glob("*/")]
             raise CheckpointError(f"{run}: no such run or checkpoint.{nearest(str(run).removeprefix('runs/'), runs)}")
-        for candidate in (path, path / "checkpoints" / LATEST):
+        for candidate in map(follow, (path, path / "checkpoints" / LATEST)):
             if (candidate / manifest.NAME).is_file():
                 return candidate.resolve()
     except OSError as error:

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING, WEIGHTS, read
 from lmlong.errors import CheckpointError, LmlongError
+from lmlong.io import links
 from lmlong.io.files import fsync
+from lmlong.io.links import is_link
 from lmlong.io.manifest import seal
 
 LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
@@ -74,7 +76,7 @@ def _fill(staged: Path, contents: Contents) -> None:
     """Write all files of a checkpoint, the manifest last."""
     save_file({name: tensor.contiguous() for name, tensor in contents.weights.items()}, staged / WEIGHTS)
     torch.save(contents.training, staged / TRAINING)
-    (staged / RECIPE).write_text(contents.recipe, encoding="utf-8")
+    (staged / RECIPE).write_bytes(contents.recipe.encode())
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
     seal(staged, FORMAT, {"step": contents.step, "validation": contents.validation})
 
@@ -132,7 +134,7 @@ def remove(folder: Path) -> None:
 def clean(checkpoints: Path) -> None:
     """Remove the leftovers of a process that was stopped while it wrote or removed a checkpoint or a link to one."""
     for path in checkpoints.glob(".*"):
-        if LEFT_LINK.fullmatch(path.name) and path.is_symlink():
+        if LEFT_LINK.fullmatch(path.name) and is_link(path):
             path.unlink()
         elif LEFT_FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -140,8 +142,5 @@ def clean(checkpoints: Path) -> None:
 
 def point(link: Path, folder: Path) -> None:
     """Point a link beside the checkpoints to one of them, atomically."""
-    new = link.with_name(f".{link.name}.partial")
-    new.unlink(missing_ok=True)
-    new.symlink_to(folder.name)
-    new.replace(link)
+    links.point(link, folder)
     fsync(link.parent)

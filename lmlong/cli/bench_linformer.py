@@ -53,7 +53,7 @@ def linformer(
     Example: two lengths, in a minute.
       lmlong bench linformer --lengths 512,4k --slots 128
     """
-    from lmlong.report.lengths import parse_lengths
+    from lmlong.recipe.lengths import parse_lengths
 
     grid = LinformerGrid(
         tuple(parse_lengths(lengths)) if lengths is not None else DEFAULT.lengths,

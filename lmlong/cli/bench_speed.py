@@ -152,7 +152,7 @@ def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **commo
 
 def _grid(given: SpeedOptions, known: Sequence[str]) -> SpeedGrid:
     from lmlong.recipe.kinds import plugin_candidates
-    from lmlong.report.lengths import parse_lengths
+    from lmlong.recipe.lengths import parse_lengths
 
     usual = (*DEFAULT, *plugin_candidates())
     names = parse_names("--only", given.only, attentions()) if given.only is not None else usual

@@ -9,7 +9,9 @@ from lmlong.errors import UsageError
 
 @click.command()
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--tokens", default=512, show_default=True, type=click.IntRange(min=8), help="Length of the text.")
+@click.option(
+    "--tokens", default=512, show_default=True, metavar="N", type=options.Length(8), help="Length of the text."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @options.device
 def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
@@ -18,6 +20,8 @@ def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
     On a text that the model writes itself: reading token by token, at once and in parts must give the same; the future
     must not change the past; rows and packed documents must not see each other; the state must be as large as
     declared; denominators must stay away from 0. Exit code 1 if a law is broken.
+
+    A GPU of a Mac computes no float64, which the laws are compared in, so there the CPU is taken.
 
     With --plugin and no RUN, against each attention and feature map of the plug-in, on random inputs.
 
@@ -33,8 +37,10 @@ def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
     from lmlong.evaluation.law_check_report import table, to_json
     from lmlong.inference.loading import load
     from lmlong.inference.sampled_text import sampled_text
+    from lmlong.model.device import float64_device, pick_device
 
-    loaded = load(run, device)
+    # the laws are compared in float64
+    loaded = load(run, float64_device(pick_device(device)).type)
     report = check_laws(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
     show(table(report), to_json(report), STDOUT if as_json else None, None)
     if not report.kept:

@@ -1,6 +1,7 @@
 """`lmlong data`: make the token files of a recipe's text, and count what was read."""
 
 import json
+import textwrap
 from typing import Any
 
 import click
@@ -31,8 +32,13 @@ def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
       lmlong data prepare books.yaml
     """
     from lmlong.data import token_dataset as tokens
+    from lmlong.data.notes import notes
 
-    click.echo(tokens.prepare(load_recipe(recipe, overrides).text).folder)
+    found = tokens.prepare(load_recipe(recipe, overrides).text)
+    for source in found.info["sources"]:
+        for line in notes(source):
+            click.echo(f"{source['name']}: {line}", err=True)
+    click.echo(found.folder)
 
 
 @data.command()
@@ -57,20 +63,23 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 def _table(source: dict[str, Any]) -> str:
     """Return the counts of one source: documents read and skipped, and a line for each split."""
+    from lmlong.data.notes import named, notes
+
     read = source["read"]
     columns = ("documents", "bytes", "tokens", "bytes/token")
+    replaced = f"{read['replaced_bytes']:,} bytes that could not be decoded by {read['put_in_bytes']:,} of U+FFFD"
+    told = [
+        *(
+            f"skipped {count['documents']:,} documents, {count['bytes']:,} bytes ({reason}): {named(count)}"
+            for reason, count in source["skipped"].items()
+        ),
+        *notes(source),
+        *([f"replaced {replaced}"] if read["replaced_bytes"] else []),
+    ]
     lines = [
         source["name"],
         f"  read {read['documents']:,} documents, {read['bytes']:,} bytes",
-        *(
-            f"  skipped {count['documents']:,} documents, {count['bytes']:,} bytes ({reason})"
-            for reason, count in source["skipped"].items()
-        ),
-        *(
-            [f"  replaced {read['replaced_bytes']:,} bytes that are not UTF-8 by {read['put_in_bytes']:,} of U+FFFD"]
-            if read["replaced_bytes"]
-            else []
-        ),
+        *map(_wrapped, told),
         f"  {'':<10}" + "".join(f"{column:>13}" for column in columns),
     ]
     for split in SPLITS:
@@ -81,3 +90,10 @@ def _table(source: dict[str, Any]) -> str:
             cells = (number if isinstance(number, str) else f"{number:,}" for number in numbers)
             lines.append(f"  {split:<10}" + "".join(f"{cell:>13}" for cell in cells))
     return "\n".join(lines)
+
+
+def _wrapped(line: str) -> str:
+    """Return a line of at most 80 columns, or several, but for a name that is longer."""
+    return textwrap.fill(
+        line, 80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )

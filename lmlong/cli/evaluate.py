@@ -8,11 +8,12 @@ import click
 from lmlong.cli import options
 from lmlong.cli.lists import parse_names
 from lmlong.cli.output import check_files, show
-from lmlong.cli.runs import load_runs, run_name
+from lmlong.cli.runs import load_runs, run_name, tell_left_out
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
     from lmlong.evaluation.results import PerplexityReport
+    from lmlong.recipe import Recipe
 
 DEFAULT_VIEWS = "context,position,state"
 
@@ -37,7 +38,8 @@ DEFAULT_VIEWS = "context,position,state"
     "--targets",
     default=8192,
     show_default=True,
-    type=click.IntRange(1),
+    metavar="N",
+    type=options.Length(1),
     help="About how many tokens are scored at each context.",
 )
 @click.option(
@@ -45,7 +47,7 @@ DEFAULT_VIEWS = "context,position,state"
     default=10,
     show_default=True,
     type=click.IntRange(1),
-    help="Leave out lengths that fewer documents reach.",
+    help="Leave out lengths that fewer documents reach; documents that are too few are cut into so many parts.",
 )
 @options.tokens
 @options.json_file
@@ -75,19 +77,22 @@ def eval_(
     protocol  the state emptied at each window, overlapping windows, or carried
     state     norm of S, features in use, smallest denominator while it reads
 
-    The text is what the run held out of its training, unless --data names another. Standard errors are over documents;
-    a change between lengths has the error of the differences on the same tokens. Compare runs with different tokenizers
-    by bits per byte. An encoder is measured by the perplexity of hidden tokens instead.
+    The text is what the run held out of its training, unless --data names another. Standard errors are over documents,
+    or over parts of them where there are few, as of one book; a change between lengths has the error of the differences
+    on the same tokens. Of several runs on the same text the differences from the first come first, with their paired
+    errors. Compare runs with different tokenizers by bits per byte. An encoder is measured by the perplexity of hidden
+    tokens instead.
 
     \b
     Example: one run on its own held-out text, then two on the same books.
       lmlong eval runs/quickstart --lengths 256,512,1k,2k
       lmlong eval linear softmax --data 'books/*.txt' --plot length.png
     """
+    from lmlong.checkpoint.read import read_recipe, reading
     from lmlong.evaluation.perplexity import VIEWS, evaluate
     from lmlong.evaluation.perplexity_report import figure, table, to_json
     from lmlong.inference.loading import load
-    from lmlong.report.lengths import parse_lengths
+    from lmlong.recipe.lengths import parse_lengths
 
     wanted = parse_lengths(lengths) if lengths is not None else None
     chosen = parse_names("--by", views, VIEWS)
@@ -101,9 +106,11 @@ def eval_(
         "--weights": weights != "32",
         "--state-dtype": state_dtype != "32",
     }
-    if _are_encoders(runs, [option for option, is_given in causal_only.items() if is_given]):
+    recipes = [reading(run, read_recipe) for run in runs]
+    if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
         _eval_encoders(runs, data, tokens, json_file, device)
         return
+    tell_left_out(data)
     reports = []
     for run in runs:
         model = load(run, device, weights, state_dtype)
@@ -116,6 +123,7 @@ def eval_(
             min_documents=min_documents,
             tokens=tokens,
             name=run_name(run),
+            trained_lengths=[recipe.text.sequence_length for recipe in recipes],
         )
         _note_left_out(report, min_documents)
         reports.append(report)
@@ -133,11 +141,9 @@ def _eval_encoders(
     show(table(reports), to_json(reports), json_file, None)
 
 
-def _are_encoders(runs: tuple[str, ...], causal_options: list[str]) -> bool:
+def _are_encoders(runs: tuple[str, ...], recipes: list["Recipe"], causal_options: list[str]) -> bool:
     """Return whether the runs are encoders; options that need a language model are refused with them."""
-    from lmlong.checkpoint.read import read_recipe, reading
-
-    encoders = [run for run in runs if reading(run, read_recipe).objective == "masked"]
+    encoders = [run for run, recipe in zip(runs, recipes, strict=True) if recipe.objective == "masked"]
     if encoders and len(encoders) < len(runs):
         raise UsageError(
             f"{encoders[0]}: an encoder (objective: masked) is measured by hidden tokens alone. Name "
@@ -154,8 +160,9 @@ def _are_encoders(runs: tuple[str, ...], causal_options: list[str]) -> bool:
 
 def _note_left_out(report: "PerplexityReport", min_documents: int) -> None:
     """Tell on standard error which lengths were left out."""
-    from lmlong.report.lengths import name_length
+    from lmlong.recipe.lengths import name_length
 
     if report.left_out:
         names = ", ".join(map(name_length, report.left_out))
-        click.echo(f"{report.name}: fewer than {min_documents} documents reach {names}: left out", err=True)
+        unit = "documents" if report.parts_of is None else "parts"
+        click.echo(f"{report.name}: fewer than {min_documents} {unit} reach {names}: left out", err=True)

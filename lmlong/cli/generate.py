@@ -19,7 +19,12 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="--prompts: how many at a time.")
 @click.option("--samples", default=1, show_default=True, type=click.IntRange(1), help="Continuations of each text.")
 @click.option(
-    "--max-tokens", default=200, show_default=True, type=click.IntRange(-1), help="Most tokens to write; -1 for no end."
+    "--max-tokens",
+    default=200,
+    show_default=True,
+    metavar="N",
+    type=options.Length(-1),
+    help="Most tokens to write; -1 for no end.",
 )
 @click.option("--temperature", default=0.8, show_default=True, help="0 always takes the likeliest token.")
 @click.option("--top-k", type=int, help="Draw only from so many likeliest tokens.")

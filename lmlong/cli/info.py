@@ -2,6 +2,7 @@
 
 import json
 import platform
+import textwrap
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from lmlong.model.base import TextModel
     from lmlong.recipe import Recipe
 
+WIDTH = 80
 PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
 
 
@@ -27,7 +29,10 @@ def info(run: str | None, as_json: bool) -> None:
       lmlong info runs/quickstart --json
     """
     facts = _run(run) if run is not None else _installation()
-    click.echo(json.dumps(facts, indent=2, allow_nan=False) if as_json else _lines(facts))
+    if as_json:
+        click.echo(json.dumps(facts, indent=2, allow_nan=False))
+    else:
+        click.echo(_lines({name: _near(value) if name == "checkpoint" else value for name, value in facts.items()}))
 
 
 def _installation() -> dict[str, Any]:
@@ -42,7 +47,7 @@ def _installation() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "computes in bf16": computes_in_bf16(device),
         "C++ compiler": find_compiler(),
@@ -80,6 +85,12 @@ def _run(run: str) -> dict[str, Any]:
     }
 
 
+def _near(path: str) -> str:
+    """Return a path as seen from the current folder, where it lies in it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
 def _decoding(model: "TextModel") -> dict[str, str]:
     """Return what decodes the model's texts; nothing for an encoder."""
     from lmlong.model.fast_step import why_no_fast_step
@@ -114,9 +125,14 @@ def _version(package: str) -> str | None:
 
 
 def _lines(facts: dict[str, Any]) -> str:
-    """Format facts, one a line, names before values."""
+    """Format facts, names before values, in lines of at most 80 columns but for a path that is longer."""
     width = max(map(len, facts)) + 2
-    return "\n".join(f"{name:<{width}}{_words(value)}" for name, value in facts.items())
+    return "\n".join(_wrapped(f"{name:<{width}}", _words(value)) for name, value in facts.items())
+
+
+def _wrapped(name: str, value: str) -> str:
+    lines = textwrap.wrap(value, WIDTH - len(name), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{name if number == 0 else '':<{len(name)}}{line}" for number, line in enumerate(lines or [""]))
 
 
 def _words(value: Any) -> str:

@@ -119,7 +119,9 @@ def _message(error: LmlongError) -> str:
 
 
 def _reader_left() -> bool:
-    """Return whether the broken pipe is that of stdout, and not one of our own."""
+    """Return whether the broken pipe is that of stdout, and not one of our own; Windows cannot tell."""
+    if not hasattr(select, "poll"):
+        return True
     watch = select.poll()
     watch.register(sys.stdout.fileno(), 0)  # a broken pipe is always reported
     return bool(watch.poll(0))

@@ -15,14 +15,40 @@ runs = click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 
 data = click.option("--data", multiple=True, metavar="FILE", help="Measure on this file, folder or glob; repeatable.")
 
-tokens = click.option("--tokens", type=click.IntRange(min=2), help="Read only so many tokens of the text.")
+
+class Length(click.ParamType):
+    """A number of tokens, at least `least`, which may be written as 4k or 1m."""
+
+    name = "length"
+
+    def __init__(self, least: int):
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from lmlong.recipe.lengths import parse_length
+
+        length = parse_length(value) if isinstance(value, str) else value
+        if length is None and str(value).lstrip("-").isdecimal():
+            length = int(value)
+        if length is None:
+            self.fail(f"{value!r} is no length. Write a whole number, or such as 4k or 1m (k is 1,024).", param, ctx)
+        if length < self.least:
+            self.fail(f"{value} is below {self.least}.", param, ctx)
+        return length
+
+
+tokens = click.option(
+    "--tokens", type=Length(2), metavar="N", help="Read only so many tokens of the text, such as 64k."
+)
 
 json_file = click.option(
     "--json", "json_file", type=OutFile, help="Write the results as JSON; - for standard output, alone."
 )
 
 
-device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
+
+device = click.option("--device", type=DEVICES, default="auto", show_default=True)
 
 weights = click.option(
     "--weights",

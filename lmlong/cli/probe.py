@@ -62,7 +62,7 @@ def probe(
     from lmlong.evaluation.probe_report import figure, table, to_json
     from lmlong.evaluation.probes import PROBES
     from lmlong.inference.loading import load
-    from lmlong.report.lengths import parse_lengths
+    from lmlong.recipe.lengths import parse_lengths
 
     asked = list(PROBES) if probes == "all" else parse_names("--probe", probes, PROBES)
     names = [name for name in PROBES if name in asked]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmlong.cli.plugins import load_recipe
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from lmlong.recipe import Recipe
@@ -96,17 +96,25 @@ def copy(name: str, destination: Path) -> None:
 
 
 @recipe.command()
+@click.argument("words", metavar="[WORD]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
-def options(as_json: bool) -> None:
-    """Explain every option a recipe can hold: its type, its default, its meaning.
+def options(words: tuple[str, ...], as_json: bool) -> None:
+    """Explain the options a recipe can hold: type, default, meaning. WORDs choose those that have them all in one of
+    these, or in their key; the key of a section chooses all that is in it.
 
     \b
-    Example: what is there to set about training?
-      lmlong recipe options | grep -A 3 ^training
+    Example: what is there to set about training? What about the decay?
+      lmlong recipe options training
+      lmlong recipe options decay
     """
     from lmlong.recipe.reference import reference
 
-    rows = reference()
+    everything = reference()
+    sections = [word for word in words if any(row.key.startswith(f"{word}.") for row in everything)]
+    rows = [row for row in everything if _has(row, [word for word in words if word not in sections], sections)]
+    if not rows:
+        hint = nearest(words[0], {part for row in everything for part in (row.key, *row.key.split("."))})
+        raise UsageError(f"{' '.join(words)}: no option has that.{hint} `lmlong recipe options` lists all.")
     if as_json:
         click.echo(json.dumps([row._asdict() for row in rows], indent=2))
     else:
@@ -134,6 +142,13 @@ def _summary(recipe: "Recipe") -> str:
         f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention} attention, "
         f"sequences of {text.sequence_length} tokens, {' or '.join(limits)}"
     )
+
+
+def _has(option: "Option", words: list[str], sections: list[str]) -> bool:
+    """Return whether an option lies in these sections, and has all words in its key, its type or its meaning."""
+    text = " ".join((option.key, option.kind or "", option.type, option.meaning)).lower()
+    inside = all(f"{option.key}.".startswith(f"{section}.") for section in sections)
+    return inside and all(word.lower() in text for word in words)
 
 
 def _explanation(option: "Option") -> str:

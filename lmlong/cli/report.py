@@ -1,5 +1,6 @@
 """The message at the end of a training run."""
 
+from lmlong.data.baselines import Baselines
 from lmlong.training.run import TrainingResult
 
 
@@ -10,13 +11,22 @@ def after_training(result: TrainingResult) -> str:
         return f"{result.run} is at step {result.step} and has no more to do. Raise training.steps to go on."
     if found is None:
         return f"stopped after step {result.step}, saved in {result.run}. Go on with --resume auto."
-    if result.gzip is None:
+    if result.baselines is None:
         lines = [f"validation   perplexity {found.perplexity:.3f} on {found.tokens:,} hidden tokens of held-out text"]
         further = [f"  lmlong eval {result.run}"]
     else:
         lines = [
             f"validation   {found.bits_per_byte:.3f} bits per byte on all {found.bytes:,} bytes of held-out text",
-            f"gzip -9      {result.gzip:.3f} bits per byte on the same bytes",
+            *_baselines(result.baselines),
         ]
         further = [f"  lmlong generate {result.run}", f"  lmlong eval {result.run}"]
     return "\n".join([*lines, "", "next:", *further])
+
+
+def _baselines(found: Baselines) -> list[str]:
+    """Return a line for each baseline, with what it knows."""
+    return [
+        f"lzma         {found.lzma:.3f} after {found.primed_bytes:,} bytes of the training text: repeated phrases",
+        f"unigram      {found.unigram:.3f} by how often each token occurs in the training text, without context",
+        f"gzip -9      {found.gzip:.3f} on these bytes alone, without the training text",
+    ]

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import click
+
 if TYPE_CHECKING:
     from lmlong.data.token_file import TokenFile
     from lmlong.inference.loading import TrainedModel
@@ -16,9 +18,20 @@ def load_runs(
     """Yield the name, the model and the text of each run; the text is its held-out one, unless `data` names files."""
     from lmlong.evaluation.perplexity import validation_text
 
+    tell_left_out(data)
     for run in runs:
         model = load(run)
         yield run_name(run), model, validation_text(model, data, tokens)
+
+
+def tell_left_out(data: Sequence[str]) -> None:
+    """Tell on standard error which files of --data are not read, and why; refuse paths without files."""
+    from lmlong.data.files import find_files
+    from lmlong.data.notes import by_reason, notes
+
+    left_out = find_files(list(data), "text").left_out
+    for line in notes({"left_out": by_reason(left_out)}):
+        click.echo(f"--data: {line}", err=True)
 
 
 def run_name(run: str) -> str:

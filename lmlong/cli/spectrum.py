@@ -39,7 +39,7 @@ def spectrum(
     from lmlong.evaluation.spectrum import measure_spectra
     from lmlong.evaluation.spectrum_report import figure, table, to_json
     from lmlong.inference.loading import open_run
-    from lmlong.report.lengths import parse_lengths
+    from lmlong.recipe.lengths import parse_lengths
 
     wanted = parse_lengths(lengths)
     check_files(json_file, plot)

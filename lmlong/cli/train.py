@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from lmlong.cli import options
 from lmlong.cli.plugins import load_recipe
 
 
@@ -13,7 +14,7 @@ from lmlong.cli.plugins import load_recipe
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
 @click.option("--resume", metavar="auto|PATH", help="Go on from the newest checkpoint of the run, or from this one.")
 @click.option("--overwrite", is_flag=True, help="Replace a run folder that exists.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to run; short for device=...")
+@click.option("--device", type=options.DEVICES, help="Where to run; short for device=...")
 @click.option("--dry-run", is_flag=True, help="Take a few short steps and tell what the run would take.")
 @click.option("--memory", metavar="24GB", help="With --dry-run: memory of a device; tells what batch and segment fit.")
 def train(

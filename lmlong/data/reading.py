@@ -1,17 +1,17 @@
-"""Bytes on disk -> text in pieces of bounded size, exactly: no newline is translated, no byte order mark dropped."""
+"""Bytes on disk -> text in pieces of bounded size, exactly: no newline is translated."""
 
-import codecs
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 import zstandard
 
+from lmlong.data.encoding import UTF8, decode
 from lmlong.errors import UsageError
 
 CHUNK = 1 << 16
@@ -26,9 +26,10 @@ class Measure(NamedTuple):
     """Hash and size of a document, from one pass over it; `digest` depends on nothing but the text."""
 
     digest: bytes
-    bytes: int  # of the text in UTF-8: those read, less those replaced, plus their replacements
+    bytes: int  # of the text in UTF-8: those read in UTF-8, less those replaced, plus their replacements
     read_bytes: int  # of the document as stored
-    replaced_bytes: int  # read, but not UTF-8
+    replaced_bytes: int  # read, but not of the encoding
+    put_in_bytes: int  # of U+FFFD, in the place of those
 
 
 class Skipped(NamedTuple):
@@ -46,31 +47,36 @@ class Document:
     name: str
     chunks: Callable[[], Iterator[bytes]]
     errors: Errors = "strict"
+    encoding: str = UTF8
 
     def pieces(self) -> Iterator[str]:
         """Iterate over the text as strings of bounded size, none of them empty."""
-        return (piece for piece, _ in decode(self.chunks(), self.name, self.errors))
+        return (piece for piece, _ in decode(self.chunks(), self.name, self.errors, self.encoding))
 
     def measure(self) -> Measure:
         """Return the hash and size of the document, read once."""
-        digest, size, read, replaced = sha256(), 0, 0, 0
+        digest, size, read, replaced, mark = sha256(), 0, 0, 0, 0
 
         def counted() -> Iterator[bytes]:
-            nonlocal read
+            nonlocal read, mark
             for chunk in self.chunks():
+                if not read and self.encoding == "utf-8-sig" and chunk.startswith(BOM_UTF8):
+                    mark = len(BOM_UTF8)
                 read += len(chunk)
                 yield chunk
 
-        for piece, bad in decode(counted(), self.name, self.errors):
+        for piece, bad in decode(counted(), self.name, self.errors, self.encoding):
             data = piece.encode()
             digest.update(data)
             size, replaced = size + len(data), replaced + bad
-        return Measure(digest.digest(), size, read, replaced)
+        is_utf8 = self.encoding in (UTF8, "utf-8-sig")
+        put_in = size - (read - mark - replaced) if is_utf8 else replaced * len("\ufffd".encode())
+        return Measure(digest.digest(), size, read, replaced, put_in)
 
 
-def file_document(path: Path, errors: Errors) -> Document:
+def file_document(path: Path, errors: Errors, encoding: str = UTF8) -> Document:
     """Return a whole file as one document."""
-    return Document(str(path), lambda: read(path), errors)
+    return Document(str(path), lambda: read(path), errors, encoding)
 
 
 def text_document(name: str, text: str, errors: Errors) -> Document:
@@ -79,32 +85,9 @@ def text_document(name: str, text: str, errors: Errors) -> Document:
     return Document(name, lambda: slices(data), errors)
 
 
-def decode(chunks: Iterator[bytes], name: str, errors: str) -> Iterator[tuple[str, int]]:
-    """Iterate over pieces of text, each with the number of its bytes that were not UTF-8 and were replaced."""
-    rest, offset = b"", 0
-    for chunk in chain(chunks, [b""]):  # the empty chunk marks the end
-        data = rest + chunk
-        try:
-            text, used = codecs.utf_8_decode(data, errors, not chunk)
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{name}: byte {offset + error.start} is not UTF-8 ({error.reason}). Mend the file, or set "
-                "text.errors=replace to put U+FFFD in the place of such bytes."
-            ) from None
-        rest, offset = data[used:], offset + used
-        if text:
-            yield text, _replaced(data[:used], text)
-
-
-def _replaced(data: bytes, text: str) -> int:
-    """Return how many bytes of `data` were replaced by U+FFFD in `text`."""
-    put_in = text.count("\ufffd") - data.count("\ufffd".encode())
-    return len(data) - (len(text.encode()) - put_in * len("\ufffd".encode())) if put_in else 0
-
-
 def read(path: Path, decompress: bool = True) -> Iterator[bytes]:
     """Iterate over the bytes of a file in chunks, decompressed if its name ends in .gz or .zst."""
-    suffix = path.suffix if decompress else ""
+    suffix = path.suffix.lower() if decompress else ""
     try:
         with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
             yield from _decompress_zst(file) if suffix == ".zst" else _chunks(file, CHUNK)

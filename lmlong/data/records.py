@@ -1,4 +1,4 @@
-"""Records of .jsonl and .parquet files and of data sets of the hub, all read through `datasets`."""
+"""Records of files and of data sets of the hub, or saved on disk, all read through `datasets`."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,14 +14,34 @@ from lmlong.errors import UsageError, nearest
 Records = Iterable[dict[str, Any]]
 
 
-def file_records(path: Path, builder: str) -> Records:
+def file_records(path: Path, builder: str, tabs: bool = False, encoding: str = "auto") -> Records:
     """Return the records of one file."""
-    return _library().load_dataset(builder, data_files=[escape(str(path.resolve()))], split="train", streaming=True)
+    options: dict[str, Any] = {"sep": "\t"} if tabs else {}
+    if encoding != "auto" and builder in ("json", "csv"):
+        options["encoding"] = encoding
+    files = [escape(str(path.resolve()))]
+    return _library().load_dataset(builder, data_files=files, split="train", streaming=True, **options)
 
 
 def hub_records(options: recipe.Hub) -> Records:
-    """Return the records of a data set of the hub, or of a folder in its format."""
+    """Return the records of a data set of the hub, of a folder in its format, or of one that `save_to_disk` wrote."""
+    if is_saved(Path(options.dataset)):
+        return _saved(options)
     return _library().load_dataset(options.dataset, options.config, split=options.split, streaming=options.streaming)
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether `save_to_disk` of `datasets` wrote a folder: one data set, or one for each split."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def _saved(options: recipe.Hub) -> Records:
+    datasets = _library()
+    found = datasets.load_from_disk(options.dataset)
+    splits = dict(found) if isinstance(found, datasets.DatasetDict) else {str(found.split or options.split): found}
+    if options.split not in splits:
+        raise ValueError(f"no split {options.split!r}, only {', '.join(splits)}")
+    return splits[options.split]
 
 
 def hub_revision(options: recipe.Hub) -> str:

@@ -1,21 +1,22 @@
 """Sources of documents: each kind of source in a recipe becomes a stream of documents and a fingerprint."""
 
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from glob import glob, has_magic
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from lmlong import recipe
+from lmlong.data.encoding import UTF8, find_encoding, marked
+from lmlong.data.files import builder_of, find_files, kind, refuse
 from lmlong.data.reading import COMPRESSED, Document, Errors, Skipped, file_document, read, text_document
 from lmlong.data.records import documents_of, file_records, hub_records, hub_revision
 from lmlong.errors import UsageError
 
-PLAIN = (".txt", ".md", ".py")
-RECORDS = {".jsonl": "json", ".parquet": "parquet"}  # suffix -> builder of `datasets`
 NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+Records = Callable[[Path, str], Iterator[Document | Skipped]]
 
 
 class Source(NamedTuple):
@@ -26,14 +27,17 @@ class Source(NamedTuple):
     bytes: int | None  # of text; None where that is not known before reading
     remote: bool  # reading it twice means downloading it twice
     documents: Callable[[], Iterator[Document | Skipped]]
+    left_out: Sequence[Skipped] = ()  # of what was searched, before anything was read
+    mistakes: Callable[[], list[str]] = list
+    """What is wrong with the documents that are to be read, of each file that has a mistake."""
 
 
-def open_source(options: recipe.Source, errors: Errors) -> Source:
+def open_source(options: recipe.Source, errors: Errors, encoding: str = "auto") -> Source:
     """Open a source of a recipe, and fingerprint it."""
     if isinstance(options, recipe.PythonStdlib):
         return _python_stdlib()
     if isinstance(options, recipe.Files):
-        return _files(options, errors)
+        return _files(options, errors, encoding)
     return _hub(options, errors)
 
 
@@ -59,63 +63,72 @@ def _stdlib_document(root: Path, name: str) -> Document | Skipped:
         return Skipped(name, "not UTF-8", (root / name).stat().st_size)
 
 
-def _files(options: recipe.Files, errors: Errors) -> Source:
-    paths = _expand(options.paths)
+def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
+    paths, left_out = find_files(options.paths, options.column)
     if not any(path.stat().st_size for path in paths):
         raise UsageError(f"{', '.join(map(str, paths[:5]))}: empty. Add text, or name other paths in text.sources.")
 
+    def records(path: Path, builder: str) -> Iterator[Document | Skipped]:
+        load = partial(file_records, path, builder, kind(path) == ".tsv", encoding)
+        return documents_of(str(path), load, options.column, errors)
+
+    @cache
+    def judged() -> dict[Path, str | UsageError]:
+        """Return what each file that is not empty is read as, or its mistake."""
+        return {path: _judge(path, records, errors, encoding) for path in paths if path.stat().st_size}
+
+    def mistakes() -> list[str]:
+        return [str(found) for found in judged().values() if isinstance(found, UsageError)]
+
     def documents() -> Iterator[Document | Skipped]:
+        refuse(mistakes())
         for path in paths:
             if not path.stat().st_size:
                 yield Skipped(str(path), "empty")
-            elif builder := RECORDS.get(_format(path)):
-                yield from documents_of(str(path), partial(file_records, path, builder), options.column, errors)
+            elif builder := builder_of(path):
+                yield from records(path, builder)
             else:
-                yield file_document(path, errors)
+                yield file_document(path, errors, str(judged().get(path, UTF8)))
 
-    plain = all(path.suffix not in (*COMPRESSED, *RECORDS) for path in paths)
+    plain = all(path.suffix.lower() not in COMPRESSED and not builder_of(path) for path in paths)
     return Source(
         f"files {' '.join(options.paths)}",
-        _fingerprint((f"{options.column} {_format(path)} {path.suffix}", path) for path in paths),
+        _fingerprint((_label(path, options.column, encoding), path) for path in paths),
         sum(path.stat().st_size for path in paths) if plain else None,
         False,
         documents,
+        left_out,
+        mistakes,
     )
 
 
-def _expand(patterns: list[str]) -> list[Path]:
-    """Return the files that paths, folders and globs match: each once, in the order of the patterns, sorted within."""
-    found: dict[Path, Path] = {}
-    for pattern in patterns:
-        path = Path(pattern).expanduser()
-        if path.is_dir():
-            paths = [file for file in path.rglob("*") if _is_text(file, path)]
-        elif path.exists():
-            paths = [path]
-        elif has_magic(pattern):
-            paths = [file for file in map(Path, glob(str(path), recursive=True)) if file.is_file()]
-        else:
-            raise UsageError(f"{pattern}: no such file or folder (seen from {Path.cwd()}). Correct text.sources.")
-        if not paths:
-            known = ", ".join((*PLAIN, *RECORDS))
-            raise UsageError(
-                f"{pattern}: matches no file. A folder is searched for {known}, each also compressed as "
-                f"{' or '.join(COMPRESSED)}; other files must be named. Correct the paths of text.sources."
-            )
-        for file in sorted(paths):
-            found.setdefault(file.resolve(), file)
-    return list(found.values())
+def _judge(path: Path, records: Records, errors: Errors, encoding: str) -> str | UsageError:
+    """Return the builder or the encoding that a file is read by, or its mistake."""
+    try:
+        if builder := builder_of(path):
+            next(records(path, builder), None)
+            return builder
+        if errors == "strict":
+            return find_encoding(partial(read, path), str(path), encoding)
+        return _told(path, encoding) or UTF8
+    except UsageError as error:
+        return error
 
 
-def _is_text(file: Path, folder: Path) -> bool:
-    """Return whether a file within a folder is read; hidden ones are not, as with globs."""
-    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return not hidden and _format(file) in (*PLAIN, *RECORDS) and file.is_file()
+def _told(path: Path, encoding: str) -> str | None:
+    """Return the encoding of a plain file that the recipe or a byte order mark tells."""
+    if encoding != "auto":
+        return encoding
+    try:
+        return marked(next(read(path), b""))
+    except UsageError:  # damaged, which is told with all other mistakes
+        return None
 
 
-def _format(path: Path) -> str:
-    """Return the suffix that says how a file is read, without that of its compression."""
-    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+def _label(path: Path, column: str, encoding: str) -> str:
+    """Return what the text of a file depends on beside its bytes."""
+    how = builder_of(path) or _told(path, encoding)
+    return f"{column} {kind(path)} {path.suffix}" + (f" as {how} {encoding}" if how else "")
 
 
 def _hub(options: recipe.Hub, errors: Errors) -> Source:
@@ -159,5 +172,11 @@ class Input(NamedTuple):
 def open_inputs(text: recipe.Text) -> list[Input]:
     """Return the sources to train on, then those to validate on."""
     held_out = 0.0 if text.validation.sources else text.validation.fraction
-    inputs = [Input(open_source(options, text.errors), options.weight, held_out) for options in text.sources]
-    return inputs + [Input(open_source(options, text.errors), 0.0, 1.0) for options in text.validation.sources]
+    shares = [(options, options.weight, held_out) for options in text.sources]
+    shares += [(options, 0.0, 1.0) for options in text.validation.sources]
+    return [Input(open_source(options, text.errors, text.encoding), *share) for options, *share in shares]
+
+
+def check(inputs: list[Input]) -> None:
+    """Refuse sources of which anything cannot be read, and name all of it."""
+    refuse([mistake for entry in inputs for mistake in entry.source.mistakes()])

@@ -14,8 +14,10 @@ from tqdm import tqdm
 
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
+from lmlong.data.encoding import UTF8
+from lmlong.data.notes import by_reason
 from lmlong.data.reading import Skipped
-from lmlong.data.sources import Input, open_inputs
+from lmlong.data.sources import Input, check, open_inputs
 from lmlong.data.split import split
 from lmlong.data.token_file import Count, TokenFile, TokenWriter, read_tokens
 from lmlong.data.tokenizer import Tokenizer
@@ -50,12 +52,15 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> TokenDatas
     key = key_of(FORMAT, text.errors, chosen.hash, [(entry.source.fingerprint, entry.held_out) for entry in inputs])
     folder = fetch(cache_folder() / "tokens" / key, FORMAT, lambda temporary: _write(temporary, inputs, chosen))
     tokens = _open(folder, [options.weight for options in text.sources])
+    for entry, source in zip(inputs, tokens.info["sources"], strict=True):  # known without reading, so never cached
+        source["left_out"] = by_reason(entry.source.left_out)
     _check(tokens, text)
     return tokens
 
 
 def _write(folder: Path, inputs: list[Input], tokenizer: Tokenizer) -> None:
     """Write the token files to a folder of the cache."""
+    check(inputs)
     sizes = [entry.source.bytes for entry in inputs]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     described = []
@@ -75,22 +80,28 @@ def _write(folder: Path, inputs: list[Input], tokenizer: Tokenizer) -> None:
 
 def _write_source(entry: Input, writers: dict[str, TokenWriter], bar: tqdm) -> dict[str, Any]:
     """Append the documents of one source to the token files of its splits, and return counts of read and skipped."""
-    read = Counter({"documents": 0, "bytes": 0, "replaced_bytes": 0, "put_in_bytes": 0})
-    skipped: dict[str, Counter[str]] = {}
+    read = Counter({"documents": 0, "bytes": 0, "replaced_bytes": 0, "put_in_bytes": 0, "recoded_bytes": 0})
+    skipped: list[Skipped] = []
+    recoded: list[Skipped] = []
     counts = {split: Count() for split in writers}
     for part in split(entry.source.documents(), entry.held_out):
         if isinstance(part, Skipped):
-            skipped.setdefault(part.reason, Counter()).update(documents=1, bytes=part.bytes)
+            skipped.append(part)
             continue
         written = writers[part.split].write(part.pieces())
         counts[part.split] = counts[part.split].add(written)
         bar.update(written.bytes)
         if part.start == 0:
             found = part.read
-            put_in = found.bytes - (found.read_bytes - found.replaced_bytes)
-            read.update(documents=1, bytes=found.read_bytes, replaced_bytes=found.replaced_bytes, put_in_bytes=put_in)
+            replaced, put_in = found.replaced_bytes, found.put_in_bytes
+            change = found.bytes - put_in - (found.read_bytes - replaced)  # by another encoding than UTF-8
+            read.update(documents=1, bytes=found.read_bytes, replaced_bytes=replaced, put_in_bytes=put_in)
+            read.update(recoded_bytes=change)
+            if part.document.encoding != UTF8:
+                recoded.append(Skipped(part.document.name, part.document.encoding, found.read_bytes))
     splits = {split: counts[split]._asdict() for split in sorted(counts)}
-    return {"name": entry.source.name, "read": read, "skipped": skipped, **splits}
+    told = {"skipped": by_reason(skipped), "encodings": by_reason(recoded)}
+    return {"name": entry.source.name, "read": read, **told, **splits}
 
 
 def _open(folder: Path, weights: list[float]) -> TokenDataset:

@@ -7,7 +7,7 @@ from tqdm import tqdm
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
 from lmlong.data.sentencepiece_model import lines
-from lmlong.data.sources import Input
+from lmlong.data.sources import Input, check
 from lmlong.data.split import Part, split
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.io.cache import cache_folder, fetch, key_of
@@ -31,6 +31,7 @@ def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer) -> Tokenizer:
 
 def _train(inputs: list[Input], options: recipe.Tokenizer) -> Tokenizer:
     """Train on a sample of the training text, to which each source contributes by its weight."""
+    check(inputs)
     total = sum(entry.weight for entry in inputs)
     texts: list[str] = []
     with tqdm(desc="sample for the tokenizer", unit="B", unit_scale=True, disable=None) as bar:

@@ -44,6 +44,16 @@ class Sums:
         """Return the standard error of the change in bits per byte from other sums of the same targets."""
         return error_of_ratio((self.nats - other.nats) / math.log(2), self.bytes)
 
+    def has_targets_of(self, other: "Sums") -> bool:
+        """Return whether the targets of both are the same bytes of each document, of documents that are the same."""
+        return np.array_equal(self.bytes, other.bytes)
+
+    def bits_above(self, other: "Sums") -> tuple[float, float]:
+        """Return by how many bits per byte these exceed others on the same bytes, and the standard error."""
+        assert self.has_targets_of(other), "not the same targets"
+        more = (self.nats - other.nats) / math.log(2)
+        return float(more.sum() / self.bytes.sum()), self.bits_error_from(other)
+
     def above(self, other: "Sums") -> tuple[float, float]:
         """Return by how many nats per token these exceed others on the same targets, and the standard error."""
         assert np.array_equal(self.tokens, other.tokens), "not the same targets"

@@ -43,7 +43,7 @@ def measure_masked(name: str, trained: TrainedModel, text: TokenFile) -> MaskedR
     for numbers, batch in zip(in_batches(len(owners), rows, 1), batches, strict=True):
         tokens, targets, padding = (torch.from_numpy(part).to(trained.device) for part in batch)
         nll, _ = trained.model.token_nll(tokens, targets, padding)
-        lost = nll.double().sum(1).tolist()
+        lost = nll.cpu().double().sum(1).tolist()
         for owner, nats, row in zip(owners[numbers], lost, batch.targets, strict=True):
             hidden = row[row != IGNORED]
             sums.add(int(owner), nats, len(hidden), int(trained.tokenizer.token_bytes[hidden].sum()))

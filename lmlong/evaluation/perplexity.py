@@ -23,13 +23,17 @@ from lmlong.evaluation.spans import Documents, Spans
 from lmlong.evaluation.state_health import health
 from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load
 from lmlong.inference.state_size import state_size
+from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
 from lmlong.model.device import peak_memory
-from lmlong.recipe import Files, Text, Validation
-from lmlong.report.lengths import name_length
+from lmlong.recipe import Files, Validation
+from lmlong.recipe.lengths import name_length
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 """The default lengths, besides the trained one."""
+
+IDENTITY = 1 << 16
+"""Tokens whose text tells one text from another that has documents of the same sizes."""
 
 View = Literal["context", "position", "protocol", "state"]
 VIEWS: tuple[View, ...] = get_args(View)
@@ -44,7 +48,9 @@ class PerplexityOptions(NamedTuple):
     targets: int = 8192
     """About how many tokens are scored at each context."""
     min_documents: int = 10
-    """Lengths that fewer documents reach are left out."""
+    """Lengths that fewer documents reach are left out; where there are fewer documents, they are cut into parts."""
+    trained_lengths: tuple[int, ...] = ()
+    """The trained lengths of other runs, which belong to the usual lengths of a comparison."""
 
 
 DEFAULTS = PerplexityOptions()
@@ -61,6 +67,7 @@ def evaluate(
     min_documents: int = DEFAULTS.min_documents,
     tokens: int | None = None,
     name: str | None = None,
+    trained_lengths: Sequence[int] = (),
 ) -> PerplexityReport:
     """Measure how well a model predicts text, and the gain from text further back.
 
@@ -71,7 +78,9 @@ def evaluate(
     The text is what the run held out of its training, or that of `files`, folders and globs, or documents as `texts`;
     `tokens` reads only so many. The other options are those of `lmlong eval`: `views` is its --by, `lengths` the
     contexts in tokens, `targets` how many tokens are scored at each of them; lengths that fewer than `min_documents`
-    documents reach are left out. All numbers are sums for each document, from which ratios and errors follow.
+    documents reach are left out. Fewer documents are cut into as many parts. For runs that are to be compared, give
+    each the `trained_lengths` of all, so that their targets are the same. All numbers are sums for each document, from
+    which ratios and errors follow.
     """
     if unknown := [view for view in views if view not in VIEWS]:
         raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Name some of {VIEWS}.")
@@ -88,7 +97,7 @@ def evaluate(
     else:
         text = validation_text(loaded, [files] if isinstance(files, str | Path) else files or (), tokens)
     wanted = tuple(sorted(set(lengths))) if lengths is not None else None
-    options = PerplexityOptions(tuple(views), wanted, targets, min_documents)
+    options = PerplexityOptions(tuple(views), wanted, targets, min_documents, tuple(trained_lengths))
     return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options)
 
 
@@ -96,13 +105,11 @@ def measure_perplexity(
     name: str, loaded: TrainedLanguageModel, text: TokenFile, options: PerplexityOptions = DEFAULTS
 ) -> PerplexityReport:
     """Return the views of a model on a text that the options ask for."""
-    documents = cut.documents_of(text)
+    whole = cut.documents_of(text)
     trained = loaded.recipe.text.sequence_length
-    wanted = options.lengths or tuple(sorted({*LENGTHS, trained}))
+    documents, wanted = _enough(whole, trained, options)
     size = cut.block_size(min(wanted))
     lengths = [length for length in wanted if cut.reached(documents, length, size) >= options.min_documents]
-    if not lengths:
-        raise UsageError(_too_short(documents, min(wanted) + size, options.min_documents))
     report = PerplexityReport(
         name=name,
         checkpoint=str(loaded.checkpoint),
@@ -111,6 +118,8 @@ def measure_perplexity(
         trained_length=trained,
         trained_tokens=loaded.step and loaded.step * loaded.recipe.sequences_per_step * trained,
         documents=len(documents.begins),
+        parts_of=None if documents is whole else len(whole.begins),
+        text=_identity(text, whole, loaded),
         left_out=[length for length in wanted if length not in lengths],
     )
     scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer.token_bytes, loaded.device)
@@ -121,6 +130,28 @@ def measure_perplexity(
         report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
     report.peak_bytes = peak_memory(loaded.device)
     return report
+
+
+def _enough(documents: Documents, trained: int, options: PerplexityOptions) -> tuple[Documents, list[int]]:
+    """Return documents, cut into parts where they are too few, and the lengths that are wanted of them: of a short text
+    shorter ones than usual, unless the options name them."""
+    wanted = set(options.lengths or (*LENGTHS, trained, *options.trained_lengths))
+    while True:
+        need = min(wanted) + cut.block_size(min(wanted))
+        if (documents.sizes >= need).sum() >= options.min_documents:
+            return documents, sorted(wanted)
+        if parts := cut.parts(documents, need, options.min_documents):
+            return parts, sorted(wanted)
+        if options.lengths or min(wanted) == 1:
+            raise UsageError(_too_short(documents, need, options.min_documents))
+        wanted.add(min(wanted) // 2)
+
+
+def _identity(text: TokenFile, documents: Documents, loaded: TrainedLanguageModel) -> str:
+    """Return a hash of the sizes of the documents in bytes and of the beginning of the text."""
+    sizes = loaded.tokenizer.token_bytes
+    found = [int(sizes[text.tokens[begin:end]].sum()) for begin, end in zip(*documents, strict=True)]
+    return key_of(found, loaded.tokenizer.decode(text.tokens[:IDENTITY])[: IDENTITY // 4])
 
 
 def fill(report: PerplexityReport, scorer: Scorer, lengths: list[int], size: int, options: PerplexityOptions) -> None:
@@ -169,8 +200,8 @@ def _too_short(documents: Documents, need: int, wanted: int) -> str:
     enough, longest = int((documents.sizes >= need).sum()), int(documents.sizes.max(initial=0))
     return (
         f"--lengths: the shortest takes documents of {need:,} tokens, and {wanted} of them for an error to be told. "
-        f"There are {enough}, and the longest document has {longest:,} tokens. Give shorter lengths, more text "
-        "(--data), or --min-documents 1."
+        f"There are {enough}, and the longest document has {longest:,} tokens; as many parts cannot be cut of them. "
+        "Give shorter lengths, more text (--data), or fewer --min-documents."
     )
 
 
@@ -180,5 +211,6 @@ def validation_text(loaded: TrainedModel, files: Sequence[str | Path] = (), limi
     if files:
         source = Files(kind="files", paths=list(map(str, files)))
         # a recipe's text trains too; the shortest sequence lets files of any size pass as that
-        text = Text(sources=[source], validation=Validation(sources=[source]), errors=text.errors, sequence_length=8)
+        validation = Validation(sources=[source])
+        text = text.model_copy(update={"sources": [source], "validation": validation, "sequence_length": 8})
     return prepare(text, loaded.tokenizer).validation.first(limit)

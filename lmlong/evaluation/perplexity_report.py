@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lmlong.evaluation import differences
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.inference.state_size import StateSize
+from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Level, Line, Mark, Panel, Style, style
 from lmlong.report.json_values import json_values
-from lmlong.report.lengths import name_length
 from lmlong.report.table import Column, format_number, format_range, format_table, plural
 
 ERROR = Column("±", 8, ".4f")
@@ -28,10 +29,11 @@ HEALTH = [
 
 
 def table(reports: Sequence[PerplexityReport]) -> str:
-    """Return the reports under one another, at most 80 columns wide but for the names."""
+    """Return how the reports differ, then each, under one another, at most 80 columns wide but for the names."""
     marked = any(point.length == report.trained_length for report in reports for point in report.context)
     notes = ["", "* the length it was trained at"] if marked else []
-    return "\n".join(["\n\n".join(map(_section, reports)), *notes])
+    sections = ["\n".join(differences.lines(each)) for each in differences.of(reports)]
+    return "\n".join(["\n\n".join([*sections, *map(_section, reports)]), *notes])
 
 
 def _section(report: PerplexityReport) -> str:
@@ -41,11 +43,27 @@ def _section(report: PerplexityReport) -> str:
         report.name,
         f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}",
         f"  {_state(report.state)}",
-        f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second), "
-        f"{report.peak_bytes / 1e6:,.0f} MB at most",
+        *_parts(report),
+        f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second)"
+        + ("" if report.peak_bytes is None else f", {report.peak_bytes / 1e6:,.0f} MB at most"),
     ]
     parts = [part(report) for part in (_context, _position, _protocol, _health)]
     return "\n".join([*facts, *(line for part in parts if part for line in ("", *part))])
+
+
+def _parts(report: PerplexityReport) -> list[str]:
+    """Say what errors are over where documents were cut."""
+    if report.parts_of is None:
+        return []
+    whole = plural(report.parts_of, "document")
+    return [
+        f"  {report.documents:,} parts of {whole}, each read from an empty state: the errors are over",
+        "  parts, so wide, and of this text only; --data names more documents",
+    ]
+
+
+def _counted(report: PerplexityReport, documents: int) -> str:
+    return plural(documents, "document" if report.parts_of is None else "part")
 
 
 def _state(state: StateSize) -> str:
@@ -63,9 +81,8 @@ def _context(report: PerplexityReport) -> list[str]:
         change = sums.above(before) if before else (math.nan, math.nan)
         rows.append([name_length(length) + mark, *_nats(sums), _perplexity(sums), *_bits(sums), *change])
         before = sums
-    documents = plural(sums.documents, "document")
     return [
-        f"by context: the same {sums.totals.tokens:,} tokens of {documents} each time",
+        f"by context: the same {sums.totals.tokens:,} tokens of {_counted(report, sums.documents)} each time",
         *format_table(CONTEXT, rows),
     ]
 
@@ -77,7 +94,9 @@ def _position(report: PerplexityReport) -> list[str]:
         [format_range(first, last), *_nats(sums), *_bits(sums), sums.totals.tokens, sums.documents]
         for first, last, sums in report.position
     ]
-    return ["by position: each document read once, from its beginning", *format_table(POSITION, rows)]
+    unit = "document" if report.parts_of is None else "part"
+    columns = [*POSITION[:-1], Column(f"{unit}s", 11, ",")]
+    return [f"by position: each {unit} read once, from its beginning", *format_table(columns, rows)]
 
 
 def _protocol(report: PerplexityReport) -> list[str]:
@@ -90,7 +109,7 @@ def _protocol(report: PerplexityReport) -> list[str]:
     ]
     level = f"{carried.totals.nats_per_token:.4f} ± {format_number(carried.nats_error, '.4f')}"
     return [
-        f"by protocol: all {carried.totals.tokens:,} tokens of {plural(carried.documents, 'document')}, in nats/token;",
+        f"by protocol: all {carried.totals.tokens:,} tokens of {_counted(report, carried.documents)}, in nats/token;",
         f"carried from the beginning {level}; in windows so much more",
         *format_table(PROTOCOL, rows),
     ]
@@ -119,7 +138,8 @@ def _perplexity(sums: Sums) -> str:
 
 def to_json(reports: Sequence[PerplexityReport]) -> dict[str, Any]:
     """Return sums and counts, and the ratios made of them."""
-    return json_values({"runs": [_report_values(report) for report in reports]})
+    compared = {"differences": differences.values(reports)} if len(reports) > 1 else {}
+    return json_values({**compared, "runs": [_report_values(report) for report in reports]})
 
 
 def _report_values(report: PerplexityReport) -> dict[str, Any]:
@@ -135,6 +155,7 @@ def _report_values(report: PerplexityReport) -> dict[str, Any]:
         "state_bytes": report.state.empty.bytes,
         "state_numbers_per_token": report.state.per_token.numbers,
         "documents": report.documents,
+        "parts_of": report.parts_of,
         "tokens_read": report.tokens,
         "seconds": report.seconds,
         "peak_bytes": report.peak_bytes,

@@ -16,7 +16,7 @@ from lmlong.evaluation.probes import PROBES, SHORTEST, ProbeText, Trial
 from lmlong.evaluation.scorer import TOKENS_AT_ONCE
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import PIECE, LanguageModel
-from lmlong.report.lengths import name_length
+from lmlong.recipe.lengths import name_length
 
 DISTANCES = (64, 256, 1024, 4096)
 """The default distances, in tokens."""

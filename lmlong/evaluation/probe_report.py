@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore
+from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Line, Panel, style
 from lmlong.report.json_values import json_values
-from lmlong.report.lengths import name_length
 from lmlong.report.table import Column, format_number, format_table
 
 

@@ -43,6 +43,8 @@ class PerplexityReport:
     trained_length: int
     trained_tokens: int | None = None  # seen in training, the same ones several times perhaps; None if unknown
     documents: int = 0
+    parts_of: int | None = None  # where these are parts of so few documents, each read from an empty state
+    text: str = ""  # the same for the same documents, whatever the tokenizer
     left_out: list[int] = field(default_factory=list)  # lengths that too few documents reach
     context: list[AtLength] = field(default_factory=list)
     position: list[AtPosition] = field(default_factory=list)
@@ -51,4 +53,4 @@ class PerplexityReport:
     health: list[Health] = field(default_factory=list)
     tokens: int = 0  # read in all
     seconds: float = 0.0
-    peak_bytes: int = 0
+    peak_bytes: int | None = 0  # None where the system does not tell

@@ -68,7 +68,7 @@ class Scorer:
                 tokens, targets, read = _piece(self.text, rows, place, min(PIECE, longest - place))
                 with torch.inference_mode():
                     nll, state = self.model.token_nll(tokens.to(self.device), targets.to(self.device), state=state)
-                nats, counted = nll.double().cpu().numpy(), (targets != IGNORED).numpy()
+                nats, counted = nll.cpu().double().numpy(), (targets != IGNORED).numpy()
                 firsts = np.maximum(rows.first, rows.begin + 1 + place)
                 for number in np.flatnonzero(counted.any(axis=1)):
                     yield Scored(int(rows.document[number]), int(firsts[number]), nats[number][counted[number]])

@@ -64,6 +64,22 @@ def reached(documents: Documents, length: int, size: int) -> int:
     return int((documents.sizes >= length + size).sum())
 
 
+def parts(documents: Documents, shortest: int, least: int) -> Documents | None:
+    """Return documents cut into at least `least` parts of `shortest` tokens or more, each as long as may be; None where
+    the text is too short for them."""
+    if int((documents.sizes // shortest).sum()) < least:
+        return None
+    low, high = shortest, int(documents.sizes.max())
+    while low < high:  # the longest parts of which there are enough
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if int((documents.sizes // middle).sum()) >= least else (low, middle - 1)
+    counts = np.maximum(documents.sizes // low, 1)
+    document = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    begins, sizes, counts = documents.begins[document], documents.sizes[document], counts[document]
+    return Documents(begins + number * sizes // counts, begins + (number + 1) * sizes // counts)
+
+
 def choose_blocks(documents: Documents, longest: int, size: int, targets: int, least: int) -> Blocks:
     """Return about so many targets with at least `longest` tokens before them, evenly over documents and positions;
     a block in each of `least` documents, if that makes more."""

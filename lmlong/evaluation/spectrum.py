@@ -21,7 +21,7 @@ from lmlong.evaluation import spans as cut
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import TextModel
 from lmlong.recipe import Recipe
-from lmlong.report.lengths import name_length
+from lmlong.recipe.lengths import name_length
 
 LENGTHS = (512,)
 """The default lengths: that of the paper's figure."""
@@ -135,7 +135,7 @@ def cumulative(matrices: Sequence[Tensor]) -> list[np.ndarray]:
     """Return by layer (H, T) the share that the largest singular values hold of their sum."""
     curves = []
     for layer in matrices:
-        values = torch.linalg.svdvals(layer.double().cpu()).numpy()
+        values = torch.linalg.svdvals(layer.cpu().double()).numpy()
         curves.append(values.cumsum(axis=-1) / values.sum(axis=-1, keepdims=True))
     return curves
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from lmlong.evaluation.spectrum import MOST, Spectrum, quarter_of
+from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, HeatMap, Line, Mark, Panel, Style
 from lmlong.report.json_values import json_values
-from lmlong.report.lengths import name_length
 from lmlong.report.table import Column, format_table, plural
 
 COLUMNS = [

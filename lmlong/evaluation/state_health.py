@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
+from lmlong.model.device import as_float64
 from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.model.rope import document_positions
 
@@ -40,7 +41,8 @@ def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) 
     while first <= longest:
         last = min(2 * first - 1, longest)
         inside = {time: (at + 1 >= first) & (at + 1 <= last) for time, at in stand.items()}
-        chosen = torch.cat([values.transpose(1, 2)[inside[values.shape[2]]].flatten() for values in seen]).double()
+        chosen = torch.cat([values.transpose(1, 2)[inside[values.shape[2]]].flatten() for values in seen])
+        chosen = as_float64(chosen)
         if len(chosen):
             buckets.append(Denominators(first, last, float(chosen.min()), float(chosen.median()), float(chosen.max())))
         first = last + 1
@@ -100,8 +102,10 @@ def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
             if not states:
                 place = end
                 continue
-            norms = torch.cat([held.S.double().flatten(2).norm(dim=-1).flatten() for held in states])
-            carried = torch.cat([(held.z.sum(-1) ** 2 / held.z.square().sum(-1)).double().flatten() for held in states])
+            norms = torch.cat([as_float64(held.S).flatten(2).norm(dim=-1).flatten() for held in states])
+            carried = torch.cat(
+                [as_float64(held.z.sum(-1) ** 2 / held.z.square().sum(-1)).flatten() for held in states]
+            )
             features = min(held.z.shape[-1] for held in states)
             found.append(Health(end, float(norms.median()), float(carried.median()), features, min(smallest)))
             smallest.clear()

@@ -40,7 +40,7 @@ class KeptResult:
             raise UsageError(f"{self.file.parent}: no place for results ({error.strerror}). Name another.") from None
         text = with_checksum({"settings": self.settings, "result": make()})
         staged = self.file.with_name(f".{self.file.name}.partial")
-        staged.write_text(text, encoding="utf-8")
+        staged.write_bytes(text.encode())
         fsync(staged)
         staged.replace(self.file)
         return json.loads(text)["result"]

@@ -106,7 +106,7 @@ def score_block(model: Encoder, block: MaskedBatch) -> BlockScore:
     tokens, targets = (part.to(model.embedding.weight.device) for part in block)
     asked = targets != IGNORED
     chances, wanted = model.logits(model.hidden_states(tokens)[asked]).log_softmax(-1), targets[asked]
-    lost = -chances.gather(1, wanted[:, None]).sum(dtype=torch.float64)
+    lost = -chances.gather(1, wanted[:, None]).cpu().sum(dtype=torch.float64)
     return BlockScore(len(wanted), float(lost), int((chances.argmax(-1) == wanted).sum()))
 
 

@@ -23,7 +23,7 @@ from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session
 from lmlong.model.base import TextModel
 from lmlong.model.build import build
-from lmlong.model.device import pick_device
+from lmlong.model.device import WITHOUT_FLOAT64, pick_device
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
@@ -208,7 +208,8 @@ def _read(checkpoint: Path) -> TrainedModel:
 def load(
     run: str | Path, device: str = "auto", weights: Weights = "32", state_dtype: Literal["32", "64"] = "32"
 ) -> TrainedLanguageModel:
-    """Load the language model of a run: its folder, name under runs/, or a checkpoint; `device` is auto, cpu or cuda.
+    """Load the language model of a run: its folder, name under runs/, or a checkpoint; `device` is auto, cpu, cuda
+    or mps.
 
     >>> model = lmlong.load("runs/quickstart", weights="bf16")
 
@@ -223,6 +224,8 @@ def load(
             f"{run}: an encoder (objective: masked) has read the future of each token, so it has nothing to continue "
             "and no state. Measure it by lmlong eval; for this, train a model with objective: causal."
         )
+    if state_dtype == "64" and trained.device.type in WITHOUT_FLOAT64:
+        raise UsageError(f"--state-dtype 64: {trained.device.type} has no float64. Use 32, or --device cpu.")
     if state_dtype == "64":
         model.set_state_dtype(torch.float64)
     if weights != "32":

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from lmlong.errors import LmlongError, UsageError
 from lmlong.inference.session import NO_TOKEN, RECENT
+from lmlong.model.device import as_float64
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def penalised(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
 def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Return softmax(logits / temperature), for any temperature above 0."""
     # float64 costs nothing beside the model; the maximum is subtracted so that a tiny temperature gives -inf at worst
-    logits = logits.double()
+    logits = as_float64(logits)
     return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 def fsync(path: Path) -> None:
     """Flush a file or a folder to disk, so that no power cut can leave a rename without the data."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders, and flushes no file that is open for reading
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -19,7 +21,7 @@ def fsync(path: Path) -> None:
 def atomic_write(path: Path, text: str) -> None:
     """Write a file so that it has its old or its new content whenever the machine stops."""
     staged = path.with_name(f".{path.name}.partial")
-    staged.write_text(text, encoding="utf-8")
+    staged.write_bytes(text.encode())  # as text, Windows would write other ends of lines
     fsync(staged)
     staged.replace(path)
 

@@ -1,20 +1,25 @@
 """File locks that are released when the process that holds them ends, however it ends."""
 
 import errno
-import fcntl
 import json
 import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from lmlong.io.files import parse_json
+from lmlong.io.locking import lock
 
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 """Errors of file systems without locks."""
+
+
+OPENED = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""How a lock file is opened; Windows has only the last of these, and the others not that."""
 
 
 class Holder(NamedTuple):
@@ -54,17 +59,18 @@ class Lock:
     def __enter__(self) -> "Lock":
         while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(self.path, OPENED, 0o666)
             try:
                 self._lock(descriptor)
                 if not self._is_still_there(descriptor):  # the holder removed it while this process waited
                     os.close(descriptor)
                     continue
-                if not (os.pread(descriptor, 6, 0) or OURS).startswith(OURS):
+                if not (_read(descriptor, len(OURS)) or OURS).startswith(OURS):
                     raise FileExistsError(errno.EEXIST, "a file of that name is no lock of lmlong", str(self.path))
-                os.truncate(descriptor, 0)
+                os.ftruncate(descriptor, 0)
                 me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-                os.pwrite(descriptor, (json.dumps(me) + "\n").encode(), 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, (json.dumps(me) + "\n").encode())
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -75,20 +81,25 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._descriptor is not None
-        if self._is_still_there(self._descriptor):
-            self.path.unlink()
-        os.close(self._descriptor)
+        if os.name == "nt":  # no file is removed there while it is open, neither here nor where another waits for it
+            os.close(self._descriptor)
+            with suppress(PermissionError):
+                self.path.unlink()
+        else:
+            if self._is_still_there(self._descriptor):
+                self.path.unlink()
+            os.close(self._descriptor)
         self._descriptor = None
 
     def _lock(self, descriptor: int) -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _holder(os.pread(descriptor, 4096, 0))
+            if lock(descriptor, wait=False):
+                return
+            holder = _holder(_read(descriptor, 4096))
             if self.waiting is None:
-                raise Held(holder) from None
+                raise Held(holder)
             print(f"{self.waiting}: waiting for {holder}", file=sys.stderr, flush=True)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, wait=True)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
@@ -100,6 +111,12 @@ class Lock:
         except FileNotFoundError:
             return False
         return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    """Return the first bytes of an open file."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return os.read(descriptor, size)
 
 
 def _holder(content: bytes) -> Holder:

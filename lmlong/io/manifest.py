@@ -40,7 +40,7 @@ def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
     files = sorted(folder.iterdir())
     for path in files:
         fsync(path)
-    (folder / NAME).write_text(make(folder, form, about), encoding="utf-8")
+    (folder / NAME).write_bytes(make(folder, form, about).encode())
     usual = (folder / NAME).stat().st_mode
     for path in files:
         path.chmod(usual)  # some libraries write files that only their owner may read, whatever the umask says

@@ -1,14 +1,15 @@
 """Trust in files: code that other users may have written is not loaded."""
 
-import grp
 import os
-import pwd
 import stat
 from pathlib import Path
 
 
 def is_private(path: Path) -> bool:
-    """Return whether only this user and root could have written a file or folder, or put it at its path."""
+    """Return whether only this user and root could have written a file or folder, or put it at its path; on Windows,
+    whose permissions are not looked at, that is not known."""
+    if os.name == "nt":
+        return False
     trusted = {0, os.geteuid()}
     path = path.resolve()
     for place in (path, *path.parents):
@@ -31,6 +32,9 @@ def _others_write(place: Path, found: os.stat_result) -> bool:
 
 def _is_group_of_one(gid: int) -> bool:
     """Return whether a group has this user alone, as many systems give to each user."""
+    import grp  # both of Unix only
+    import pwd
+
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:

@@ -6,25 +6,51 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from lmlong.errors import UsageError
 
+WITHOUT_FLOAT64 = {"mps"}
+"""Types of devices that have no float64: what needs it is computed on the CPU."""
+
 
 def pick_device(wanted: str) -> torch.device:
-    """Return the device that `auto`, `cpu` or `cuda` means on this machine."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device: cuda was asked for, but torch finds no GPU here. Use auto or cpu.")
+    """Return the device that `auto`, `cpu`, `cuda` or `mps`, the GPU of a Mac, means on this machine."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(next(device for device, is_there in there.items() if is_there))
+    if not there[wanted]:
+        raise UsageError(f"device: {wanted} was asked for, but torch finds no GPU here. Use auto or cpu.")
     return torch.device(wanted)
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return the peak memory so far in bytes: of the GPU, or of the process."""
+def float64_device(device: torch.device) -> torch.device:
+    """Return where float64 is computed with for a device: on it, or on the CPU."""
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
+
+
+def as_float64(x: Tensor) -> Tensor:
+    """Return a tensor in float64, on the CPU where its device has none."""
+    return x.to(float64_device(x.device)).double()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the peak memory so far in bytes: of the GPU, or of the process; None on Windows, which tells it in another
+    way."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # Unix only
-
+    try:
+        import resource
+    except ImportError:
+        return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -33,6 +59,8 @@ def describe_machine(device: torch.device) -> str:
     """Return the name of the GPU, or of the processor with the number of threads in use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return f"GPU of {_processor()}"
     threads = torch.get_num_threads()
     return f"{threads} thread{'' if threads == 1 else 's'} of {_processor()}"
 

@@ -130,7 +130,7 @@ class Encoder(TextModel):
         x = self.embedding(tokens)
         if self.sinusoidal:
             # as large as an embedding begins: at full size they would drown the tokens and delay learning for long
-            waves = sinusoidal_positions(tokens.shape[1], x.shape[2], x.device).to(x.dtype)
+            waves = sinusoidal_positions(tokens.shape[1], x.shape[2], x.device).to(x.dtype).to(x.device)
             x = x + EMBEDDING_STD * 2**0.5 * waves
         # scaled to about 1, else the first blocks would drown it; the logits need it small
         x = x * self.embedding.embedding_dim**0.5

@@ -14,7 +14,7 @@ from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import DecodeStep, LanguageModel, ModelState
 from lmlong.model.native_step import NativeStep
 from lmlong.model.state import rebuild_state
-from lmlong.native.build import find_compiler
+from lmlong.native.build import find_compiler, missing_compiler
 from lmlong.native.decode.pack import PackedModel, packed_for_decoding
 from lmlong.native.spec import NoNativeForm
 
@@ -51,9 +51,10 @@ def why_no_fast_step(model: LanguageModel) -> str | None:
     if not model.constant_state:
         return "the state of softmax attention grows, so its step is never the same twice."
     if not _on_cpu(model):
-        return None
+        device = model.embedding.weight.device.type
+        return None if device == "cuda" else f"there is none for {device}."
     if find_compiler() is None:
-        return "needs a C++ compiler. Install g++, or name one in the environment variable CXX."
+        return missing_compiler()
     try:
         PackedModel(model)
     except NoNativeForm as unknown:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lmlong.model.base import TextModel
+from lmlong.model.device import float64_device
 from lmlong.model.loss import IGNORED
 
 
@@ -60,6 +61,6 @@ def loss_totals(model: TextModel, batches: Iterable[tuple[Tensor, Tensor, Tensor
     totals = LossTotals()
     for tokens, targets, mask in batches:
         nll, _ = model.token_nll(tokens, targets, mask)
-        nats = float(nll.sum(dtype=torch.float64))
+        nats = float(nll.to(float64_device(nll.device)).sum(dtype=torch.float64))
         totals += LossTotals(nats, int((targets != IGNORED).sum()), count_bytes(targets, token_bytes))
     return totals

@@ -102,8 +102,17 @@ def private_folder(cache: Path) -> Path:
 
 
 def find_compiler() -> str | None:
-    """Return a C++ compiler: $CXX, g++ or clang++."""
+    """Return a C++ compiler: $CXX, g++ or clang++; none on Windows, for which the native code is not written."""
+    if os.name == "nt":
+        return None
     return next(filter(None, map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"])), None)
+
+
+def missing_compiler() -> str:
+    """Return what native code lacks where there is no compiler."""
+    if os.name == "nt":
+        return "is not made on Windows."
+    return "needs a C++ compiler. Install g++, or name one in the environment variable CXX."
 
 
 def _compile(command: list[str], headers: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """Mistakes in the values of a recipe: pydantic's errors as one plain sentence for each key."""
 
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -9,7 +10,10 @@ from lmlong.errors import nearest
 from lmlong.recipe import Options
 from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
 from lmlong.recipe.root import recipe_class
-from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, undotted
+from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, dotted, undotted
+
+LISTED, NEAREST = 8, 3
+"""Most keys of a section that are all named to whoever gave an unknown one, and how many of a longer section."""
 
 
 def mistakes(error: ValidationError, values: Any, section: type[Options] | None = None) -> dict[KeyPath, str]:
@@ -27,7 +31,7 @@ def _describe(detail: ErrorDetails, values: Any, whole: type[Options]) -> tuple[
     where, context = detail["loc"], detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
         path, section = _follow(where[:-1], values, whole)
-        return (*path, where[-1]), "unknown key." + _hint(where[-1], list(sections(section)[0].model_fields))
+        return (*path, where[-1]), "unknown key." + _hint(where[-1], path, list(sections(section)[0].model_fields))
     path, shape = _follow(where, values, whole)
     value = at(values, path)
     if value is UNREADABLE or not shape.types:
@@ -77,8 +81,14 @@ def _not_one_of(value: Any, words: list[str]) -> str:
     return f"{_show(value)} is not one of {', '.join(words)}.{nearest(value, words)}"
 
 
-def _hint(key: object, known: list[str]) -> str:
-    return nearest(key, known) or f" Known here: {', '.join(known)}."
+def _hint(key: object, section: KeyPath, known: list[str]) -> str:
+    """Return the known key that was probably meant, all of a short section, or the nearest of a long one."""
+    if len(known) <= LISTED:
+        return nearest(key, known) or f" Known here: {', '.join(known)}."
+    close = get_close_matches(str(key), known, n=NEAREST, cutoff=0)
+    name = dotted(tuple("N" if isinstance(part, int) else part for part in section))
+    all_of_them = f"`lmlong recipe options{' ' + name if name else ''}` lists all"
+    return nearest(key, known) or f" Nearest here: {', '.join(close)}; {all_of_them}."
 
 
 def _show(value: Any) -> str:

@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, NameIn
+from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.section import Options, mistake
 
 KindName = Annotated[str, NameIn(ATTENTION_KINDS)]
@@ -109,7 +110,7 @@ class Attention(Options):
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned"] = "learned"
     """linear: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has none."""
-    window: int = Field(default=256, gt=0)
+    window: Annotated[int, Field(gt=0), IsLength()] = 256
     """window: how many tokens are seen, the token itself among them."""
     taylor: Taylor = Taylor()
     favor: Favor = Favor()

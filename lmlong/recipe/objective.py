@@ -71,6 +71,8 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
             yield mistake(
                 f"training.{key}", "an encoder reads its text at once, there is no state to hand on. Leave it out."
             )
+    if training.sample_tokens:
+        yield mistake("training.sample_tokens", "an encoder writes no text. Leave it out.")
     if training.kernel == "triton":
         yield mistake("training.kernel", "the kernels read the past alone, and an encoder both sides. Leave it out.")
     longest = model.layer_lengths("linformer", text.sequence_length)

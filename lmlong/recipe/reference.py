@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from lmlong.recipe.kinds import NameIn
+from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.root import recipe_class
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -100,6 +101,8 @@ def _type_in_words(kind: Any, bounds: tuple[Any, ...]) -> str:
         return in_words(shape_of(kind))
     if words := choices(Shape((kind,), bounds)):
         return f"one of {', '.join(words)}"
+    if kind is int and any(isinstance(bound, IsLength) for bound in bounds):
+        return f"{PLAIN[int]} (or such as 4k, 1m)"
     if get_origin(kind) is list:
         length = "".join(f" of {limit} or more" for limit in _limits(bounds, "min_length"))
         return f"a list{length}, each {in_words(shape_of(get_args(kind)[0]))}"

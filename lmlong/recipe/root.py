@@ -27,8 +27,8 @@ class Recipe(Options):
     """Name of the run, whose folder is runs/NAME; a recipe file without it takes the file's name."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Start of every random draw: weights, order of the text, dropout."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to run; auto takes a GPU when there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run: cpu, cuda (an NVIDIA GPU) or mps (the GPU of a Mac); auto takes a GPU when there is one."""
     devices: int = Field(default=1, gt=0)
     """GPUs of a machine to train on together, or processes where there is none; each has a batch of its own."""
     nodes: int = Field(default=1, gt=0)

@@ -1,10 +1,15 @@
 """Options of the text: its sources, its tokenizer, and how it is cut."""
 
+from collections.abc import Iterator
+from encodings import aliases
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic_core import PydanticCustomError
 
-from lmlong.recipe.section import Options
+from lmlong.errors import nearest
+from lmlong.recipe.lengths import IsLength
+from lmlong.recipe.section import Options, mistake
 
 
 class PythonStdlib(Options):
@@ -16,13 +21,15 @@ class PythonStdlib(Options):
 
 
 class Files(Options):
-    """Files on disk: plain text as one document a file, .jsonl and .parquet as one document a record."""
+    """Files on disk: plain text as one document a file; .jsonl, .ndjson, .json, .csv, .tsv, .parquet and .arrow as one
+    document a record."""
 
     kind: Literal["files"]
     paths: list[str] = Field(min_length=1)
-    """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz and .zst too."""
+    """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz and .zst too. Of a
+    folder .txt, .md, .py, .jsonl, .ndjson, .parquet and .arrow are read, and all else is told as left out."""
     column: str = "text"
-    """Field of a .jsonl or .parquet record that holds the text."""
+    """Field of a record that holds the text."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the training tokens, relative to the other sources."""
 
@@ -32,7 +39,7 @@ class Hub(Options):
 
     kind: Literal["hub"]
     dataset: str
-    """Name of the data set, such as allenai/c4, or a local folder in the same format."""
+    """Name of the data set, such as allenai/c4, or a local folder in the same format or from save_to_disk."""
     config: str | None = None
     """Configuration of the data set, where it has several."""
     split: str = "train"
@@ -89,11 +96,22 @@ class Text(Options):
     """Sources of documents; several are mixed by weight."""
     validation: Validation = Validation()
     tokenizer: Tokenizer = Tokenizer()
-    sequence_length: int = Field(default=2048, ge=8)
+    sequence_length: Annotated[int, Field(ge=8), IsLength()] = 2048
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
     """Content of a training sequence: windows of the text, cut anywhere, or whole documents, cut only where longer than
     a sequence; packed one after the other, or for an encoder, which would attend across them, each alone."""
     masking: Masking = Masking()
+    encoding: str = "auto"
+    """Encoding of plain text. auto takes that of a byte order mark, else UTF-8, else windows-1252 where a file is
+    plausible as that and errors is strict; whatever is not UTF-8 is told."""
     errors: Literal["strict", "replace"] = "strict"
-    """What to do with bytes that are not UTF-8: strict names the file and stops, replace puts U+FFFD, counted."""
+    """What to do with bytes that are not of the encoding: strict names all such files and stops, replace puts U+FFFD,
+    counted."""
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        try:
+            "".encode("utf-8" if self.encoding == "auto" else self.encoding)
+        except LookupError:
+            hint = nearest(self.encoding, ["auto", *(name.replace("_", "-") for name in aliases.aliases.values())])
+            yield mistake("encoding", f"{self.encoding!r} is no encoding that Python knows.{hint}")

@@ -1,11 +1,12 @@
 """Options of training: its length, devices, optimizer, precision, validation and checkpoints."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.section import Options, mistake
 
 
@@ -32,7 +33,7 @@ class Training(Options):
 
     steps: int | None = Field(default=None, gt=0)
     """Optimizer steps to take; with `tokens` given too, whichever ends first."""
-    tokens: int | None = Field(default=None, gt=0)
+    tokens: Annotated[int | None, Field(gt=0), IsLength()] = None
     """Tokens to train on, in place of or beside `steps`."""
     strategy: Literal["auto", "ddp", "deepspeed"] = "auto"
     """How several devices train together: ddp (each holds all of the training state) or deepspeed (each holds a part);
@@ -69,7 +70,7 @@ class Training(Options):
     """Implementation of linear attention over many tokens. auto is native code on a CPU, compiled at its first use if
     there is a C++ compiler, and torch elsewhere. The Triton kernels, for an NVIDIA GPU, give the same numbers in
     Triton's interpreter and have not been measured on a GPU."""
-    segment: int | None = Field(default=None, ge=16)
+    segment: Annotated[int | None, Field(ge=16), IsLength()] = None
     """Tokens of a sequence whose activations are held at once; the rest is computed again from the states between
     segments, so a sequence of any length takes the memory of one segment, with the same gradient."""
     carry_state: bool = False
@@ -79,8 +80,10 @@ class Training(Options):
     """Keep only the input of each block and compute the rest again in the backward pass."""
     validate_every: int = Field(default=500, gt=0)
     """Steps between validations; one more follows the last step, over the whole validation text."""
-    validation_tokens: int = Field(default=200_000, gt=0)
+    validation_tokens: Annotated[int, Field(gt=0), IsLength()] = 200_000
     """Tokens of validation text read by each validation but the last."""
+    sample_tokens: Annotated[int, Field(ge=0), IsLength()] = 0
+    """Tokens that the model writes at each validation, printed and kept in metrics.jsonl; 0 for no sample."""
     checkpoint_every: int = Field(default=500, gt=0)
     """Steps between checkpoints."""
     keep_last: int = Field(default=1, gt=0)

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
@@ -13,6 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from lmlong.attention.favor import Favor
 from lmlong.data.data_module import DataModule
 from lmlong.model.base import TextModel
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, loss_totals
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
@@ -20,6 +22,7 @@ from lmlong.training.metrics_log import MetricsLog
 from lmlong.training.module import TrainingModule, as_tensors
 from lmlong.training.optimizer import learning_rate_factor
 from lmlong.training.progress import Progress
+from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.state import random_states, restore
 
@@ -69,6 +72,8 @@ class TrainingCallback(Callback):
             if last or step % options.validate_every == 0:
                 validated = self._validate(trainer, pl_module, None if last else options.validation_tokens)
                 self.final = validated if last else None
+                if options.sample_tokens:
+                    self._sample(trainer, pl_module, options.sample_tokens)
             stop = self.signals.agree(trainer)
             if last or stop or step % options.checkpoint_every == 0:
                 self.metrics_log.flush()
@@ -137,6 +142,16 @@ class TrainingCallback(Callback):
             f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
         )
         return totals
+
+    def _sample(self, trainer: Trainer, module: TrainingModule, tokens: int) -> None:
+        """Show a text that the model writes; all ranks write it, since each may hold only a part of the weights."""
+        assert self.progress is not None and isinstance(module.model, LanguageModel)
+        module.eval()
+        with trainer.precision_plugin.forward_context():
+            text = write_sample(module.model, self.data.tokens.tokenizer, tokens, self.data.recipe.seed)
+        module.train()
+        self.metrics_log.write(step=trainer.global_step, sample=text)
+        self.progress.say(f"step {trainer.global_step}/{self.steps}: a sample\n{indent(text, '    ')}")
 
     def _close(self) -> None:
         if self.progress is not None:

@@ -10,6 +10,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from lmlong.checkpoint import manifest, read, write
 from lmlong.errors import CheckpointError
+from lmlong.io.links import follow, is_link
 from lmlong.training.state import from_lightning, to_lightning
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -75,13 +76,13 @@ class CheckpointStore:
             link = self.folder / name
             if path:
                 write.point(link, path)
-            elif link.is_symlink():
+            elif is_link(link):
                 link.unlink()
 
     def prune(self) -> None:
         """Remove checkpoints that need not be kept; called only after the newest was verified and linked."""
         there = self.all()
-        kept = {(self.folder / name).resolve() for name in (read.LATEST, read.BEST)}
+        kept = {follow(self.folder / name).resolve() for name in (read.LATEST, read.BEST)}
         kept |= {path.resolve() for path in there[-self.keep_last :]}
         for path in there:
             for_ever = self.keep_every and int(path.name.removeprefix("step-")) % self.keep_every == 0

@@ -24,7 +24,7 @@ class MetricsLog:
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
         }
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            with self.path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(json.dumps(finite) + "\n")
         except OSError as error:
             raise LmlongError(

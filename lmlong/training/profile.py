@@ -15,7 +15,7 @@ from lmlong.attention.base import state_tensors
 from lmlong.attention.plugins import LOADED, load_plugin
 from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
-from lmlong.model.device import peak_memory
+from lmlong.model.device import peak_memory, synchronize
 from lmlong.recipe import Recipe
 from lmlong.recipe.root import recipe_class
 from lmlong.training.optimizer import make_optimizer
@@ -75,19 +75,22 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
         parts = min(setup.recipe.training.accumulate, 2)
         for _ in range(parts):
             _backward(model, setup.recipe, shape)
-        _wait(setup.device)
+        synchronize(setup.device)
         works.append((time.perf_counter() - begun) / parts)
         begun = time.perf_counter()
         torch.nn.utils.clip_grad_norm_(model.parameters(), setup.recipe.training.clip)
         optimizer.step()
         optimizer.zero_grad()
-        _wait(setup.device)
+        synchronize(setup.device)
         updates.append(time.perf_counter() - begun)
         if number and sum(works) > ENOUGH:
             break
     work, update = (statistics.median(times[1:]) for times in (works, updates))  # the first includes one-time work
     state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(1)))
-    return StepProfile(peak_memory(setup.device), work, update, count_parameters(model), state)
+    peak = peak_memory(setup.device)
+    if peak is None:
+        raise LmlongError("this system does not tell the memory of a process")
+    return StepProfile(peak, work, update, count_parameters(model), state)
 
 
 def _backward(model: TextModel, recipe: Recipe, shape: BatchShape) -> None:
@@ -102,11 +105,6 @@ def _backward(model: TextModel, recipe: Recipe, shape: BatchShape) -> None:
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         nll, _ = model.loss(tokens, tokens, mask, segment=shape.segment)
     (nll / tokens.numel()).backward()
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy
 
 from lmlong.checkpoint import read
-from lmlong.data.gzip_baseline import gzip_bits_per_byte
+from lmlong.data import baselines
+from lmlong.data.baselines import Baselines
+from lmlong.data.notes import notes
 from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
@@ -53,8 +55,8 @@ class TrainingResult(NamedTuple):
     """Optimizer steps taken."""
     validation: LossTotals | None
     """The loss over the whole validation text; None when training was stopped, or had no step to take."""
-    gzip: float | None
-    """Bits per byte of gzip -9 on the same text; None where the objective has none to compare."""
+    baselines: Baselines | None
+    """Bits per byte of the same text without a model; None where the objective has none to compare."""
     signal: int | None = None
     """The signal that stopped training."""
     is_main_process: bool = True
@@ -116,6 +118,8 @@ def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrit
 
 def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> TrainingResult:
     resume_from = resume_point(folder, resume) if resume else None
+    if resume and not resume_from and is_main_process():
+        print(f"{folder}: no checkpoint to go on from yet, so a new run begins", file=sys.stderr)
     source = None if resume_from else recipe.training.init_from
     if resume_from:
         recipe = same_run(read.read_recipe(resume_from), recipe)
@@ -150,13 +154,17 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
             raise KeyboardInterrupt("stopped at once") from None
         raise SystemExit(128 + stop.signal_number) from None
     final = callback.final if is_main_process() else None
-    show_gzip = final and recipe.objective == "causal"
-    gzip = gzip_bits_per_byte(setup.tokens.validation, setup.tokens.tokenizer) if show_gzip else None
-    return TrainingResult(folder, trainer.global_step, final, gzip, signals.agreed, is_main_process())
+    tokens = setup.tokens
+    has_bytes = final and recipe.objective == "causal"
+    others = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer) if has_bytes else None
+    return TrainingResult(folder, trainer.global_step, final, others, signals.agreed, is_main_process())
 
 
 def _say(setup: Setup, start: Path | str | None) -> None:
     """Print what begins to stderr."""
+    for source in setup.tokens.info["sources"]:
+        for line in notes(source):
+            print(f"{source['name']}: {line}", file=sys.stderr)
     print(
         f"{count_parameters(setup.model):,} parameters, {setup.steps:,} steps of {setup.tokens_per_step:,} tokens, "
         f"{setup.recipe.training.precision} on {setup.device.type}" + (f", from {start}" if start else ""),
@@ -175,7 +183,7 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[
     if launcher() == "srun":
         plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are handled here
     return Trainer(
-        accelerator="gpu" if setup.device.type == "cuda" else "cpu",
+        accelerator={"cuda": "gpu"}.get(setup.device.type, setup.device.type),
         devices=setup.recipe.devices,
         num_nodes=setup.recipe.nodes,
         strategy=_strategy(setup),

@@ -20,6 +20,7 @@ from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.checkpoint.read import find
 from lmlong.errors import UsageError
 from lmlong.io.files import atomic_write, parse_json
+from lmlong.io.links import is_link
 from lmlong.io.lock import Held, Lock
 from lmlong.model.base import count_parameters
 from lmlong.recipe import file as recipe_file
@@ -120,14 +121,14 @@ def _foreign_files(folder: Path) -> Iterator[Path]:
 
 def _foreign_checkpoints(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        is_link = path.name in ("latest", "best") or write.LEFT_LINK.fullmatch(path.name) is not None
+        names_a_link = path.name in ("latest", "best") or write.LEFT_LINK.fullmatch(path.name) is not None
         if (
             not OWN["checkpoints"].fullmatch(path.name)
-            or path.is_symlink() != is_link
-            or not (is_link or path.is_dir())
+            or is_link(path) != names_a_link
+            or not (names_a_link or path.is_dir())
         ):
             yield path
-        elif not is_link:
+        elif not names_a_link:
             yield from (inner for inner in sorted(path.iterdir()) if not OWN["step"].fullmatch(inner.name))
 
 

@@ -46,6 +46,8 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     With `new_attention` the checkpoint's attention may differ from the recipe's; all else must fit.
     """
     device = pick_device(recipe.device)
+    if device.type == "mps" and (recipe.processes > 1 or recipe.training.strategy == "deepspeed"):
+        raise UsageError("device: on mps one process trains, without deepspeed. Use devices: 1, or device: cpu.")
     check_kernel(recipe.training.kernel, device)
     training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
@@ -86,6 +88,8 @@ def resolve(wanted: Literal["auto", "32", "bf16", "16"], device: torch.device) -
     """Return the number format; `auto` is bf16 where the machine computes in it rather than emulating it."""
     if wanted == "16" and device.type == "cpu":
         raise UsageError("training.precision: 16 needs a GPU. Use bf16, 32 or auto.")
+    if wanted in ("16", "bf16") and device.type == "mps":
+        raise UsageError(f"training.precision: {wanted} is not offered on mps. Use 32 or auto.")
     if wanted != "auto":
         return wanted
     return "bf16" if computes_in_bf16(device) else "32"
@@ -95,5 +99,7 @@ def computes_in_bf16(device: torch.device) -> bool:
     """Return whether products of bfloat16 matrices run on hardware made for them."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "mps":
+        return False
     # private, but torch offers no public question of this kind for a CPU
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

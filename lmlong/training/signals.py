@@ -14,7 +14,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lmlong.training.distributed import all_reduce_max, is_main_process
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+STOPPING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
 
 
 class StopAtOnce(BaseException):
@@ -63,11 +64,11 @@ class StopOnSignal(Callback):
 
     def _install(self) -> None:
         for number, handler in self._before.items():
-            if handler != signal.SIG_IGN or number != signal.SIGHUP:  # nohup ignores it
+            if handler != signal.SIG_IGN or number != HANGUP:  # nohup ignores it
                 signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:  # the reader is gone: writing to a terminal or a pipe would fail
+        if number == HANGUP:  # the reader is gone: writing to a terminal or a pipe would fail
             self._turn_away()
         elif self.received == number and self.processes > 1:  # to leave in order, each rank would wait for the others
             os._exit(128 + number)

@@ -100,6 +100,16 @@ def test_options_fit_eighty_columns_and_tell_type_default_and_meaning() -> None:
     assert "text.sources.N.dataset  (kind: hub)\n    text; required\n" in text
 
 
+def test_options_that_have_a_word() -> None:
+    keys = [line for line in run("recipe", "options", "decay", "share").stdout.splitlines() if line and line[0] != " "]
+    assert keys == ["training.decay_fraction", "training.final_learning_rate"]
+    section = [line for line in run("recipe", "options", "training", "decay").stdout.splitlines() if line[:1].strip()]
+    assert section[0] == "training.schedule" and all(key.startswith("training.") for key in section)
+    nothing = run("recipe", "options", "sequence_lenght")
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert "sequence_lenght: no option has that. Did you mean 'sequence_length'?" in nothing.stderr
+
+
 def test_options_as_json_hold_the_whole_reference() -> None:
     rows = json.loads(run("recipe", "options", "--json").stdout)
     assert rows == [option._asdict() for option in reference()]

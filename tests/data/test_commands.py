@@ -51,6 +51,8 @@ def test_info_is_a_table_of_80_columns(recipe_file: str) -> None:
     rows = [line for line in table.splitlines() if line.startswith("  ")]
     assert max(map(len, rows)) <= 80
     assert [row.split()[4] for row in rows[3:]] == ["1.00", "1.00"]
+    Path("documents", "paper.pdf").touch()
+    assert "  left out, a PDF: convert it to plain text: documents/paper.pdf\n" in run(data, "info", recipe_file)
 
 
 def test_tokenizer_train_and_info(recipe_file: str) -> None:

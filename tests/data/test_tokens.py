@@ -60,7 +60,7 @@ def test_counts_add_up(text_of: TextOf) -> None:
     (source,) = found.info["sources"]
     train, validation = source["train"], source["validation"]
     assert source["read"]["documents"] == 42 == train["documents"] + validation["documents"]
-    assert source["skipped"] == {"empty": {"documents": 1, "bytes": 0}}
+    assert source["skipped"] == {"empty": {"documents": 1, "bytes": 0, "names": [str(folder / "040.txt")]}}
     assert source["read"]["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
     assert (source["read"]["replaced_bytes"], source["read"]["put_in_bytes"]) == (2, 6)
     size = sum(len(text.encode()) for text in [*texts, "a\ufffd\ufffdb"])
@@ -134,7 +134,7 @@ def test_nothing_to_validate_on(text_of: TextOf) -> None:
 
 def test_broken_text_leaves_nothing_behind(text_of: TextOf, cache: Path) -> None:
     text = text_of(["good " * 100])
-    Path(text.sources[0].paths[0], "z.txt").write_bytes(b"x" * 70_000 + b"\xff")  # type: ignore[union-attr]
+    Path(text.sources[0].paths[0], "z.txt").write_bytes(b"x" * 70_000 + b"\x81")  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=r"z.txt: byte 70000 is not UTF-8"):
         prepare(text)
     assert folders(cache) == []

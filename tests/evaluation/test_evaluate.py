@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,33 @@ def test_a_mistake_is_named(run: Path, words: list[str], message: str) -> None:
         evaluated(run, *words)
 
 
+def test_files_of_data_that_are_not_read_are_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "train.txt").rename(tmp_path / "texts" / "a.txt")
+    (tmp_path / "texts" / "b.pdf").touch()
+    done = evaluated(run, "--lengths", "16", "--data", "texts", "--by", "context", *FEW)
+    assert done.stderr == "--data: left out, a PDF: convert it to plain text: texts/b.pdf\n"
+
+
 def test_a_name_under_runs_is_shown_as_that(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parents[1])
     assert evaluated("runs/tiny/", "--lengths", "10", *FEW).stdout.startswith("tiny\n")
     assert evaluated("tiny", "--lengths", "10", *FEW).stdout.startswith("tiny\n")
+
+
+def test_the_difference_of_two_runs_comes_first_with_its_paired_error(run: Path, tmp_path: Path) -> None:
+    other, latest = tmp_path / "runs" / "other", "checkpoints/latest"
+    shutil.copytree(run, other, symlinks=True)
+    words = ("--lengths", "16", "--by", "context,position", *FEW)
+    same, rounded = evaluated(run, other, *words), evaluated(run, other, *words, "--weights", "bf16", "--json", "-")
+    assert same.stdout.splitlines()[0].endswith("in bits/byte on the same bytes of 2 documents:")
+    assert same.stdout.splitlines()[3].split()[:3] == ["16", "+0.0000", "0.0000"]
+    (found,) = json.loads(rounded.stdout)["differences"]
+    assert (found["run"], found["base"]) == (str(other), str(run))
+    assert [(row["length"], row["difference"], row["documents"]) for row in found["rows"]] == [(16, 0, 2), (None, 0, 2)]
+    trained = evaluated(run, run / latest, "--data", tmp_path / "train.txt", "--lengths", "16", *FEW)
+    assert "2 documents" not in trained.stdout
 
 
 def without_times(values: Any) -> Any:

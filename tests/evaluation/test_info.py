@@ -4,6 +4,7 @@ import json
 import platform
 from pathlib import Path
 
+import pytest
 import torch
 from click.testing import CliRunner
 
@@ -66,7 +67,15 @@ def test_a_run_in_words(run: Path) -> None:
     assert "attention by layer           linear, linear" in lines
     assert "validation                   none" in lines
     (run / "metrics.jsonl").write_text(METRICS)
-    assert told(run).endswith("step 7, nats 8.0000, tokens 2, bytes 4, nats per token 4.0000, bits per byte 2.8850\n")
+    words = "step 7, nats 8.0000, tokens 2, bytes 4, nats per token 4.0000, bits per byte 2.8850\n"
+    assert " ".join(told(run).split()).endswith(words.strip())
+
+
+def test_words_fit_80_columns(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "metrics.jsonl").write_text(METRICS)
+    monkeypatch.chdir(run.parents[1])
+    assert max(map(len, told("tiny").splitlines())) <= 80
+    assert "checkpoint                   runs/tiny/checkpoints/step-00000007" in told("tiny").splitlines()
 
 
 def test_the_installation_is_described() -> None:

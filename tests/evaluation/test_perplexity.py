@@ -16,6 +16,7 @@ from lmlong.errors import UsageError
 from lmlong.evaluation import scorer as scored
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.perplexity import VIEWS, PerplexityOptions, fill, measure_perplexity, validation_text
+from lmlong.evaluation.perplexity_report import table
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import block_size, choose_blocks, documents_of
@@ -169,11 +170,23 @@ def test_a_model_that_knows_nothing_loses_log_of_the_vocabulary(loaded: TrainedL
 def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
     with pytest.raises(UsageError, match=r"and 10 of them .* There are 2, and the longest document has 416 tokens"):
-        measure_perplexity("tiny", loaded, text)
+        measure_perplexity("tiny", loaded, text, PerplexityOptions(lengths=(64,)))
     report = measure_perplexity("tiny", loaded, text, PerplexityOptions(min_documents=1))
     assert [point.length for point in report.context] == [64, 256]
     assert report.left_out == [512, 1024, 2048, 4096, 8192, 16_384]
     assert report.documents == 2
+
+
+def test_of_too_few_documents_parts_are_measured_at_shorter_lengths(loaded: TrainedLanguageModel) -> None:
+    text = validation_text(loaded)
+    report = measure_perplexity("tiny", loaded, text)  # 64 tokens before a block of 32 would take 960 in ten parts
+    assert (report.documents, report.parts_of) == (10, 2)
+    assert [point.length for point in report.context] == [32, 64][: len(report.context)]
+    assert report.context[0].sums.documents == 10
+    assert report.carried is not None and report.carried.totals.tokens == len(text.tokens) - 10
+    assert "10 parts of 2 documents, each read from an empty state" in table([report])
+    one = measure_perplexity("one", loaded, text.first(40))
+    assert (one.documents, one.parts_of) == (10, 1) and one.context
 
 
 def test_the_state_is_told_of(loaded: TrainedLanguageModel) -> None:

@@ -16,6 +16,8 @@ SECOND = dataclasses.replace(SOFTMAX, context=[AtLength(256, sums(2.0, 2.1), 1.0
 REPORTS = [LINEAR, SECOND]
 
 EXPECTED = """\
+softmax minus linear: no targets in common. Give --lengths.
+
 linear
   1,234,567 parameters, trained on 2,560,000 tokens, at length 1k
   state of 49,921 numbers, 200 KB

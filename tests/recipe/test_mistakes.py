@@ -155,7 +155,7 @@ def test_attentions_that_see_the_future_are_refused_with_the_reason(
 
 def test_only_an_attention_is_refused_for_seeing_the_future(file: Path) -> None:
     (mistake,) = complaints(file, f"{ENOUGH}device: full\n")
-    assert mistake.startswith("file:2: device: 'full' is not one of auto, cpu, cuda.")
+    assert mistake.startswith("file:2: device: 'full' is not one of auto, cpu, cuda, mps.")
 
 
 def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
@@ -163,6 +163,25 @@ def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
     assert complaints(file, text) == [
         "file:1: training.steps: neither steps nor tokens is given, so training has no end. Set one of them.",
         "file:5: model.heads: 4 heads do not divide a width of 250.",
+    ]
+
+
+def test_an_unknown_key_of_a_long_section_names_the_three_nearest(file: Path) -> None:
+    assert complaints(file, "training: {steps: 1, weigh: 2}\n") == [
+        "file:1: training.weigh: unknown key. Nearest here: weight_decay, segment, learning_rate; "
+        "`lmlong recipe options training` lists all."
+    ]
+
+
+def test_counts_of_tokens_may_have_units(file: Path) -> None:
+    file.write_text("text: {sequence_length: 2k}\ntraining: {tokens: 1m, segment: 1K, validation_tokens: 100}\n")
+    found = load(str(file))
+    assert (found.text.sequence_length, found.training.tokens, found.training.segment) == (2048, 1 << 20, 1024)
+    wrong = "text: {sequence_length: 2q}\ntraining: {tokens: 0m, segment: 1}\n"
+    assert [line.partition(": ")[2] for line in complaints(file, wrong)] == [
+        "text.sequence_length: expected a whole number (or such as 4k, 1m), at least 8, got '2q'.",
+        "training.tokens: expected a whole number (or such as 4k, 1m), above 0, or null, got '0m'.",
+        "training.segment: expected a whole number (or such as 4k, 1m), at least 16, or null, got 1.",
     ]
 
 

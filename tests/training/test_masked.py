@@ -65,7 +65,7 @@ def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_p
     (tmp_path / "book.txt").write_text("abcdefgh" * 2000)
     longer = ["training.steps=250", "training.batch_size=8", "training.validate_every=150", "training.log_every=50"]
     outcome = train(masked(*longer, *options), tmp_path / "run")
-    assert outcome.validation is not None and outcome.gzip is None
+    assert outcome.validation is not None and outcome.baselines is None
     assert outcome.validation.nats_per_token < 0.3 * math.log(8)
 
 

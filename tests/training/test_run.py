@@ -184,13 +184,30 @@ def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, tmp_path: Pat
     assert (run / "abandoned-1" / "checkpoints" / newest.name / "training.pt").read_bytes() == b""
 
 
-def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_a_sample_is_shown_and_kept_with_each_validation_and_changes_nothing(
+    recipe_of: Recipes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(recipe_of("model.dropout=0.1"), tmp_path / "silent")
+    assert "sample" not in capsys.readouterr().err
+    train(recipe_of("model.dropout=0.1", "training.sample_tokens=9"), tmp_path / "run")
+    samples = {line["step"]: line["sample"] for line in metrics(tmp_path / "run") if "sample" in line}
+    assert samples.keys() == {6, 12} and all(samples.values())
+    assert "step 6/12: a sample" in capsys.readouterr().err
+    assert losses(tmp_path / "run") == losses(tmp_path / "silent")
+
+
+def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(
+    recipe_of: Recipes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     (run / "environment.json").write_text('{"packages": {"lmlong": "0.1.0"}}')
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
     train(recipe_of("training.steps=2"), run, resume="auto")
     assert len(losses(run)) == 2 and 9.0 not in losses(run)
+    assert f"{run}: no checkpoint to go on from yet, so a new run begins" in capsys.readouterr().err
+    train(recipe_of("training.steps=3"), run, resume="auto")
+    assert "new run" not in capsys.readouterr().err
 
 
 def test_tensorboard_is_told_what_the_journal_is(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from lmlong.attention.linear.naive import quadratic
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.timer import time_once, time_rounds
 from lmlong.model.device import describe_machine
-from lmlong.report.lengths import name_length, parse_lengths
+from lmlong.recipe.lengths import name_length, parse_lengths
 
 CHUNK_SIZE = 16
 CHECKED = 256

@@ -1,0 +1,39 @@
+"""What a user should know of a text that was read: files that were left out, or read in another encoding."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lmlong.data.reading import Skipped
+
+SHOWN, NAMED = 5, 20
+"""Most documents that are named for each reason, to a user, and in the info of token files."""
+
+
+def by_reason(entries: Iterable[Skipped]) -> dict[str, dict[str, Any]]:
+    """Return counts of documents and bytes for each reason, with the first names."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        of_reason = found.setdefault(entry.reason, {"documents": 0, "bytes": 0, "names": []})
+        of_reason["documents"] += 1
+        of_reason["bytes"] += entry.bytes
+        if len(of_reason["names"]) < NAMED:
+            of_reason["names"].append(entry.name)
+    return found
+
+
+def notes(source: dict[str, Any]) -> Iterator[str]:
+    """Iterate over sentences on one source, as the info of token files describes it."""
+    for encoding, found in source.get("encodings", {}).items():
+        yield f"read as {encoding}: {named(found)}"
+    for reason, found in source["left_out"].items():
+        yield f"left out, {reason}: {named(found)}"
+
+
+def named(found: dict[str, Any]) -> str:
+    """Return the first names of some documents, and how many there are beside them."""
+    here = str(Path.cwd()) + os.sep
+    names = [name.removeprefix(here) for name in found.get("names", [])[:SHOWN]]
+    more = found["documents"] - len(names)
+    return ", ".join([*names, *([f"and {more:,} more" if names else f"{more:,}"] if more else [])])

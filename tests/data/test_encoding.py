@@ -1,0 +1,75 @@
+"""The encoding of a file is found where that is certain enough, told where it is not UTF-8, and never guessed else."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmlong.data.encoding import decode, find_encoding
+from lmlong.errors import UsageError
+
+FRENCH = "Le garçon a mangé une pomme au bord du chemin, puis il est rentré chez lui. " * 40
+RUSSIAN = "Все счастливые семьи похожи друг на друга. " * 40
+
+
+def found(data: bytes, wanted: str = "auto", size: int = 7) -> str:
+    return find_encoding(lambda: (data[place : place + size] for place in range(0, len(data), size)), "a.txt", wanted)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "told"),
+    [
+        *(("utf-8", "utf-8"), ("utf-8-sig", "utf-8-sig"), ("utf-16", "utf-16"), ("utf-32", "utf-32")),
+        ("cp1252", "windows-1252"),
+    ],
+)
+def test_auto_finds_what_a_mark_or_strict_decoding_tells(encoding: str, told: str) -> None:
+    data = FRENCH.encode(encoding)
+    assert found(data, size=1000) == told
+    assert "".join(text for text, _ in decode(iter([data]), "a.txt", "strict", told)) == FRENCH
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        (RUSSIAN.encode("cp1251"), "Name its encoding, such as text.encoding=windows-1251"),
+        (RUSSIAN.encode("shift_jis"), "Name its encoding"),
+        (FRENCH.encode() + b"\xff" + FRENCH.encode(), "damaged UTF-8: mend it, or set text.errors=replace"),
+        (RUSSIAN.encode("utf-16-le")[:-1] + b"\xd8", "text.encoding=utf-16-le"),
+        (bytes(range(256)) * 4, "Name its encoding"),
+    ],
+)
+def test_what_is_not_certain_is_refused_with_what_to_do(data: bytes, remedy: str) -> None:
+    with pytest.raises(UsageError, match=rf"a.txt: byte \d+ is not UTF-8 .*{remedy}") as caught:
+        found(data)
+    assert ("errors=replace" in str(caught.value)) == ("damaged" in remedy)
+
+
+def test_a_named_encoding_is_the_only_one_tried() -> None:
+    assert found(RUSSIAN.encode("cp1251"), "windows-1251") == "windows-1251"
+    with pytest.raises(UsageError, match=r"a.txt: byte 3 is not ascii"):
+        found("abcé".encode(), "ascii")
+    with pytest.raises(UsageError, match=r"a.txt: byte 6 is not utf-16-le"):
+        found("abc".encode("utf-16-le") + b"\0\xdc\0\0", "utf-16-le")
+
+
+@given(st.binary(max_size=60), st.sampled_from(["utf-8-sig", "utf-16-le", "shift_jis", "cp1252"]), st.integers(1, 9))
+def test_pieces_may_be_cut_anywhere_and_what_is_replaced_is_counted(data: bytes, encoding: str, size: int) -> None:
+    chunks = [data[place : place + size] for place in range(0, len(data), size)]
+    whole, pieces = (list(decode(iter(cut), "name", "replace", encoding)) for cut in ([data] if data else [], chunks))
+    assert "".join(text for text, _ in pieces) == "".join(text for text, _ in whole)
+    replaced = sum(bad for _, bad in pieces)
+    assert replaced == sum(bad for _, bad in whole)
+    kept = "".join(text for text, _ in pieces)
+    if replaced and encoding != "utf-8-sig":
+        assert len(re.findall("\ufffd", kept)) >= replaced
+    if not replaced:
+        assert kept == data.decode(encoding)
+
+
+def test_the_error_names_the_byte_in_a_later_chunk(tmp_path: Path) -> None:
+    data = "ab".encode("utf-16-le") * 10 + b"\0\xdc"
+    with pytest.raises(UsageError, match="byte 40 is not utf-16-le"):
+        list(decode((data[place : place + 7] for place in range(0, 42, 7)), "name", "strict", "utf-16-le"))
