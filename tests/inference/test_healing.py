@@ -133,12 +133,15 @@ def test_nothing_is_left_unread_where_nothing_can_change(run: Path, loaded: Trai
 def test_pieces_far_before_the_end_are_not_weighed(
     loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text whose tokens all change with what follows is read up to some tokens before its end."""
-    session = loaded.read(TEXT[:155])._replace(unread=as_tensors(UnreadText(b"", TEXT.encode()), torch.device("cpu")))
-    monkeypatch.setattr(healing, "FAR", 3)
-    begun = loaded.tokenizer.encode(TEXT)[:-3]
-    for start in healing.starts(loaded.model, loaded.tokenizer, session, session.unread.row(0)):
-        assert start.cover.tokens[: len(begun)] == begun
+    monkeypatch.setattr(healing, "FAR", 1)
+    left_out = 0
+    for cut in CUTS:
+        session, covers = loaded.read(TEXT[:cut]), loaded.tokenizer.boundaries.covers(TEXT[:cut])
+        begun = covers[0].tokens[settled(covers) :][:-1]
+        found = healing.starts(loaded.model, loaded.tokenizer, session, session.unread.row(0))
+        assert all(start.cover.tokens[: len(begun)] == begun for start in found)
+        left_out += len(covers) - len(found)
+    assert left_out
 
 
 @pytest.mark.parametrize("tokens", range(1, 40, 3))
@@ -164,6 +167,19 @@ def test_a_state_is_that_of_the_printed_text(loaded: TrainedLanguageModel) -> No
         assert loaded.tokenizer.decode_bytes(tokens) + more.unread.row(0).pending == (
             (TEXT[:160] + printed + " that is").encode()
         )
+
+
+def test_a_stop_string_may_be_longer_than_what_is_kept_otherwise(loaded: TrainedLanguageModel) -> None:
+    options = {"max_tokens": 250, "temperature": 1.0}
+    whole = "".join(loaded.stream(TEXT[:160], **options))
+    begin = next(place for place in range(40, 100) if whole.find(whole[place : place + 500]) == place)
+    writing = loaded.generate(
+        loaded.read(TEXT[:160]), Sampling(temperature=1.0), [(0,)], 250, [whole[begin : begin + 500]]
+    )
+    assert "".join(piece for _, piece in writing) == whole[:begin]
+    session = writing.finished()
+    text = loaded.tokenizer.decode_bytes(token for token in session.recent[0].tolist() if token >= 0)
+    assert text + session.unread.row(0).pending == (TEXT[:160] + whole[:begin]).encode()
 
 
 def test_text_after_a_written_one_is_read_together_with_its_end(loaded: TrainedLanguageModel) -> None:
