@@ -42,7 +42,7 @@ File = click.Path(dir_okay=False, path_type=Path)
     help="Let the prompt end anywhere, within a word too; without, its last tokens are taken as they are.",
 )
 @click.option("--load-state", type=File, help="Go on from what `lmlong state build` or --save-state remembered.")
-@click.option("--save-state", type=File, help="Remember prompt and new text in this file.")
+@click.option("--save-state", type=File, help="Remember prompt and printed text in this file.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
 @click.option(
     "--fast-decode/--no-fast-decode",

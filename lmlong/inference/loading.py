@@ -127,8 +127,8 @@ class TrainedLanguageModel(TrainedModel):
         >>> embedding = hidden.last.mean(0)
         >>> [after.norm(dim=-1).mean().item() for after in hidden.blocks]
 
-        A text is read after bos, or with a `state` after its last token, which has the first row; ids are read as they
-        are. Gradients flow through `model.model.hidden_states` alone.
+        A text is read after bos, or with a `state` after the last token it has read, which has the first row, and with
+        what it left unread; ids are read as they are. Gradients flow through `model.model.hidden_states` alone.
         """
         return hidden_states.concat(list(self.stream_hidden_states(text, state, blocks=blocks)))
 

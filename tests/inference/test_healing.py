@@ -1,11 +1,13 @@
 """What follows a prompt is what would follow the same text within a longer one, however the prompt arrives."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from models import stirred
 
 from lmlong.cli.generate import generate
 from lmlong.data.token_boundaries import settled
@@ -15,8 +17,11 @@ from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session
 from lmlong.inference.unread import UnreadText, as_tensors
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import concat_states
+from lmlong.recipe import Downsample, Model
 
-from .conftest import prose
+from .conftest import prose, tiny
 
 TEXT = prose(60, seed=7)
 CUTS = range(150, 190, 3)  # after a space, before one, and within words
@@ -105,6 +110,26 @@ def test_each_row_of_a_batch_has_its_own_unread_text(subword_run: Path, tmp_path
         assert [json.loads(line)["text"] for line in lines] == alone
 
 
+OTHERS = {
+    "softmax": tiny("softmax"),
+    "window": tiny("window"),
+    "blocks": Model(width=16, layers=3, heads=2, downsample=Downsample(factor=4)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_kind_of_state_is_healed_in_rows_and_from_states(loaded: TrainedLanguageModel, kind: str) -> None:
+    model = stirred(LanguageModel(OTHERS[kind], loaded.tokenizer.vocabulary), 0.3).double().eval()
+    other = replace(loaded, model=model)
+    prompts = [TEXT[:cut] for cut in (*CUTS[:3], 40)]
+    alone = ["".join(other.stream(prompt, max_tokens=9, temperature=0)) for prompt in prompts]
+    session = concat_states([other.read(prompt[30:], other.read(prompt[:30])) for prompt in prompts])
+    texts = [""] * len(prompts)
+    for row, piece in other.generate(session, Sampling(temperature=0), [(0,)] * len(prompts), 9):
+        texts[row] += piece
+    assert texts == alone and session.unread.pending.shape[1]
+
+
 @pytest.mark.parametrize("cut", CUTS)
 def test_the_new_tokens_begin_with_what_they_leave_of_the_prompt(loaded: TrainedLanguageModel, cut: int) -> None:
     session = loaded.read(TEXT[:cut])
@@ -122,6 +147,16 @@ def test_without_healing_the_tokens_of_a_prompt_are_its_own(loaded: TrainedLangu
         assert session.recent[0, -len(tokens) :].tolist() == tokens and not session.unread.row(0).pending
         later = loaded.read("", loaded.read(prompt), heal=False)
         assert torch.equal(later.recent, session.recent)
+
+
+def test_hidden_states_are_those_of_unread_text_too(loaded: TrainedLanguageModel) -> None:
+    for cut in CUTS:
+        state = loaded.read(TEXT[:cut])
+        tokens = [
+            *state.recent[0, -int(state.total) :].tolist(),
+            *loaded.hidden_states("e that", state).tokens.tolist()[1:],
+        ]
+        assert tokens == [loaded.tokenizer.bos, *loaded.tokenizer.encode(TEXT[:cut] + "e that")]
 
 
 def test_nothing_is_left_unread_where_nothing_can_change(run: Path, loaded: TrainedLanguageModel) -> None:
