@@ -40,8 +40,14 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--repetition-window", default=256, show_default=True, help="How many tokens the recent text has.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
+@click.option(
+    "--heal/--no-heal",
+    default=True,
+    show_default=True,
+    help="Let the prompt end anywhere, within a word too; without, its last tokens are taken as they are.",
+)
 @click.option("--load-state", type=File, help="Go on from what `lmlong state build` or --save-state remembered.")
-@click.option("--save-state", type=File, help="Remember prompt and new text in this file.")
+@click.option("--save-state", type=File, help="Remember prompt and printed text in this file.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
 @click.option(
     "--fast-decode/--no-fast-decode",
@@ -68,6 +74,7 @@ def generate(
     repetition_window: int,
     seed: int,
     stop: tuple[str, ...],
+    heal: bool,
     load_state: Path | None,
     save_state: Path | None,
     as_json: bool,
@@ -82,6 +89,10 @@ def generate(
     Without --prompt, --prompt-file and --prompts the prompt is what is piped in, taken as it is, newlines at its end
     too; without that, a new document begins. Only the new text goes to standard output, not the prompt, each piece as
     soon as it is written. It ends where the model ends the document, or at --max-tokens or --stop.
+
+    A prompt may end anywhere, after a space or within a word too: what is written is what would follow the same text
+    inside a longer one. The last tokens of the prompt, which depend on what follows, are left open, and the first new
+    token begins with what they leave of the prompt. With --json that token is shown whole.
 
     \b
     Example: a function, then one greedy paragraph after the text of a file.
@@ -107,11 +118,11 @@ def generate(
     start = loaded.load_state(load_state) if load_state else None
     end = (None if max_tokens == -1 else max_tokens, stop)
     if prompts:
-        for rows, session in writing.read_many(loaded, prompts, batch, start, show):
+        for rows, session in writing.read_many(loaded, prompts, batch, start, heal, show):
             show.write(loaded, session, sampling, rows, samples, *end)
     else:
-        session = writing.read_one(loaded, prompt, prompt_file, start, show)
+        session = writing.read_one(loaded, prompt, prompt_file, start, heal, show)
         written = show.write(loaded, session, sampling, [writing.ONLY], samples, *end)
         if save_state:
-            loaded.save_state(written, save_state)
+            loaded.save_state(loaded.read("", written.finished(), heal=heal), save_state)
     show.finish(loaded.decoder)

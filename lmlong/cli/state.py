@@ -27,6 +27,9 @@ def build(
 ) -> None:
     """Read TEXT with the model of RUN and save the state after it.
 
+    TEXT may end anywhere, within a word too: its last tokens, which depend on what follows, are kept as text and read
+    together with that.
+
     \b
     lmlong state build runs/book book.txt -o book.state
     lmlong generate runs/book --load-state book.state --prompt 'Once more, '

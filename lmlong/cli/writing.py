@@ -44,8 +44,8 @@ class Show:
         samples: int,
         max_tokens: int | None,
         stop: Sequence[str],
-    ) -> Session:
-        """Generate `samples` continuations of each row and show them; return the session after them."""
+    ) -> Generation:
+        """Generate `samples` continuations of each row and show them; return what generated them."""
         numbers = [(number, sample) for number, _ in rows for sample in range(samples)]
         begun = time.perf_counter()
         writing = loaded.generate(repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.keep)
@@ -57,7 +57,7 @@ class Show:
             if not self.one or self.as_json:
                 prompt = rows[place // samples][1]
                 self._show(text, writing, place, prompt, *numbers[place])
-        return writing.session
+        return writing
 
     def _pieces(self, writing: Generation) -> list[str]:
         """Return the whole texts; a single one is streamed, and not kept."""
@@ -94,22 +94,22 @@ class Show:
 
 
 def read_one(
-    loaded: TrainedLanguageModel, prompt: str | None, file: Path | None, start: Session | None, show: Show
+    loaded: TrainedLanguageModel, prompt: str | None, file: Path | None, start: Session | None, heal: bool, show: Show
 ) -> Session:
     """Prefill the one prompt of a command, from its option, a file or standard input."""
     begun = time.perf_counter()
     before = int(start.total) if start else 0
     if prompt is not None or (file is None and (sys.stdin is None or sys.stdin.isatty())):
-        session = loaded.read(prompt or "", start)
+        session = loaded.read(prompt or "", start, heal=heal)
     else:
-        session = loaded.read(pieces(file), start)
+        session = loaded.read(pieces(file), start, heal=heal)
     show.read_seconds += time.perf_counter() - begun
     show.read_tokens += int(session.total) - before
     return session
 
 
 def read_many(
-    loaded: TrainedLanguageModel, path: Path, batch: int, start: Session | None, show: Show
+    loaded: TrainedLanguageModel, path: Path, batch: int, start: Session | None, heal: bool, show: Show
 ) -> Iterator[tuple[list[Row], Session]]:
     """Iterate over the prompts of a file in batches, each prefilled by itself and then concatenated."""
     prompts = list(enumerate(many(path)))
@@ -118,7 +118,7 @@ def read_many(
     for begin in range(0, len(prompts), batch):
         begun = time.perf_counter()
         rows = prompts[begin : begin + batch]
-        sessions = [loaded.read(prompt.text, start) for _, prompt in rows]
+        sessions = [loaded.read(prompt.text, start, heal=heal) for _, prompt in rows]
         show.read_seconds += time.perf_counter() - begun
         show.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in sessions)
         yield rows, concat_states(sessions)

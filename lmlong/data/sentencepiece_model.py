@@ -36,27 +36,34 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
     if not texts:
         raise UsageError("text.sources: no text to train a tokenizer on. Add text, or set text.tokenizer.kind=bytes.")
     model = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(texts),
-        model_writer=model,
-        model_type=options.algorithm,
-        vocab_size=options.vocabulary,
-        hard_vocab_limit=False,
-        character_coverage=0.9995,
-        required_chars=SPACE,  # never to be encoded as bytes, which could not be told from those of SPACE itself
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        # Pieces that cross words and lines raise Python's standard library from 3.4 to 4.3 bytes a token. Only bpe has
-        # them across spaces: unigram would have so many candidates that training takes minutes.
-        split_by_whitespace=options.algorithm == "unigram",
-        split_by_unicode_script=False,
-        allow_whitespace_only_pieces=True,
-        max_sentencepiece_length=32,
-        num_threads=2,  # the sums of unigram, and so its model, depend on it
-        minloglevel=2,
-    )
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type=options.algorithm,
+            vocab_size=options.vocabulary,
+            hard_vocab_limit=False,
+            character_coverage=0.9995,
+            required_chars=SPACE,  # never to be encoded as bytes, which could not be told from those of SPACE itself
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            # Pieces that cross words and lines raise Python's standard library from 3.4 to 4.3 bytes a token. Only bpe
+            # has them across spaces: unigram would have so many candidates that training takes minutes.
+            split_by_whitespace=options.algorithm == "unigram",
+            split_by_unicode_script=False,
+            allow_whitespace_only_pieces=True,
+            max_sentencepiece_length=32,
+            num_threads=2,  # the sums of unigram, and so its model, depend on it
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = str(error).removeprefix("INTERNAL: ").rstrip(".")
+        raise UsageError(
+            f"text.sources: sentencepiece cannot train a tokenizer on this text ({reason}). "
+            "Add text, or set text.tokenizer.kind=bytes."
+        ) from None
     pieces_found = SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
     if pieces_found < options.vocabulary:
         print(
@@ -95,10 +102,10 @@ def processor(model: bytes, name: str) -> SentencePieceProcessor:
     try:
         # An empty or a random file can be a valid message without content.
         found = SentencePieceProcessor(model_proto=model + KEEP_TEXT)
-        size = found.vocab_size()
-    except RuntimeError:
-        size = 0
-    if not size:
+        pieces = table(found)
+    except (RuntimeError, UnicodeDecodeError):
+        pieces = []
+    if not pieces:
         raise UsageError(f"{name}: not a sentencepiece model. Name a .model file as text.tokenizer.path, or none.")
     if len(byte_ids(found)) < 256:
         raise UsageError(
@@ -110,7 +117,6 @@ def processor(model: bytes, name: str) -> SentencePieceProcessor:
             f"{name}: has no tokens for the begin and end of a document. "
             "Use a model with bos_id and eos_id, or leave out text.tokenizer.path."
         )
-    pieces = table(found)
     if b"".join(pieces[token] for token in found.encode(PROBE)) != PROBE.encode():
         raise UsageError(f"{name}: loses text, such as spaces or line ends. Use another model, or leave out the path.")
     return found

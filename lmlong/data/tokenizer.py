@@ -6,6 +6,7 @@ In every tokenizer a token stands for bytes; decoding is a table of them, so str
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from lmlong import recipe
 from lmlong.data import sentencepiece_model
+from lmlong.data.token_boundaries import TokenBoundaries
 from lmlong.errors import UsageError
 
 BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
@@ -53,12 +55,12 @@ class Tokenizer(ABC):
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
         """Iterate over the ids of a text that comes in pieces, as int64 arrays; how it is cut makes no difference."""
-        for part in _parts(pieces):
+        for part in parts(pieces):
             yield np.array(self.encode_part(part), dtype=np.int64)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; bos and eos are not added, and nothing in the text encodes to them."""
-        return [token for part in _parts([text]) for token in self.encode_part(part)]
+        return [token for part in parts([text]) for token in self.encode_part(part)]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of any ids; bytes that are no character become U+FFFD."""
@@ -67,6 +69,11 @@ class Tokenizer(ABC):
     def decode_bytes(self, tokens: Iterable[int]) -> bytes:
         """Return the bytes of ids, whether or not they are whole characters."""
         return b"".join(self._table[token] for token in tokens)
+
+    @cached_property
+    def boundaries(self) -> TokenBoundaries:
+        """What is known of the tokens at the end of a text before it is known what follows."""
+        return TokenBoundaries(self._table, self.encode_part)
 
     def stream(self) -> "TextStream":
         """Return a decoder for tokens that come one by one."""
@@ -116,9 +123,9 @@ class TextStream:
         self._table = table
         self._decoder = codecs.getincrementaldecoder("utf-8")(LOSSLESS)
 
-    def feed(self, token: int) -> str:
-        """Return the characters that this token completes."""
-        return self._decoder.decode(self._table[token])
+    def feed(self, token: int, skip: int = 0) -> str:
+        """Return the characters that this token completes, without its first `skip` bytes."""
+        return self._decoder.decode(self._table[token][skip:])
 
     def finish(self) -> str:
         """Return U+FFFD for an incomplete character at the end, or nothing."""
@@ -143,8 +150,8 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> Tokenizer:
     return SentencePieceTokenizer(sentencepiece_model.train(pieces, options), "the tokenizer just trained")
 
 
-def _parts(pieces: Iterable[str]) -> Iterator[str]:
-    """Cut a text into parts that depend on nothing but its content."""
+def parts(pieces: Iterable[str]) -> Iterator[str]:
+    """Cut a text into parts, each to be encoded at once, that depend on nothing but its content."""
     rest = ""
     for piece in pieces:
         rest += piece

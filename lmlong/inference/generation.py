@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from lmlong.data.tokenizer import Tokenizer
+from lmlong.inference.healing import heal
+from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, append_token, next_logits
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import concat_states, state_row
 
 End = Literal["eos", "stop", "max_tokens"]
 
@@ -41,23 +44,26 @@ class Generation:
         keep: bool = False,
     ):
         self.model, self.sampler, self.max_tokens, self.keep = model, sampler, max_tokens, keep
-        self.eos = tokenizer.eos
+        self.tokenizer = tokenizer
         self.session = session  # after all tokens so far
         self.rows = [Continuation(Text(tokenizer, stop)) for _ in session.last]
+        self._rewind = Rewind(tokenizer, session) if len(self.rows) == 1 else None
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Iterate over (row, piece of text) until every row has ended."""
-        for _ in count() if self.max_tokens is None else range(self.max_tokens):
+        for step in count() if self.max_tokens is None else range(self.max_tokens):
             if all(row.end for row in self.rows):
                 break
+            heads = self._heal() if step == 0 else [b""] * len(self.rows)
             logits, state = next_logits(self.model, self.session)
-            tokens = self.sampler(logits, self.session.recent).to(logits.device)
+            tokens = self.sampler(self._beginning_with(heads, logits), self.session.recent).to(logits.device)
             probs = _log_probabilities(logits, tokens).tolist() if self.keep else [0.0] * len(tokens)
-            going = [row for row, token in zip(self.rows, tokens.tolist(), strict=True) if token != self.eos]
+            going = [row for row, token in zip(self.rows, tokens.tolist(), strict=True) if token != self.tokenizer.eos]
             if any(row.end is None for row in going):
                 self.session = append_token(self.session, state, tokens)
-            for number, (token, log_probability) in enumerate(zip(tokens.tolist(), probs, strict=True)):
-                if self.rows[number].end is None and (piece := self._take(self.rows[number], token, log_probability)):
+            for number, (token, log_probability, head) in enumerate(zip(tokens.tolist(), probs, heads, strict=True)):
+                row = self.rows[number]
+                if row.end is None and (piece := self._take(row, token, log_probability, len(head))):
                     yield number, piece
         for number, row in enumerate(self.rows):
             if row.end is None:
@@ -65,16 +71,45 @@ class Generation:
                 if piece := row.text.finish():
                     yield number, piece
 
-    def _take(self, row: Continuation, token: int, log_probability: float) -> str:
-        """Append a token to a row, and return the text that is now certain."""
-        if token == self.eos:
+    def finished(self) -> Session:
+        """Return the session of one row after exactly the text that was printed."""
+        assert self._rewind is not None, "several rows"
+        return self._rewind.session(self.model, self.rows[0].text.dropped)
+
+    def _heal(self) -> list[bytes]:
+        """Read the unread text of each row up to where its next token begins; return the rest, which that begins
+        with."""
+        if not self.session.unread.pending.shape[1]:
+            return [b""] * len(self.rows)
+        rows = [state_row(self.session, row) for row in range(len(self.rows))]
+        found = [heal(self.model, self.tokenizer, row, self.sampler, number) for number, row in enumerate(rows)]
+        self.session = concat_states([start.session for start in found])
+        if self._rewind:
+            self._rewind.add(found[0].cover.tokens, self.session)
+        return [start.cover.head for start in found]
+
+    def _beginning_with(self, heads: Sequence[bytes], logits: Tensor) -> Tensor:
+        """Leave each row only the tokens that begin with its head."""
+        if not any(heads):
+            return logits
+        allowed = torch.tensor([[not head] for head in heads]).repeat(1, logits.shape[1])
+        for row, head in enumerate(heads):
+            if head:
+                allowed[row, self.tokenizer.boundaries.tokens_beginning_with(head)] = True
+        return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+    def _take(self, row: Continuation, token: int, log_probability: float, given: int) -> str:
+        """Append a token to a row, of which `given` bytes are of the prompt; return the text that is now certain."""
+        if token == self.tokenizer.eos:
             row.end = "eos"
             return row.text.finish()
         row.written += 1
         if self.keep:
             row.tokens.append(token)
             row.log_probabilities.append(log_probability)
-        piece = row.text.feed(token)
+        piece = row.text.feed(token, given)
+        if self._rewind:
+            self._rewind.add([token], self.session, row.text.held)
         if row.text.stopped:
             row.end = "stop"
         return piece
@@ -90,29 +125,32 @@ class Text:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
         self.stopped = False
+        self.dropped = 0  # characters from the stop string on
         self._characters = tokenizer.stream()
         self._stop = stop
-        self._held = ""  # may be the beginning of a stop string
+        self.held = ""  # may be the beginning of a stop string
 
-    def feed(self, token: int) -> str:
-        return self.add(self._characters.feed(token))
+    def feed(self, token: int, skip: int = 0) -> str:
+        """Append a token without its first `skip` bytes, and return the text that is now certain."""
+        return self.add(self._characters.feed(token, skip))
 
     def finish(self) -> str:
         """Return the rest of the text when no more tokens come."""
         piece = self.add(self._characters.finish())
-        held, self._held = self._held, ""
+        held, self.held = self.held, ""
         return piece + held
 
     def add(self, piece: str) -> str:
         """Append characters, and return the text that is now certain; how they are cut makes no difference."""
         if self.stopped:
             return ""
-        held = self._held + piece
+        held = self.held + piece
         if ends := [(begin + len(word), begin) for word in self._stop if (begin := held.find(word)) >= 0]:
-            self.stopped, self._held = True, ""
-            return held[: min(ends)[1]]
+            self.stopped, self.held, begin = True, "", min(ends)[1]
+            self.dropped = len(held) - begin
+            return held[:begin]
         ready = len(held) - _unfinished(held, self._stop)
-        self._held = held[ready:]
+        self.held = held[ready:]
         return held[:ready]
 
 

@@ -20,7 +20,8 @@ from lmlong.inference import session as sessions
 from lmlong.inference.generation import Generation
 from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.sampling import Sampler, Sampling
-from lmlong.inference.session import Session
+from lmlong.inference.session import Session, with_unread
+from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel
 from lmlong.model.build import build
 from lmlong.model.device import WITHOUT_FLOAT64, pick_device
@@ -67,6 +68,7 @@ class TrainedLanguageModel(TrainedModel):
         repetition_window: int = 256,
         seed: int = 0,
         stop: Sequence[str] = (),
+        heal: bool = True,
     ) -> Iterator[str]:
         """Continue a prompt, piece by piece as the text is written, without the prompt itself.
 
@@ -75,17 +77,17 @@ class TrainedLanguageModel(TrainedModel):
         ...     print(piece, end="", flush=True)
 
         With a `state`, the prompt continues what was read before. The text ends where the model ends the document,
-        after `max_tokens` tokens (None: never), or before a `stop` string. The other options are those of `Sampling`;
-        the same seed gives the same text.
+        after `max_tokens` tokens (None: never), or before a `stop` string. The other options but `heal`, which is that
+        of `read`, are those of `Sampling`; the same seed gives the same text.
         """
         options = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
         self._check(max_tokens, stop)
-        return self._stream(prompt, state, options, max_tokens, stop)
+        return self._stream(prompt, state, heal, options, max_tokens, stop)
 
     def _stream(
-        self, prompt: str | Iterable[str], state: Session | None, options: Sampling, *end: Any
+        self, prompt: str | Iterable[str], state: Session | None, heal: bool, options: Sampling, *end: Any
     ) -> Iterator[str]:
-        for _, piece in self.generate(self.read(prompt, state), options, [(0,)], *end):
+        for _, piece in self.generate(self.read(prompt, state, heal=heal), options, [(0,)], *end):
             yield piece
 
     def generate(
@@ -102,14 +104,19 @@ class TrainedLanguageModel(TrainedModel):
         self._check(max_tokens, stop)
         return Generation(self.model, self.tokenizer, session, Sampler(options, rows), max_tokens, stop, keep)
 
-    def read(self, text: str | Iterable[str], state: Session | None = None) -> Session:
+    def read(self, text: str | Iterable[str], state: Session | None = None, *, heal: bool = True) -> Session:
         """Read a text of any length, whole or in pieces, and return the state after it, from `state` or from none.
 
         >>> book = model.read(open("book.txt").read())
         >>> "".join(model.stream("She said: ", state=book))
+
+        The text may end anywhere, within a word too: its last tokens, which depend on what follows, are left unread
+        until that is known, so a text is the same however it is divided. With `heal=False` they are read as they are.
         """
-        before = [] if state else [[self.tokenizer.bos]]
-        return sessions.prefill(self.model, chain(before, self._encode(text)), state)
+        encoding = self._encode(text, state, heal)
+        start = with_unread(state, UnreadText()) if state else None
+        session = sessions.prefill(self.model, chain([] if state else [[self.tokenizer.bos]], encoding), start)
+        return with_unread(session, encoding.unread)
 
     def hidden_states(
         self, text: str | Iterable[str] | Tensor, state: Session | None = None, *, blocks: bool = False
@@ -120,8 +127,8 @@ class TrainedLanguageModel(TrainedModel):
         >>> embedding = hidden.last.mean(0)
         >>> [after.norm(dim=-1).mean().item() for after in hidden.blocks]
 
-        A text is read after bos, or with a `state` after its last token, which has the first row; ids are read as they
-        are. Gradients flow through `model.model.hidden_states` alone.
+        A text is read after bos, or with a `state` after the last token it has read, which has the first row, and with
+        what it left unread; ids are read as they are. Gradients flow through `model.model.hidden_states` alone.
         """
         return hidden_states.concat(list(self.stream_hidden_states(text, state, blocks=blocks)))
 
@@ -137,7 +144,7 @@ class TrainedLanguageModel(TrainedModel):
                 raise UsageError(f"text: ids of shape {tuple(text.shape)}. Give those of one text, of shape (T,).")
             start, tokens = [], iter([text.tolist()])
         else:
-            start, tokens = [self.tokenizer.bos], self._encode(text)
+            start, tokens = [self.tokenizer.bos], iter(self._encode(text, state, heal=False))
         before = state.last.tolist() if state else start
         return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
@@ -169,8 +176,10 @@ class TrainedLanguageModel(TrainedModel):
         """Return the state in a file that this model wrote."""
         return state_file.load(Path(path), self.model, self._owners, str(self.checkpoint))
 
-    def _encode(self, text: str | Iterable[str]) -> Iterator[list[int]]:
-        return (part.tolist() for part in self.tokenizer.encode_pieces([text] if isinstance(text, str) else text))
+    def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
+        """Return the tokens of the text that `state` left unread and this text."""
+        unread = state.unread.row(0) if state else UnreadText()
+        return Encoding(self.tokenizer, unread, [text] if isinstance(text, str) else text, heal)
 
     @staticmethod
     def _check(max_tokens: int | None, stop: Sequence[str]) -> None:

@@ -39,12 +39,14 @@ def pieces_of(file: BinaryIO, name: str) -> Iterator[str]:
 def many(path: Path) -> list[Prompt]:
     """Return the prompts of a .jsonl file: on each line a string, or an object with a `prompt`."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")  # what some programs put before UTF-8
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a file of prompts.") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}. Convert it to UTF-8.") from None
-    return [_prompt(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    # a line of JSON may hold every other character that Python would end a line at
+    lines = enumerate(text.split("\n"), 1)
+    return [_prompt(line, f"{path}:{number}") for number, line in lines if line.strip(" \t\r")]
 
 
 def _prompt(line: str, place: str) -> Prompt:

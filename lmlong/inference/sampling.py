@@ -71,6 +71,14 @@ class Sampler:
         uniform = [random.random() for random in self._random]
         return draw(probabilities(logits, self.options), torch.tensor(uniform, dtype=torch.float64))
 
+    def choose(self, log_weights: Sequence[float], row: int) -> int:
+        """Return one of several beginnings of a row's text, by their log-probabilities."""
+        weights = torch.tensor([log_weights], dtype=torch.float64)
+        if self.options.temperature == 0 or len(log_weights) == 1:
+            return int(weights.argmax())
+        uniform = torch.tensor([self._random[row].random()], dtype=torch.float64)
+        return int(draw(tempered(weights, self.options.temperature), uniform))
+
 
 def probabilities(logits: Tensor, options: Sampling) -> Tensor:
     """Return unnormalized probabilities (B, V) of tokens in float64, 0 for those left out."""

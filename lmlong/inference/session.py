@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
+from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import rebuild_state
 
@@ -24,12 +25,14 @@ NO_TOKEN = -1
 
 
 class Session(NamedTuple):
-    """A text up to its last token, which is known but not read yet: its logits come next."""
+    """A text up to its last token, which is known but not read yet: its logits come next; and text whose tokens depend
+    on what follows."""
 
     state: ModelState  # of all tokens but the last
     last: Tensor  # (B,) the last token
     recent: Tensor  # (B, RECENT) the last tokens, with this one; NO_TOKEN before the beginning
     total: Tensor  # (B,) number of tokens, with this one
+    unread: Unread  # text after it
 
 
 def prefill(model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None) -> Session:
@@ -58,13 +61,14 @@ def _read(model: LanguageModel, tokens: list[int], session: Session | None) -> S
     new = torch.tensor([tokens], device=model.embedding.weight.device)
     if session is None:
         nothing = torch.full((1, RECENT), NO_TOKEN, device=new.device)
-        session = Session(model.init_state(1), new[:, :1], nothing, torch.zeros_like(new[:, 0]))
+        unread_text = as_tensors(UnreadText(), new.device)
+        session = Session(model.init_state(1), new[:, :1], nothing, torch.zeros_like(new[:, 0]), unread_text)
         unread = new[:, :-1]
     else:
         unread = torch.cat([session.last[:, None], new[:, :-1]], dim=1)
     state = model.hidden_states(unread, session.state)[1] if unread.shape[1] else session.state
     recent = torch.cat([session.recent, new], dim=1)[:, -RECENT:].clone()
-    return Session(state, new[:, -1].clone(), recent, session.total + new.shape[1])
+    return session._replace(state=state, last=new[:, -1].clone(), recent=recent, total=session.total + new.shape[1])
 
 
 @torch.inference_mode()
@@ -77,7 +81,20 @@ def next_logits(model: LanguageModel, session: Session) -> tuple[Tensor, ModelSt
 def append_token(session: Session, state: ModelState, token: Tensor) -> Session:
     """Return the session with one more token (B,), after `next_logits` gave `state`."""
     recent = torch.cat([session.recent[:, 1:], token[:, None]], dim=1)
-    return Session(state, token, recent, session.total + 1)
+    return session._replace(state=state, last=token, recent=recent, total=session.total + 1)
+
+
+def advance(model: LanguageModel, session: Session, tokens: Iterable[int]) -> Session:
+    """Return the session of one row after more tokens, each read by a decode step as when it was written."""
+    for token in tokens:
+        _, state = next_logits(model, session)
+        session = append_token(session, state, session.last.new_tensor([token]))
+    return session
+
+
+def with_unread(session: Session, text: UnreadText) -> Session:
+    """Return the session of one row with this text after it."""
+    return session._replace(unread=as_tensors(text, session.last.device))
 
 
 def repeat_rows(session: Session, times: int) -> Session:

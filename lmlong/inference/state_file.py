@@ -17,9 +17,10 @@ from safetensors.torch import save as serialized
 from torch import Tensor
 
 from lmlong.attention.favor import Favor
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizer import LOSSLESS, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference.session import NO_TOKEN, RECENT, Session
+from lmlong.inference.unread import UnreadText, as_tensors
 from lmlong.io.files import fsync, parse_json
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import fits_shape, rebuild_state
@@ -84,6 +85,8 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
             )
     like = _empty(model)
     wanted, found = dict(_named(like)), _verified(path, about)
+    if not found.keys() & _unread_names(wanted):  # all was read, when sessions left nothing unread
+        found |= {name: wanted[name] for name in _unread_names(wanted)}
     for name in [*wanted, *(found.keys() - wanted.keys())]:
         if not _alike(wanted.get(name), found.get(name)):
             raise CheckpointError(f"{path}: {name} is not what this model remembers. Read the text again.")
@@ -95,6 +98,13 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
     )
     if not 0 <= int(session.last) < model.embedding.num_embeddings:
         raise CheckpointError(f"{path}: its last token is none that this model knows. Read the text again.")
+    try:
+        unread = session.unread.row(0)
+        unread.text()
+    except ValueError:
+        raise CheckpointError(f"{path}: its unread text is none. Read the text again.") from None
+    if any(token >= model.embedding.num_embeddings or token < 0 for token in unread.chosen):
+        raise CheckpointError(f"{path}: unread tokens that this model does not know. Read the text again.")
     return session
 
 
@@ -130,16 +140,22 @@ def _digest(about: dict[str, Any], kept: dict[str, Tensor]) -> str:
 
 
 def tail_of(session: Session, tokenizer: Tokenizer) -> str:
-    """Return the end of the text that was read."""
+    """Return the end of the text."""
     tokens = [token for token in session.recent[0].tolist() if token != NO_TOKEN]
-    return tokenizer.decode(token for token in tokens if token not in (tokenizer.bos, tokenizer.eos))[-TAIL:]
+    data = tokenizer.decode_bytes(tokens) + session.unread.row(0).pending
+    return data.decode("utf-8", LOSSLESS)[-TAIL:]
 
 
 def _empty(model: LanguageModel) -> Session:
     """Return an empty session, whose tensors have the shapes of any other except where a state grows."""
     device = model.embedding.weight.device
     token = torch.zeros(1, dtype=torch.long, device=device)
-    return Session(model.init_state(1), token, token.new_zeros(1, RECENT), token)
+    nothing = as_tensors(UnreadText(), device)
+    return Session(model.init_state(1), token, token.new_zeros(1, RECENT), token, nothing)
+
+
+def _unread_names(named: dict[str, Tensor]) -> set[str]:
+    return {name for name in named if name.startswith("unread.")}
 
 
 def _alike(wanted: Tensor | None, found: Tensor | None) -> bool:

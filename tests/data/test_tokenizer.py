@@ -103,6 +103,11 @@ def test_a_small_text_gets_a_smaller_vocabulary_and_a_note(capfd: pytest.Capture
     assert output.out == ""
 
 
+def test_a_text_without_pieces_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^text\.sources: sentencepiece cannot train .*no pieces"):
+        tokenizers.train(["\ufffd" * 50], recipe.Tokenizer(vocabulary=300, algorithm="unigram"))
+
+
 @pytest.mark.parametrize("options", [{}, {"model_type": "bpe"}, {"normalization_rule_name": "nmt_nfkc_cf"}])
 def test_models_of_others_are_made_lossless(tmp_path: Path, options: dict[str, object]) -> None:
     path = tmp_path / "other.model"
@@ -122,6 +127,8 @@ def test_models_of_others_are_made_lossless(tmp_path: Path, options: dict[str, o
         (other_model(eos_id=-1), "no tokens for the begin and end"),
         (b"", "not a sentencepiece model"),
         (b"some text that is no model", "not a sentencepiece model"),
+        (other_model(user_defined_symbols=["abcdef"]).replace(b"abcdef", b"abcd\xff\xfe"), "not a sentencepiece model"),
+        (other_model(user_defined_symbols=["abcdef"]).replace(b"abcdef", b"\xbfbcdef"), "not a sentencepiece model"),
     ],
 )
 def test_models_that_would_lose_text_are_refused(tmp_path: Path, model: bytes, reason: str) -> None:

@@ -1,20 +1,31 @@
 """Tiny models with random weights, alone and as a run on disk."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from models import stirred
 
+from lmlong import recipe
 from lmlong.checkpoint.write import Contents, point, write
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.tokenizer import ByteTokenizer, Tokenizer
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import Attention, Model, Recipe, Text, Tokenizer, Training
+from lmlong.recipe import Attention, Model, Recipe, Text, Training
 from lmlong.recipe import file as recipe_file
+
+WORDS = "to be or not that is the question whether nobler in mind suffer slings and arrows of outrageous fortune"
 
 
 def tiny(kind: str = "linear") -> Model:
     return Model(width=16, layers=2, heads=2, attention=Attention(kind=kind))
+
+
+def prose(words: int, seed: int = 0) -> str:
+    """Words in lines, the same for the same seed."""
+    draw = random.Random(seed)
+    return "".join(draw.choice(WORDS.split()) + draw.choice([" ", " ", " ", ", ", ".\n"]) for _ in range(words))
 
 
 @pytest.fixture
@@ -27,14 +38,29 @@ def model_of() -> Callable[[str], LanguageModel]:
     return build
 
 
+@pytest.fixture(scope="session")
+def subwords() -> Tokenizer:
+    """Pieces of prose, which cross words."""
+    return tokenizers.train([prose(3000)], recipe.Tokenizer(vocabulary=600))
+
+
+def write_run(folder: Path, tokenizer: Tokenizer, kind: str, deviation: float = 1.0) -> Path:
+    """Write a run folder with one checkpoint of a tiny model."""
+    model = stirred(LanguageModel(tiny(), tokenizer.vocabulary), deviation)
+    made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind=kind)), model=tiny(), training=Training(steps=1))
+    checkpoint = folder / "checkpoints" / "step-00000001"
+    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(made), tokenizer.file))
+    point(checkpoint.parent / "latest", checkpoint)
+    return folder
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder with one checkpoint of a tiny model of bytes."""
-    model, tokenizer = stirred(LanguageModel(tiny(), ByteTokenizer().vocabulary)), tmp_path / "tokenizer.model"
-    ByteTokenizer().save(tokenizer)
-    recipe = Recipe(text=Text(tokenizer=Tokenizer(kind="bytes")), model=tiny(), training=Training(steps=1))
-    folder = tmp_path / "runs" / "tiny"
-    checkpoint = folder / "checkpoints" / "step-00000001"
-    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(recipe), tokenizer.read_bytes()))
-    point(checkpoint.parent / "latest", checkpoint)
-    return folder
+    return write_run(tmp_path / "runs" / "tiny", ByteTokenizer(), "bytes")
+
+
+@pytest.fixture
+def subword_run(tmp_path: Path, subwords: Tokenizer) -> Path:
+    """The same of a tiny model of subwords, each of whose tokens may follow every other."""
+    return write_run(tmp_path / "runs" / "subwords", subwords, "sentencepiece", 0.3)

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.inference.prompts import pieces_of
+from lmlong.inference.prompts import many, pieces_of
 from lmlong.inference.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
@@ -146,6 +146,21 @@ def test_many_prompts_come_back_in_their_order_with_what_their_lines_said(
     assert [line["text"] for line in told] == [
         "".join(loaded.stream(line["prompt"], max_tokens=9, temperature=0)) for line in told
     ]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\r"])
+def test_lines_of_prompts_end_at_newlines_only(tmp_path: Path, separator: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    text, between = ("", separator) if separator == "\r" else (separator, "")  # JSON has it only between its values
+    file.write_bytes(f'\ufeff"a{text}b"{between}\r\n \r\n{{"prompt":{between} "c{text}"}}'.encode())
+    assert [prompt.text for prompt in many(file)] == [f"a{text}b", f"c{text}"]
+
+
+def test_a_place_in_a_file_of_prompts_counts_its_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf"a"\n"\xff"')
+    with pytest.raises(UsageError, match=r"prompts\.jsonl: not UTF-8 at byte 8\."):
+        many(file)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,18 @@ def test_by_command(run: Path, tmp_path: Path) -> None:
     assert first + CliRunner().invoke(generate, more, catch_exceptions=False).output == whole
 
 
+def test_the_state_after_a_stop_string_is_that_of_the_printed_text(run: Path, tmp_path: Path) -> None:
+    kept, words = tmp_path / "text.state", [str(run), "--prompt", "to be", "--max-tokens", "40", "--temperature", "0"]
+    whole = CliRunner().invoke(generate, words, catch_exceptions=False).output
+    stop = ["--stop", whole[9:11], "--save-state", str(kept)]
+    text = CliRunner().invoke(generate, [*words, *stop], catch_exceptions=False).output
+    assert text == whole[: whole.index(whole[9:11])]
+    told = json.loads(CliRunner().invoke(state, ["info", str(kept), "--json"], catch_exceptions=False).output)
+    assert told["tail"] == "to be" + text
+    more = [str(run), "--load-state", str(kept), "--max-tokens", "9", "--temperature", "0"]
+    assert whole.startswith(text + CliRunner().invoke(generate, more, catch_exceptions=False).output)
+
+
 def test_a_state_of_another_model_is_refused_by_what_differs(run: Path, tmp_path: Path) -> None:
     favor = Attention(feature_map="favor")
     mine, drawn_anew = (another(run, tmp_path / str(seed), favor, seed) for seed in (0, 1))

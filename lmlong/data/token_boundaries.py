@@ -1,0 +1,55 @@
+"""The tokens at the end of a text that more text could change.
+
+A tokenizer joins what belongs together: after "of " and "the" come other tokens than after "of the". In the tokens of
+a text and whatever follows, one piece covers the end of the text, or none. Such a piece has the end of the text as its
+beginning, so there are only a few places where it can begin, and the tokens before each of them are those of the text
+up to there. This holds for BPE and for unigram models.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Cover(NamedTuple):
+    """One way in which the tokens of a text can go on beyond its end."""
+
+    tokens: list[int]  # whole inside the text
+    head: bytes  # the rest of the text: the beginning of a longer piece, or nothing
+
+
+class TokenBoundaries:
+    """The pieces of a tokenizer in order, to look up those that begin with some bytes."""
+
+    def __init__(self, table: Sequence[bytes], encode_part: Callable[[str], list[int]]):
+        pieces = sorted((data, token) for token, data in enumerate(table) if len(data) > 1)
+        self._encode_part = encode_part
+        self._pieces = [data for data, _ in pieces]
+        self._tokens = np.array([token for _, token in pieces], dtype=np.int64)
+        self.longest = max(map(len, self._pieces), default=1)
+        """The bytes of the longest piece; where it is 1, no text changes the tokens before it."""
+
+    def tokens_beginning_with(self, head: bytes) -> np.ndarray:
+        """Return the ids of all pieces that are longer than `head` and begin with it."""
+        first = bisect_right(self._pieces, head)
+        return self._tokens[first : bisect_left(self._pieces, head + b"\xff", lo=first)]  # no UTF-8 has this byte
+
+    def covers(self, part: str) -> list[Cover]:
+        """Return all ways in which the tokens of a part can go on, by where the piece across its end begins."""
+        found = [Cover(self._encode_part(part), b"")]
+        head = b""
+        for start in range(len(part) - 1, -1, -1):
+            head = part[start].encode("utf-8", "surrogatepass") + head
+            if len(head) >= self.longest:
+                break
+            if len(self.tokens_beginning_with(head)):
+                found.append(Cover(self._encode_part(part[:start]), head))
+        return found
+
+
+def settled(covers: Sequence[Cover]) -> int:
+    """Return how many of the first tokens of a part stay, whatever follows."""
+    shortest = min(len(cover.tokens) for cover in covers)
+    return next((n for n in range(shortest) if len({cover.tokens[n] for cover in covers}) > 1), shortest)

@@ -1,0 +1,83 @@
+"""Token healing: text goes on after a prompt as after the same text within a longer one.
+
+The tokens at the end of a prompt are those of a text that ends there, which a model has hardly seen: in its training
+text, "of " and "the" were one piece. So a session keeps the end of a prompt as text. When a token is to follow, a piece
+covers the end of the prompt or none does; each place where such a piece can begin is drawn by its probability, and then
+the piece itself among those that begin with the rest of the prompt.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from lmlong.data.token_boundaries import Cover, TokenBoundaries, settled
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.inference.sampling import Sampler
+from lmlong.inference.session import Session, advance, append_token, next_logits, prefill, with_unread
+from lmlong.inference.unread import UnreadText, tokens_after
+from lmlong.model.language_model import LanguageModel
+
+FAR = 32
+"""Number of tokens before the end of a prompt from which on pieces are weighed; those before are its own."""
+
+
+class Start(NamedTuple):
+    """A place where the next token can begin, within a prompt or at its end."""
+
+    log_weight: float  # of the tokens since the unread text began, and all pieces that go on from here
+    session: Session  # up to there
+    cover: Cover  # the tokens since the unread text began, and the text from here to the end of the prompt
+
+
+@torch.inference_mode()
+def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: Sampler, row: int) -> Start:
+    """Draw where the next token of a session of one row begins; `row` is its number in the sampler."""
+    text = session.unread.row(0)
+    session = with_unread(session, UnreadText())
+    if text.chosen:
+        return Start(0.0, advance(model, session, text.chosen), Cover(list(text.chosen), b""))
+    found = starts(model, tokenizer, session, text)
+    return found[sampler.choose([start.log_weight for start in found], row)]
+
+
+def starts(model: LanguageModel, tokenizer: Tokenizer, session: Session, text: UnreadText) -> list[Start]:
+    """Return all places where the next token can begin, with their weights."""
+    covers = [
+        Cover(tokens_after(tokenizer, len(text.before), tokens), head)
+        for tokens, head in tokenizer.boundaries.covers(text.text())
+    ]
+    fixed = covers[0].tokens[:-FAR]
+    covers = [cover for cover in covers if cover.tokens[: len(fixed)] == fixed]
+    shared = covers[0].tokens[: settled(covers)]
+    session = prefill(model, [shared], session)
+    return list(_weigh(model, tokenizer.boundaries, session, covers, len(shared), 0.0))
+
+
+def _weigh(
+    model: LanguageModel,
+    boundaries: TokenBoundaries,
+    session: Session,
+    covers: Sequence[Cover],
+    length: int,
+    log_weight: float,
+) -> Iterator[Start]:
+    """Iterate over the starts of covers that have their first `length` tokens in common, which `session` has read."""
+    logits, state = next_logits(model, session)
+    log_probs = logits[0].double().log_softmax(-1)
+    following: dict[int, list[Cover]] = {}
+    for cover in covers:
+        if len(cover.tokens) > length:
+            following.setdefault(cover.tokens[length], []).append(cover)
+        else:
+            yield Start(log_weight + _log_mass(log_probs, boundaries, cover.head), session, cover)
+    for token, group in following.items():
+        more = append_token(session, state, session.last.new_tensor([token]))
+        yield from _weigh(model, boundaries, more, group, length + 1, log_weight + float(log_probs[token]))
+
+
+def _log_mass(log_probs: torch.Tensor, boundaries: TokenBoundaries, head: bytes) -> float:
+    """Return the log-probability of all tokens that are longer than `head` and begin with it."""
+    if not head:
+        return 0.0
+    return float(log_probs[boundaries.tokens_beginning_with(head)].logsumexp(-1))

@@ -1,0 +1,66 @@
+"""Stepping back in a text that is being written, to the session of exactly what was printed of it."""
+
+import codecs
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from lmlong.data.token_boundaries import settled
+from lmlong.data.tokenizer import LOSSLESS, Tokenizer
+from lmlong.inference.session import Session, advance, with_unread
+from lmlong.inference.unread import UnreadText
+from lmlong.model.language_model import LanguageModel
+
+
+class Rewind:
+    """A session some way back and the tokens since; of a text of any length, two sessions are kept."""
+
+    def __init__(self, tokenizer: Tokenizer, session: Session):
+        self._tokenizer = tokenizer
+        self._reach = 4 * tokenizer.boundaries.longest  # in bytes: far enough for no token before it to change
+        self._given = session
+        self._early = self._late = session
+        self._tokens: list[int] = []  # since `early`
+        self._since = self._size = 0  # how many of them, and how many bytes, `late` has not
+
+    def add(self, tokens: Sequence[int], session: Session, held: str = "") -> None:
+        """Note tokens that were written, the session after them, and what of their text may be taken back."""
+        self._tokens.extend(tokens)
+        self._since += len(tokens)
+        self._size += len(self._tokenizer.decode_bytes(tokens))
+        if self._size >= self._reach + 4 * len(held):
+            self._early, self._late = self._late, session
+            self._tokens = self._tokens[-self._since :]
+            self._since = self._size = 0
+
+    def session(self, model: LanguageModel, dropped: int) -> Session:
+        """Return the session of the text without its last `dropped` characters."""
+        data = self._tokenizer.decode_bytes(self._tokens)
+        data = _without_last(data, dropped) if dropped else data
+        if self._early is self._given and len(data) <= len(self._given.unread.row(0).pending):
+            return self._given
+        ends = [0, *accumulate(int(self._tokenizer.token_bytes[token]) for token in self._tokens)]
+        whole = bisect_right(ends, len(data)) - 1
+        read = self._read(data, ends[: whole + 1])
+        session = advance(model, with_unread(self._early, UnreadText()), self._tokens[:read])
+        chosen = tuple(self._tokens[read:whole]) if ends[whole] == len(data) else ()
+        return with_unread(session, UnreadText(b"", data[ends[read] :], chosen))
+
+    def _read(self, data: bytes, ends: list[int]) -> int:
+        """Return how many tokens, which end at these bytes, stay whatever follows."""
+        for end in ends:
+            try:
+                text = data[end:].decode("utf-8", "surrogatepass")
+            except UnicodeDecodeError:
+                continue  # it begins within a character
+            covers = self._tokenizer.boundaries.covers(text)
+            stays = self._tokenizer.decode_bytes(covers[0].tokens[: settled(covers)])
+            return bisect_right(ends, end + len(stays)) - 1
+        return len(ends) - 1
+
+
+def _without_last(data: bytes, dropped: int) -> bytes:
+    """Return bytes without those of their last characters."""
+    decoder = codecs.getincrementaldecoder("utf-8")(LOSSLESS)
+    ends = [end for end, byte in enumerate(data, 1) for _ in decoder.decode(bytes([byte]))]
+    return data[: ends[-dropped - 1]] if dropped < len(ends) else b""

@@ -1,0 +1,92 @@
+"""The end of a text that a session keeps as text: its tokens depend on what follows, so they are not read before.
+
+B rows.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.data.token_boundaries import settled
+from lmlong.data.tokenizer import Tokenizer, parts
+
+
+class UnreadText(NamedTuple):
+    """The unread text of one row."""
+
+    before: bytes = b""  # what was read of the part of the text that is encoded together with it
+    pending: bytes = b""  # the unread text
+    chosen: tuple[int, ...] = ()  # the tokens of that, where the model wrote them: they stay, if nothing follows
+
+    def text(self) -> str:
+        """Return the part of a text that ends in the unread text."""
+        return (self.before + self.pending).decode("utf-8", "surrogatepass")
+
+
+class Unread(NamedTuple):
+    """The unread text of all rows: bytes and tokens, each raised by 1, after 0s where another row has more."""
+
+    before: Tensor  # (B, any)
+    pending: Tensor  # (B, any)
+    chosen: Tensor  # (B, any)
+
+    def row(self, row: int) -> UnreadText:
+        before, pending, chosen = ([value - 1 for value in part[row].tolist() if value] for part in self)
+        return UnreadText(bytes(before), bytes(pending), tuple(chosen))
+
+
+def as_tensors(text: UnreadText, device: torch.device) -> Unread:
+    """Return the unread text of one row as tensors."""
+    columns = ([value + 1 for value in values] for values in text)
+    types = (torch.int16, torch.int16, torch.long)
+    return Unread(*(torch.tensor([row], dtype=kind, device=device) for row, kind in zip(columns, types, strict=True)))
+
+
+class Encoding:
+    """The tokens of unread text and the text that follows it, in pieces. With `heal`, the last of them that more text
+    could change are left out, and are the new `unread` once all others are taken."""
+
+    def __init__(self, tokenizer: Tokenizer, unread: UnreadText, text: Iterable[str], heal: bool):
+        self.unread = unread
+        self._tokenizer, self._text = tokenizer, text
+        self._heal = heal and tokenizer.boundaries.longest > 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        pieces = iter(self._text)
+        following = next(filter(None, pieces), None)
+        if following is None and (self._heal or self.unread.chosen):
+            if not self._heal:
+                yield list(self.unread.chosen)
+                self.unread = UnreadText()
+            return
+        read = len(self.unread.before)
+        last = None
+        for part in parts(chain([self.unread.text(), following or ""], pieces)):
+            if last is not None:
+                yield tokens_after(self._tokenizer, read, self._tokenizer.encode_part(last))
+                read = 0
+            last = part
+        yield self._end(last or "", read)
+
+    def _end(self, part: str, read: int) -> list[int]:
+        """Return the tokens of the last part that are read now; the others become the unread text."""
+        if not self._heal:
+            self.unread = UnreadText()
+            return tokens_after(self._tokenizer, read, self._tokenizer.encode_part(part))
+        covers = self._tokenizer.boundaries.covers(part)
+        tokens = covers[0].tokens[: settled(covers)]
+        before = self._tokenizer.decode_bytes(tokens)
+        self.unread = UnreadText(before, part.encode("utf-8", "surrogatepass")[len(before) :])
+        return tokens_after(self._tokenizer, read, tokens)
+
+
+def tokens_after(tokenizer: Tokenizer, size: int, tokens: list[int]) -> list[int]:
+    """Return the tokens after the first `size` bytes of a text."""
+    for number, token in enumerate(tokens):
+        if size <= 0:
+            return tokens[number:]
+        size -= int(tokenizer.token_bytes[token])
+    return []

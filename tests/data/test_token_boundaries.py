@@ -1,0 +1,66 @@
+"""What is known of the tokens at the end of a text holds for whatever follows."""
+
+import random
+
+import pytest
+
+from lmlong import recipe
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.token_boundaries import settled
+from lmlong.data.tokenizer import ByteTokenizer, Tokenizer
+
+from .conftest import sentences
+
+TEXT = sentences(21)[20][:1500]
+
+
+@pytest.fixture(params=["bpe", "unigram"], scope="module")
+def subwords(request: pytest.FixtureRequest) -> Tokenizer:
+    return tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=600, algorithm=request.param))
+
+
+def cuts(count: int, size: int) -> list[int]:
+    return random.Random(0).sample(range(1, size), count)
+
+
+@pytest.mark.parametrize("cut", cuts(20, 400))
+def test_the_tokens_of_a_text_that_goes_on_are_one_of_its_covers(subwords: Tokenizer, cut: int) -> None:
+    """However it goes on: the tokens before the piece across the end, and what that begins with, are foretold."""
+    text, begin = TEXT[:cut], TEXT.encode()[: len(TEXT[:cut].encode())]
+    covers = subwords.boundaries.covers(text)
+    stays = covers[0].tokens[: settled(covers)]
+    for following in (TEXT[cut:], " ", "\n", "é", "xyz", "self", "eturn", TEXT[cut : cut + 1]):
+        whole, inside, size = subwords.encode(text + following), [], 0
+        for token in whole:
+            if size + int(subwords.token_bytes[token]) > len(begin):
+                break
+            inside.append(token)
+            size += int(subwords.token_bytes[token])
+        assert whole[: len(stays)] == stays
+        assert (inside, begin[size:]) in covers
+
+
+def test_few_tokens_are_left_open(subwords: Tokenizer) -> None:
+    left = []
+    for cut in range(100, 400):
+        covers = subwords.boundaries.covers(TEXT[:cut])
+        left.append(len(covers[0].tokens) - settled(covers))
+    assert 0 < sum(left) / len(left) < 4
+
+
+def test_pieces_are_found_by_their_beginning(subwords: Tokenizer) -> None:
+    for head in (b" ", b"re", b"sel", " é".encode(), b"\n  ", b"qqq"):
+        expected = [
+            token
+            for token in range(subwords.vocabulary)
+            if (data := subwords.decode_bytes([token])).startswith(head) and len(data) > len(head)
+        ]
+        assert sorted(subwords.boundaries.tokens_beginning_with(head).tolist()) == expected
+    assert len(subwords.boundaries.tokens_beginning_with(b" "))
+
+
+def test_no_text_changes_the_bytes_before_it() -> None:
+    tokenizer = ByteTokenizer()
+    covers = tokenizer.boundaries.covers("naïve ")
+    assert covers == [(tokenizer.encode("naïve "), b"")] and settled(covers) == 7
+    assert settled(tokenizer.boundaries.covers("")) == 0

@@ -1,0 +1,195 @@
+"""Random tokenizers: trained on drawn texts with drawn options, models of others, and damaged files; and what must hold
+of each that is not refused."""
+
+import io
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sentencepiece import SentencePieceTrainer
+
+from lmlong import recipe
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.token_boundaries import Cover, settled
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.errors import UsageError
+from lmlong.inference.unread import Encoding, UnreadText
+
+ALPHABETS = (
+    *(
+        "etaoin shrdlu",
+        "ab",
+        "  \n\tab",
+        "0123456789-+=. ",
+        "éàüßñ ç",
+        "中文字符。",
+        "😀👍🏽👨‍👩‍👧 ",
+        "ابجد هوز",
+        "e\u0301o\u0308n\u0303 ",
+    ),
+    *(
+        "▁▅ a",
+        "\0\x01\x7f a",
+        "\u2028\u2029\x85\r\n",
+        "\ud800\udc00\udfffa",
+        "\ufeff\ufffd\ufb01\uff21 ",
+        "<s>/unk0x41 ",
+    ),
+)
+WORDS = [
+    "def",
+    "return",
+    "self",
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "was",
+    "he",
+    "ing",
+    "tion",
+    "<s>",
+    "</s>",
+    "<0x41>",
+    "http://",
+    "---",
+    "====",
+    "the",
+    "the",
+]
+
+
+def draw_text(draw: random.Random, size: int) -> str:
+    """Characters of a few alphabets, words and runs."""
+    alphabets, text = draw.choices(ALPHABETS, k=draw.randint(1, 3)), ""
+    while len(text) < size:
+        kind = draw.random()
+        if kind < 0.5:
+            text += "".join(draw.choices(draw.choice(alphabets), k=draw.randint(1, 12)))
+        elif kind < 0.9:
+            text += draw.choice(WORDS) + draw.choice([" ", " ", "", "\n"])
+        else:
+            text += draw.choice(draw.choice(alphabets)) * draw.randint(2, 60)
+    return text[:size]
+
+
+def draw_file(draw: random.Random) -> bytes | recipe.Tokenizer:
+    """Draw a file, whole or damaged, or options to train by."""
+    kind = draw.random()
+    if kind < 0.4:
+        algorithm: Any = draw.choice(["bpe", "bpe", "unigram"])
+        return recipe.Tokenizer(vocabulary=draw.choice([300, 350, 500, 1000]), algorithm=algorithm)
+    if kind < 0.45:
+        return bytes(draw.randrange(256) for _ in range(draw.choice([0, 1, 10, 1000])))
+    file = model_of_others(draw)
+    return damaged(draw, file) if kind < 0.8 else file
+
+
+def model_of_others(draw: random.Random) -> bytes:
+    """A sentencepiece model as others may have trained it."""
+    options: dict[str, Any] = {
+        "model_type": draw.choice(["bpe", "bpe", "unigram", "unigram", "char", "word"]),
+        "vocab_size": draw.choice([400, 600]),
+        "byte_fallback": draw.random() < 0.9,
+        "add_dummy_prefix": draw.random() < 0.5,
+        "split_digits": draw.random() < 0.3,
+        "split_by_whitespace": draw.random() < 0.7,
+        "treat_whitespace_as_suffix": draw.random() < 0.2,
+        "allow_whitespace_only_pieces": draw.random() < 0.3,
+        "normalization_rule_name": draw.choice(["identity", "nmt_nfkc", "nmt_nfkc_cf"]),
+        "user_defined_symbols": draw.choice([[], ["<sep>", "the "], ["ab", "bc", "  "], ["\n"]]),
+        "control_symbols": draw.choice([[], ["<ctl>"], ["e"]]),
+        "bos_id": draw.choice([1, 1, 1, -1]),
+    }
+    lines = [line for line in draw_text(draw, 6000).replace("\0", "").split("\n") if line.strip()] or ["a b c"]
+    lines = [line.encode("utf-8", "replace").decode() for line in lines]
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, hard_vocab_limit=False, minloglevel=3, **options
+    )
+    return model.getvalue()
+
+
+def damaged(draw: random.Random, file: bytes) -> bytes:
+    """A file with a part cut off, bits or bytes changed, or something put in."""
+    kind, place = draw.randrange(5), draw.randrange(len(file))
+    if kind == 0:
+        return file[:place]
+    if kind == 1:
+        return file[:place] + bytes(draw.randrange(256) for _ in range(draw.randint(1, 20))) + file[place:]
+    if kind == 2:
+        return file[:place] + file[place + draw.randint(1, 50) :]
+    found = bytearray(file)
+    for _ in range(draw.choice([1, 1, 3, 30])):
+        found[draw.randrange(len(found))] ^= 1 << draw.randrange(8)
+    return bytes(found)
+
+
+def fuzz(number: int) -> tuple[str, list[str]]:
+    """Return what became of the tokenizer of a number, and what is wrong with it."""
+    draw = random.Random(number)
+    drawn = draw_file(draw)
+    try:
+        if isinstance(drawn, bytes):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "drawn.model"
+                path.write_bytes(drawn)
+                tokenizer = tokenizers.load(path)
+        else:
+            tokenizer = tokenizers.train([draw_text(draw, draw.choice([50, 1000, 8000]))], drawn)
+    except UsageError as error:
+        said = str(error)
+        return "refused", [] if said.endswith(".") and ":" in said else [f"does not say what to do: {said}"]
+    what = "trained" if not isinstance(drawn, bytes) else "loaded"
+    texts = [draw_text(draw, draw.choice([0, 1, 30, 300])) for _ in range(5)]
+    return what, [wrong for text in texts for wrong in examine(draw, tokenizer, text)]
+
+
+def examine(draw: random.Random, tokenizer: Tokenizer, text: str) -> list[str]:
+    """Return what is wrong with the tokens of a text, and with those of its parts."""
+    tokens, wrong = tokenizer.encode(text), []
+    data = text.encode("utf-8", "surrogatepass")
+    cuts = sorted(draw.randint(0, len(text)) for _ in range(3))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    stream = tokenizer.stream()
+    some = [draw.randrange(tokenizer.vocabulary) for _ in range(20)]
+    other = tokenizer.stream()
+    checks = {
+        "text is lost": tokenizer.decode(tokens) == text,
+        "bytes are lost": tokenizer.decode_bytes(tokens) == data,
+        "bytes are counted wrongly": int(tokenizer.token_bytes[tokens].sum()) == len(data),
+        "bos or eos in a text": not {tokenizer.bos, tokenizer.eos} & set(tokens),
+        "pieces differ": np.concatenate([[], *tokenizer.encode_pieces(pieces)]).tolist() == tokens,
+        "the stream differs": "".join(map(stream.feed, tokens)) + stream.finish() == text,
+        "the stream of any tokens differs": "".join(map(other.feed, some)) + other.finish() == tokenizer.decode(some),
+        "a text that goes on has other tokens": read_in_parts(tokenizer, pieces) == tokens,
+        "a cover is missing": all(is_covered(tokenizer, text[:cut], text[cut:]) for cut in cuts),
+    }
+    wrong += [f"{what}: {text!r}" for what, right in checks.items() if not right]
+    return wrong
+
+
+def read_in_parts(tokenizer: Tokenizer, pieces: list[str]) -> list[int]:
+    """Return the tokens of a text that a session reads piece by piece, each after the last."""
+    tokens, unread = [], UnreadText()
+    for piece in [*pieces, ""]:
+        encoding = Encoding(tokenizer, unread, [piece], heal=True)
+        tokens += [token for part in encoding for token in part]
+        unread = encoding.unread
+    return tokens + [token for part in Encoding(tokenizer, unread, [], heal=False) for token in part]
+
+
+def is_covered(tokenizer: Tokenizer, text: str, following: str) -> bool:
+    """Return whether the tokens of a text that goes on begin as is foretold."""
+    covers = tokenizer.boundaries.covers(text)
+    stays, begin = covers[0].tokens[: settled(covers)], text.encode("utf-8", "surrogatepass")
+    whole, inside, size = tokenizer.encode(text + following), [], 0
+    for token in whole:
+        if size + int(tokenizer.token_bytes[token]) > len(begin):
+            break
+        inside.append(token)
+        size += int(tokenizer.token_bytes[token])
+    return whole[: len(stays)] == stays and Cover(inside, begin[size:]) in covers

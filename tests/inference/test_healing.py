@@ -1,0 +1,237 @@
+"""What follows a prompt is what would follow the same text within a longer one, however the prompt arrives."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from models import stirred
+
+from lmlong.cli.generate import generate
+from lmlong.data.token_boundaries import settled
+from lmlong.errors import CheckpointError
+from lmlong.inference import healing
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.sampling import Sampler, Sampling
+from lmlong.inference.session import Session
+from lmlong.inference.unread import UnreadText, as_tensors
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import concat_states
+from lmlong.recipe import Downsample, Model
+
+from .conftest import prose, tiny
+
+TEXT = prose(60, seed=7)
+CUTS = range(150, 190, 3)  # after a space, before one, and within words
+
+
+@pytest.fixture
+def loaded(subword_run: Path) -> TrainedLanguageModel:
+    """In float64, so that a sum in another order draws the same."""
+    found = load(subword_run, "cpu")
+    found.model.double()
+    return found
+
+
+def text_after(loaded: TrainedLanguageModel, session: Session, **options: object) -> str:
+    return "".join(loaded.stream("", state=session, **{"max_tokens": 12, "temperature": 1.0} | options))
+
+
+def log_prob(loaded: TrainedLanguageModel, tokens: list[int]) -> float:
+    """The log-probability of a text that begins with these tokens."""
+    with torch.no_grad():
+        logits, _ = loaded.model(torch.tensor([[loaded.tokenizer.bos, *tokens]]))
+    chosen = logits[0, :-1].log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
+    return float(chosen.sum())
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_place_weighs_what_all_texts_have_that_go_on_from_there(loaded: TrainedLanguageModel, cut: int) -> None:
+    session, found = loaded.read(TEXT[:cut]), loaded.tokenizer.boundaries.covers(TEXT[:cut])
+    begun = found[0].tokens[: settled(found)]
+    expected = {}
+    for tokens, head in found:
+        following = [[]] if not head else [[n] for n in loaded.tokenizer.boundaries.tokens_beginning_with(head)]
+        total = torch.tensor([log_prob(loaded, [*tokens, *more]) for more in following]).logsumexp(0)
+        expected[head] = float(total) - log_prob(loaded, begun)
+    starts = healing.starts(loaded.model, loaded.tokenizer, session, session.unread.row(0))
+    assert {start.cover.head: start.log_weight for start in starts} == pytest.approx(expected, abs=1e-5)
+
+
+def test_each_place_is_drawn_as_often_as_it_weighs(loaded: TrainedLanguageModel) -> None:
+    sampler = Sampler(Sampling(temperature=1.0), [(0,)])
+    weights = torch.tensor([0.5, 0.2, 0.3]).log().tolist()
+    drawn = [sampler.choose(weights, 0) for _ in range(2000)]
+    assert [drawn.count(place) / 2000 for place in range(3)] == pytest.approx([0.5, 0.2, 0.3], abs=0.04)
+    assert Sampler(Sampling(temperature=0)).choose(weights, 0) == 0
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_text_goes_on_the_same_however_its_prompt_arrives(
+    loaded: TrainedLanguageModel, cut: int, tmp_path: Path
+) -> None:
+    prompt, place = TEXT[:cut], cut * 7 % cut
+    expected = text_after(loaded, loaded.read(prompt))
+    assert text_after(loaded, loaded.read(prompt[at : at + 5] for at in range(0, cut, 5))) == expected
+    session = None
+    for at in range(0, cut, 40):  # states of states
+        session = loaded.read(prompt[at : at + 40], session)
+    assert text_after(loaded, session) == expected
+    loaded.save_state(loaded.read(prompt[: cut - place % 40 - 1]), tmp_path / "a.state")
+    state = loaded.load_state(tmp_path / "a.state")
+    rest = prompt[cut - place % 40 - 1 :]
+    assert "".join(loaded.stream(rest, state=state, max_tokens=12, temperature=1.0)) == expected
+
+
+def test_long_texts_are_cut_at_the_same_places_in_parts(
+    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmlong.data.tokenizer.PART", 64)
+    whole = loaded.read(TEXT)
+    for first in range(1, len(TEXT), 5):
+        parts = loaded.read(TEXT[first:], loaded.read(TEXT[:first]))
+        assert torch.equal(parts.recent, whole.recent) and parts.unread.row(0) == whole.unread.row(0)
+
+
+def test_each_row_of_a_batch_has_its_own_unread_text(subword_run: Path, tmp_path: Path) -> None:
+    prompts = ["", *(TEXT[:cut] for cut in CUTS[::3]), "na\x00ï\ud800ve▁"]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    words = [str(subword_run), "--prompts", str(file), "--max-tokens", "12", "--temperature", "0", "--json"]
+    for more in ([], ["--no-fast-decode", "--batch", "4"], ["--no-heal"]):
+        lines = CliRunner().invoke(generate, [*words, *more], catch_exceptions=False).stdout.splitlines()
+        loaded = load(subword_run, "cpu")
+        alone = [
+            "".join(loaded.stream(prompt, max_tokens=12, temperature=0, heal="--no-heal" not in more))
+            for prompt in prompts
+        ]
+        assert [json.loads(line)["text"] for line in lines] == alone
+
+
+OTHERS = {
+    "softmax": tiny("softmax"),
+    "window": tiny("window"),
+    "blocks": Model(width=16, layers=3, heads=2, downsample=Downsample(factor=4)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_kind_of_state_is_healed_in_rows_and_from_states(loaded: TrainedLanguageModel, kind: str) -> None:
+    model = stirred(LanguageModel(OTHERS[kind], loaded.tokenizer.vocabulary), 0.3).double().eval()
+    other = replace(loaded, model=model)
+    prompts = [TEXT[:cut] for cut in (*CUTS[:3], 40)]
+    alone = ["".join(other.stream(prompt, max_tokens=9, temperature=0)) for prompt in prompts]
+    session = concat_states([other.read(prompt[30:], other.read(prompt[:30])) for prompt in prompts])
+    texts = [""] * len(prompts)
+    for row, piece in other.generate(session, Sampling(temperature=0), [(0,)] * len(prompts), 9):
+        texts[row] += piece
+    assert texts == alone and session.unread.pending.shape[1]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_new_tokens_begin_with_what_they_leave_of_the_prompt(loaded: TrainedLanguageModel, cut: int) -> None:
+    session = loaded.read(TEXT[:cut])
+    writing = loaded.generate(session, Sampling(temperature=1.0), [(0,)], 5, keep=True)
+    text = "".join(piece for _, piece in writing)
+    whole = loaded.tokenizer.decode(token for token in writing.session.recent[0].tolist() if token >= 0)
+    assert whole == TEXT[:cut] + text and len(writing.rows[0].tokens) == 5
+    assert loaded.tokenizer.decode(writing.rows[0].tokens).endswith(text)
+
+
+def test_without_healing_the_tokens_of_a_prompt_are_its_own(loaded: TrainedLanguageModel) -> None:
+    for prompt in (TEXT[:161], TEXT[:162]):
+        session = loaded.read(prompt, heal=False)
+        tokens = [loaded.tokenizer.bos, *loaded.tokenizer.encode(prompt)]
+        assert session.recent[0, -len(tokens) :].tolist() == tokens and not session.unread.row(0).pending
+        later = loaded.read("", loaded.read(prompt), heal=False)
+        assert torch.equal(later.recent, session.recent)
+
+
+def test_hidden_states_are_those_of_unread_text_too(loaded: TrainedLanguageModel) -> None:
+    for cut in CUTS:
+        state = loaded.read(TEXT[:cut])
+        tokens = [
+            *state.recent[0, -int(state.total) :].tolist(),
+            *loaded.hidden_states("e that", state).tokens.tolist()[1:],
+        ]
+        assert tokens == [loaded.tokenizer.bos, *loaded.tokenizer.encode(TEXT[:cut] + "e that")]
+
+
+def test_nothing_is_left_unread_where_nothing_can_change(run: Path, loaded: TrainedLanguageModel) -> None:
+    assert load(run, "cpu").read("to be ").unread.row(0) == UnreadText()
+    assert not loaded.read("").unread.row(0).pending and not loaded.read("to be Ω").unread.row(0).pending
+    assert loaded.read("to be ").unread.row(0).pending
+
+
+def test_pieces_far_before_the_end_are_not_weighed(
+    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(healing, "FAR", 1)
+    left_out = 0
+    for cut in CUTS:
+        session, covers = loaded.read(TEXT[:cut]), loaded.tokenizer.boundaries.covers(TEXT[:cut])
+        begun = covers[0].tokens[settled(covers) :][:-1]
+        found = healing.starts(loaded.model, loaded.tokenizer, session, session.unread.row(0))
+        assert all(start.cover.tokens[: len(begun)] == begun for start in found)
+        left_out += len(covers) - len(found)
+    assert left_out
+
+
+@pytest.mark.parametrize("tokens", range(1, 40, 3))
+def test_a_text_goes_on_from_its_state_as_if_it_had_not_stopped(loaded: TrainedLanguageModel, tokens: int) -> None:
+    options = Sampling(temperature=0)
+    first = loaded.generate(loaded.read(TEXT[:160]), options, [(0,)], tokens)
+    begun = "".join(piece for _, piece in first)
+    whole = "".join(loaded.stream(TEXT[:160], max_tokens=60, temperature=0))
+    assert begun + text_after(loaded, first.finished(), max_tokens=60 - tokens, temperature=0) == whole
+
+
+def test_a_state_is_that_of_the_printed_text(loaded: TrainedLanguageModel) -> None:
+    whole = "".join(loaded.stream(TEXT[:160], max_tokens=80, temperature=0))
+    for begin in range(0, len(whole) - 3, 7):
+        stop = whole[begin : begin + 3]
+        writing = loaded.generate(loaded.read(TEXT[:160]), Sampling(temperature=0), [(0,)], 80, [stop])
+        printed = "".join(piece for _, piece in writing)
+        session = writing.finished()
+        text = loaded.tokenizer.decode_bytes(token for token in session.recent[0].tolist() if token >= 0)
+        assert stop not in printed and text + session.unread.row(0).pending == (TEXT[:160] + printed).encode()
+        more = loaded.read(" that is", session)
+        tokens = [token for token in more.recent[0].tolist() if token >= 0]
+        assert loaded.tokenizer.decode_bytes(tokens) + more.unread.row(0).pending == (
+            (TEXT[:160] + printed + " that is").encode()
+        )
+
+
+def test_a_stop_string_may_be_longer_than_what_is_kept_otherwise(loaded: TrainedLanguageModel) -> None:
+    texts = ("".join(loaded.stream(TEXT[:160], max_tokens=250, temperature=1.0, seed=seed)) for seed in range(50))
+    seed, whole = next((seed, text) for seed, text in enumerate(texts) if len(text) > 450)
+    stop = whole[40:440]
+    writing = loaded.generate(loaded.read(TEXT[:160]), Sampling(temperature=1.0, seed=seed), [(0,)], 250, [stop])
+    assert "".join(piece for _, piece in writing) == whole[:40]
+    session = writing.finished()
+    text = loaded.tokenizer.decode_bytes(token for token in session.recent[0].tolist() if token >= 0)
+    assert (text + session.unread.row(0).pending).decode("utf-8", "replace") == TEXT[:160] + whole[:40]
+
+
+def test_text_after_a_written_one_is_read_together_with_its_end(loaded: TrainedLanguageModel) -> None:
+    writing = loaded.generate(loaded.read(TEXT[:160]), Sampling(temperature=1.0), [(0,)], 30)
+    printed = "".join(piece for _, piece in writing)
+    kept = writing.finished()
+    end = kept.unread.row(0).pending.decode()
+    assert printed.endswith(end) and kept.unread.row(0).chosen
+    read = loaded.read("ing of", kept, heal=False).recent[0].tolist()
+    tokens = loaded.tokenizer.encode(end + "ing of")
+    assert read[-len(tokens) :] == tokens
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [UnreadText(b"", b"\xff"), UnreadText(b"\xc3", b""), UnreadText(b"", b"a", (10**6,)), UnreadText(b"", b"a", (-2,))],
+)
+def test_unread_text_that_is_none_is_refused(loaded: TrainedLanguageModel, tmp_path: Path, bad: UnreadText) -> None:
+    session = loaded.read(TEXT[:50])
+    loaded.save_state(session._replace(unread=as_tensors(bad, torch.device("cpu"))), tmp_path / "a.state")
+    with pytest.raises(CheckpointError, match=r"a\.state: .*unread t"):
+        loaded.load_state(tmp_path / "a.state")
