@@ -170,7 +170,7 @@ class TrainedLanguageModel(TrainedModel):
 
     def save_state(self, state: Session, path: str | Path) -> None:
         """Write a state to a file, from which this model can continue."""
-        state_file.save(Path(path), state, self._owners, self.tokenizer, str(self.checkpoint))
+        state_file.save(Path(path), state, self.model, self._owners, self.tokenizer, str(self.checkpoint))
 
     def load_state(self, path: str | Path) -> Session:
         """Return the state in a file that this model wrote."""

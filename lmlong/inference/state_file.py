@@ -19,6 +19,7 @@ from torch import Tensor
 from lmlong.attention.favor import Favor
 from lmlong.data.tokenizer import LOSSLESS, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
+from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, RECENT, Session
 from lmlong.inference.unread import UnreadText, as_tensors
 from lmlong.io.files import fsync, parse_json
@@ -49,7 +50,9 @@ def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str
     return {"tokenizer": tokenizer.hash, "features": features, "model": weights}
 
 
-def save(path: Path, session: Session, belongs: dict[str, str], tokenizer: Tokenizer, run: str) -> None:
+def save(
+    path: Path, session: Session, model: LanguageModel, belongs: dict[str, str], tokenizer: Tokenizer, run: str
+) -> None:
     """Write the session of one text, to a temporary file first, so that the file is whole or absent."""
     if len(session.last) != 1:
         raise UsageError(
@@ -58,7 +61,9 @@ def save(path: Path, session: Session, belongs: dict[str, str], tokenizer: Token
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: no file, and cannot be replaced by one. Choose another name.")
     about = {"format": FORMAT, "run": run, "tokens": int(session.total), "tail": tail_of(session, tokenizer), **belongs}
+    session = session._replace(state=model.settle(session.state))
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
+    kept = sparse.pack(kept, dict(_named(_empty(model))))
     staged = path.with_name(f".{path.name}.partial")
     try:
         staged.touch(PRIVATE)
@@ -85,6 +90,10 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
             )
     like = _empty(model)
     wanted, found = dict(_named(like)), _verified(path, about)
+    try:
+        found = sparse.unpack(found, wanted)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error} is not what this model remembers. Read the text again.") from None
     if not found.keys() & _unread_names(wanted):  # all was read, when sessions left nothing unread
         found |= {name: wanted[name] for name in _unread_names(wanted)}
     for name in [*wanted, *(found.keys() - wanted.keys())]:

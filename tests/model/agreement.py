@@ -224,7 +224,7 @@ def compare_state_file(findings: Findings, model: LanguageModel, text: Text) -> 
     belongs = state_file.owners(model, tokenizer, "")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "session.state"
-        state_file.save(path, session, belongs, tokenizer, "run")
+        state_file.save(path, session, model, belongs, tokenizer, "run")
         again = state_file.load(path, model, belongs, "run")
     for mine, other in zip(state_tensors(again), state_tensors(session), strict=True):
         if mine.dtype != other.dtype or not torch.equal(mine, other):
