@@ -6,12 +6,56 @@ from typing import Any, TypeVar
 
 import click
 
+from lmlong.cli import completion
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
 
 OutFile = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
-runs = click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+InFile = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class Run(click.ParamType):
+    """A run folder, the name of a run, or a checkpoint, which must be there: told before torch is imported."""
+
+    name = "run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from lmlong.checkpoint.location import find
+
+        find(value)
+        return str(value)
+
+
+run = click.argument("run", metavar="RUN", type=Run(), shell_complete=completion.runs)
+
+runs = click.argument("runs", metavar="RUN...", type=Run(), nargs=-1, required=True, shell_complete=completion.runs)
+
+any_run = click.argument("run", metavar="[RUN]", type=Run(), required=False, shell_complete=completion.runs)
+
+overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]", shell_complete=completion.overrides)
+
+
+def recipe(name: str = "recipe", **settings: Any) -> Option:
+    """Return the argument of a command that takes a recipe, by the name of a shipped one or by its file."""
+    return click.argument(name, shell_complete=completion.recipes, **settings)
+
+
+def _set_threads(context: click.Context, option: click.Parameter, threads: int | None) -> None:
+    if threads is not None and not context.resilient_parsing:
+        from lmlong.native.threads import set_threads
+
+        set_threads(threads)
+
+
+threads = click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    callback=_set_threads,
+    expose_value=False,
+    help="Threads of the CPU to compute with.  [default: one for each core]",
+)
 
 data = click.option("--data", multiple=True, metavar="FILE", help="Measure on this file, folder or glob; repeatable.")
 

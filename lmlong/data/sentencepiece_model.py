@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
@@ -36,7 +37,7 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
     if not texts:
         raise UsageError("text.sources: no text to train a tokenizer on. Add text, or set text.tokenizer.kind=bytes.")
     model = io.BytesIO()
-    SentencePieceTrainer.train(
+    _train(
         sentence_iterator=iter(texts),
         model_writer=model,
         model_type=options.algorithm,
@@ -65,6 +66,16 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
             file=sys.stderr,
         )
     return model.getvalue()
+
+
+def _train(**options: Any) -> None:
+    try:
+        SentencePieceTrainer.train(**options)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"text.tokenizer: sentencepiece cannot train on this text ({str(error).strip()}). Add text, change "
+            "text.tokenizer.vocabulary or algorithm, or set text.tokenizer.kind=bytes."
+        ) from error
 
 
 def lines(text: str) -> Iterator[str]:
@@ -110,7 +121,12 @@ def processor(model: bytes, name: str) -> SentencePieceProcessor:
             f"{name}: has no tokens for the begin and end of a document. "
             "Use a model with bos_id and eos_id, or leave out text.tokenizer.path."
         )
-    pieces = table(found)
+    try:
+        pieces = table(found)
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"{name}: damaged, one of its pieces is not UTF-8. Use another model, or leave out text.tokenizer.path."
+        ) from None
     if b"".join(pieces[token] for token in found.encode(PROBE)) != PROBE.encode():
         raise UsageError(f"{name}: loses text, such as spaces or line ends. Use another model, or leave out the path.")
     return found

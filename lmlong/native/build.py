@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from lmlong.errors import UsageError
+from lmlong.errors import LmlongError
 from lmlong.io.cache import cache_folder, fetch, home_cache, key_of
 from lmlong.io.manifest import Format
 from lmlong.io.trust import make_private
@@ -74,7 +74,7 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
             True,
         )
         return ctypes.CDLL(str(made / CODE))
-    except (OSError, subprocess.SubprocessError, UsageError) as error:
+    except (OSError, subprocess.SubprocessError, LmlongError) as error:
         why = getattr(error, "stderr", None) or str(error)
         warnings.warn(f"{otherwise}, for {compiler} made no native code:\n{why[:1000]}", stacklevel=2)
         return None
@@ -94,7 +94,7 @@ def private_folder(cache: Path) -> Path:
     else:
         found = Path(tempfile.mkdtemp(prefix="lmlong-native-"))
         atexit.register(shutil.rmtree, found, ignore_errors=True)
-    warnings.warn(f"{first}: others can write there, so native code is kept in {found}.", stacklevel=2)
+    warnings.warn(f"{first}: no folder, or others can write there, so native code is kept in {found}.", stacklevel=2)
     return found
 
 

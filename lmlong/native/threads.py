@@ -1,6 +1,7 @@
-"""Running native code on torch's own threads."""
+"""The threads of torch, and running native code on them."""
 
 import ctypes
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,14 @@ def thread_team() -> ThreadTeam | None:
     team.parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     team.parallel.restype = None
     return team
+
+
+def set_threads(count: int) -> None:
+    """Let torch compute with so many threads, in this process and in those that it starts; one that has not imported
+    torch yet need not do so for this."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(count)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(count)
 
 
 def run_on_threads(function: Any, job: ctypes.Structure, workers: int) -> None:

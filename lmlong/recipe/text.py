@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lmlong.recipe import bounds
 from lmlong.recipe.section import Options
 
 
@@ -11,7 +12,7 @@ class PythonStdlib(Options):
     """The standard library of the running Python, without tests: a corpus that every machine has."""
 
     kind: Literal["python-stdlib"]
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -23,7 +24,7 @@ class Files(Options):
     """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz and .zst too."""
     column: str = "text"
     """Field of a .jsonl or .parquet record that holds the text."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -41,7 +42,7 @@ class Hub(Options):
     """Field of a record that holds the text."""
     streaming: bool = True
     """Read records as they arrive instead of downloading the data set first."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -64,9 +65,9 @@ class Tokenizer(Options):
     """sentencepiece (subwords, trained on the corpus) or bytes (256 symbols, nothing to train)."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """Algorithm that sentencepiece trains its pieces by."""
-    vocabulary: int = Field(default=4096, ge=300)
+    vocabulary: int = Field(default=4096, ge=300, le=bounds.VOCABULARY)
     """Number of pieces sentencepiece may use."""
-    sample_bytes: int = Field(default=16_000_000, gt=0)
+    sample_bytes: int = Field(default=16_000_000, gt=0, le=bounds.COUNT)
     """How much of the training text the sentencepiece trainer reads, spread over the corpus."""
     path: str | None = None
     """An existing sentencepiece .model, used as it is instead of training one."""
@@ -89,7 +90,7 @@ class Text(Options):
     """Sources of documents; several are mixed by weight."""
     validation: Validation = Validation()
     tokenizer: Tokenizer = Tokenizer()
-    sequence_length: int = Field(default=2048, ge=8)
+    sequence_length: int = Field(default=2048, ge=8, le=bounds.TOKENS)
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
     """Content of a training sequence: windows of the text, cut anywhere, or whole documents, cut only where longer than
