@@ -25,12 +25,11 @@ def runs(context: click.Context, parameter: click.Parameter, word: str) -> list[
 
 
 def overrides(context: click.Context, parameter: click.Parameter, word: str) -> list[CompletionItem]:
-    """Return the keys of a recipe, or the words that the value of a key may be. bash takes key=value apart."""
-    given = [word for value in context.params.values() if isinstance(value, tuple) for word in value]
-    before = list(map(str, given))
-    if word == "=" or before[-1:] == ["="]:
-        key = before[-1] if word == "=" and before else before[-2] if len(before) > 1 else ""
-        return _matching(_words_of(key), "" if word == "=" else word)
+    """Return the keys of a recipe, or the words that the value of a key may be. bash takes key=value apart, and click
+    then leaves out a = that nothing follows."""
+    *_, key, last = ["", "", *context.params.get("overrides", ())]
+    if last == "=" or (last and not word and "=" not in last):
+        return _matching(_words_of(key if last == "=" else last), word)
     key, equals, value = word.partition("=")
     if equals:
         return [CompletionItem(f"{key}={item.value}") for item in _matching(_words_of(key), value)]

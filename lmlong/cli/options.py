@@ -43,10 +43,11 @@ def recipe(name: str = "recipe", **settings: Any) -> Option:
 
 
 def _set_threads(context: click.Context, option: click.Parameter, threads: int | None) -> None:
-    if threads is not None and not context.resilient_parsing:
-        from lmlong.native.threads import set_threads
+    from lmlong.native.threads import set_threads, spare_busy_cores
 
+    if threads is not None and not context.resilient_parsing:
         set_threads(threads)
+    spare_busy_cores()
 
 
 threads = click.option(

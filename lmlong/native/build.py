@@ -6,9 +6,11 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -59,6 +61,7 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
     or, with a warning that says what is done `otherwise`, where it fails."""
     compiler = find_compiler()
     if compiler is None:
+        _tell_once(f"native code is off, {otherwise}: there is no C++ compiler. Install g++, or name one in CXX.")
         return None
     sources = sorted(path for each in (HERE, folder) for path in each.iterdir() if path.suffix in (".h", ".cpp"))
     headers, flags = shared.headers(), [*FLAGS, f"-I{HERE}"]
@@ -78,6 +81,16 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
         why = getattr(error, "stderr", None) or str(error)
         warnings.warn(f"{otherwise}, for {compiler} made no native code:\n{why[:1000]}", stacklevel=2)
         return None
+
+
+def _tell_once(what: str) -> None:
+    """Tell something on standard error at its first time with this cache; where there is none, once in a process."""
+    told = cache_folder() / "told" / key_of(what)
+    if not told.exists():
+        print(what, file=sys.stderr)
+        with suppress(OSError):
+            told.parent.mkdir(parents=True, exist_ok=True)
+            told.touch()
 
 
 @cache
