@@ -27,7 +27,8 @@ def runs(context: click.Context, parameter: click.Parameter, word: str) -> list[
 def overrides(context: click.Context, parameter: click.Parameter, word: str) -> list[CompletionItem]:
     """Return the keys of a recipe, or the words that the value of a key may be. bash takes key=value apart, and click
     then leaves out a = that nothing follows."""
-    *_, key, last = ["", "", *context.params.get("overrides", ())]
+    given: tuple[str, ...] = context.params.get("overrides") or ()
+    *_, key, last = ["", "", *given]
     if last == "=" or (last and not word and "=" not in last):
         return _matching(_words_of(key if last == "=" else last), word)
     key, equals, value = word.partition("=")

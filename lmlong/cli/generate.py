@@ -14,8 +14,10 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.command()
 @options.run
 @click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
-@click.option("--prompt-file", type=options.InFile, help="File that holds the text to continue, of any size.")
-@click.option("--prompts", type=options.InFile, help='Many texts to continue: .jsonl lines such as {"prompt": "Once"}.')
+@click.option("--prompt-file", type=options.InFile(), help="File that holds the text to continue, of any size.")
+@click.option(
+    "--prompts", type=options.InFile(), help='Many texts to continue: .jsonl lines such as {"prompt": "Once"}.'
+)
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="--prompts: how many at a time.")
 @click.option("--samples", default=1, show_default=True, type=click.IntRange(1), help="Continuations of each text.")
 @click.option(
@@ -36,7 +38,7 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
 @click.option(
-    "--load-state", type=options.InFile, help="Go on from what `lmlong state build` or --save-state remembered."
+    "--load-state", type=options.InFile(), help="Go on from what `lmlong state build` or --save-state remembered."
 )
 @click.option("--save-state", type=File, help="Remember prompt and new text in this file.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")

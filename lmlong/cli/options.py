@@ -7,13 +7,27 @@ from typing import Any, TypeVar
 import click
 
 from lmlong.cli import completion
+from lmlong.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
 
 OutFile = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
-InFile = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+class InFile(click.Path):
+    """A file to read, which must be there: told before torch is imported."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(super().convert(value, param, ctx)))
+        try:
+            path.stat()
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a file that is there.") from None
+        return path
 
 
 class Run(click.ParamType):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from lmlong.attention.linear.native.library import library
 from lmlong.cli import main as cli
-from lmlong.model import memory
+from lmlong.model import memory, native_step
 
 RECIPE = """
 text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 16}}
@@ -63,7 +64,9 @@ def shell(place: Path, line: str, **environment: str) -> subprocess.CompletedPro
 
 @pytest.fixture
 def largest_file(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A limit on the size of files, which fails as a full disk does: in the middle of a file."""
+    """A limit on the size of files, which fails as a full disk does: in the middle of a file. Native code is there
+    before: a failure to compile it would be remembered for all tests to come."""
+    native_step.library(), library()
     usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (request.param, usual[1]))
     yield
