@@ -5,6 +5,7 @@
 Each recipe is planned, then trained for a few steps by the command line in a process whose peak the system tells.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -55,4 +56,5 @@ def train(recipe: str, options: list[str]) -> tuple[int, float]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

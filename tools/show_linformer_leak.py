@@ -8,6 +8,8 @@ only where part j has begun by t, so that the first query sees a single slot. Ca
 tokens.
 """
 
+import argparse
+
 import torch
 from torch import Tensor
 
@@ -51,4 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -9,19 +9,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lmlong.checkpoint import manifest
+from lmlong.checkpoint.location import find
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.data import tokenizer as tokenizers
 from lmlong.data.tokenizer import Tokenizer
-from lmlong.errors import CheckpointError, RecipeError, UsageError, nearest
-from lmlong.io.links import follow
+from lmlong.errors import CheckpointError, RecipeError, UsageError
 from lmlong.model.block import SHARED_PARTS
+from lmlong.model.build import without_memory
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
-
-LATEST, BEST = "latest", "best"
 
 REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 NUMBERS = {"F64", "F32", "F16", "BF16"}
@@ -46,23 +44,6 @@ def reading(run: str | Path, use: Callable[[Path], T]) -> T:
             if newer == checkpoint:
                 raise
             checkpoint = newer
-
-
-def find(run: str | Path) -> Path:
-    """Return the checkpoint of a run folder, of the name of a run under runs/, or of the checkpoint's own folder."""
-    path = Path(run)
-    try:
-        if not path.exists() and (Path("runs") / run).exists():
-            path = Path("runs") / run
-        if not path.exists():
-            runs = [folder.name for folder in Path("runs").glob("*/")]
-            raise CheckpointError(f"{run}: no such run or checkpoint.{nearest(str(run).removeprefix('runs/'), runs)}")
-        for candidate in map(follow, (path, path / "checkpoints" / LATEST)):
-            if (candidate / manifest.NAME).is_file():
-                return candidate.resolve()
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
-    raise CheckpointError(f"{path}: holds no checkpoint. Train it first, or name another run.")
 
 
 def read_recipe(checkpoint: Path) -> Recipe:
@@ -144,17 +125,8 @@ def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Mo
         raise CheckpointError(f"{checkpoint / WEIGHTS}: {strange[0]} is not of real numbers. Use another checkpoint.")
     if recipe.model.layers > len(there):
         raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than there are weights. Use another checkpoint.")
-    with torch.device("meta"), _Undrawn():
+    with without_memory():
         _compare(checkpoint, there, _shapes(build(recipe).state_dict()))
-
-
-class _Undrawn(TorchFunctionMode):
-    """A mode in which no weights are drawn: on the meta device torch would load its compiler to draw nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from lmlong.io import links
 from lmlong.io.files import fsync
 from lmlong.io.links import is_link
 from lmlong.io.manifest import seal
+from lmlong.io.system_errors import named
 
 LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
 LEFT_LINK = re.compile(r"\.(latest|best)\.partial")
@@ -39,21 +41,22 @@ class Contents(NamedTuple):
 def write(folder: Path, contents: Contents) -> None:
     """Write a checkpoint so that `folder` is absent or complete whenever the machine stops."""
     staged = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
-    try:
-        _check_space(staged, contents)
-        _fill(staged, contents)
-        _make_way(folder, contents.step)
-        remove(folder)
-        staged.rename(folder)
-        fsync(folder.parent)
-    except BaseException as error:
-        if isinstance(error, Exception) and staged.exists():
-            _check_space(staged, contents, error)
-        raise
-    finally:
+    with named(folder, "Mend that, and go on with --resume auto."):
         shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        try:
+            _check_space(staged, contents)
+            _fill(staged, contents)
+            _make_way(folder, contents.step)
+            remove(folder)
+            staged.rename(folder)
+            fsync(folder.parent)
+        except BaseException as error:
+            if isinstance(error, Exception) and staged.exists():
+                _check_space(staged, contents, error)
+            raise
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
 
 
 def _make_way(folder: Path, step: int) -> None:
@@ -74,11 +77,22 @@ def _make_way(folder: Path, step: int) -> None:
 
 def _fill(staged: Path, contents: Contents) -> None:
     """Write all files of a checkpoint, the manifest last."""
-    save_file({name: tensor.contiguous() for name, tensor in contents.weights.items()}, staged / WEIGHTS)
-    torch.save(contents.training, staged / TRAINING)
+    save_tensors({name: tensor.contiguous() for name, tensor in contents.weights.items()}, staged / WEIGHTS)
+    with (staged / TRAINING).open("wb") as file:  # by its name torch would not say why it cannot be written
+        torch.save(contents.training, file)
     (staged / RECIPE).write_bytes(contents.recipe.encode())
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
     seal(staged, FORMAT, {"step": contents.step, "validation": contents.validation})
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors; where the system refuses that, its own error is raised."""
+    try:
+        save_file(tensors, path, about)
+    except SafetensorError as error:
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
 
 
 def _check_space(staged: Path, contents: Contents, cause: Exception | None = None) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from lmlong.cli import options
+from lmlong.cli import completion, options
 from lmlong.cli.bench_linformer import linformer
 from lmlong.cli.bench_recall import recall
 from lmlong.cli.bench_slots import slots
@@ -26,7 +26,13 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--recipe", default="compare", show_default=True, help="Recipe all have in common: a name or a file.")
+@click.option(
+    "--recipe",
+    default="compare",
+    show_default=True,
+    shell_complete=completion.recipes,
+    help="Recipe all have in common: a name or a file.",
+)
 @click.option(
     "--corpus",
     type=click.Choice(["recipe", "copies"]),
@@ -41,7 +47,8 @@ def bench() -> None:
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs.  [default: runs/compare]"
 )
 @options.json_file
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
+@options.threads
+@options.overrides
 def compare(
     recipe: str,
     corpus: str,
@@ -83,6 +90,7 @@ def compare(
 @click.option("--seeds", default=40, show_default=True, type=click.IntRange(1), help="Draws of inputs and features.")
 @options.json_file
 @options.plot("error against features")
+@options.threads
 def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None:
     """Measure the error of the random features of FAVOR+ against exact softmax attention.
 

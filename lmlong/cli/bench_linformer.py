@@ -32,6 +32,7 @@ from lmlong.cli.output import check_files, show
 )
 @options.json_file
 @options.plot("time a token")
+@options.threads
 @options.device
 def linformer(
     lengths: str | None,

@@ -28,7 +28,6 @@ class SpeedOptions(NamedTuple):
     only: str | None
     precisions: str
     limit: float
-    threads: int | None
     json_file: Path | None
     plot: Path | None
     device: str
@@ -50,7 +49,7 @@ def speed_options(lengths: str, precisions: str) -> Callable[[options.Command], 
             type=click.FloatRange(min=0, min_open=True),
             help="Leave out what would take longer for one pass.",
         ),
-        click.option("--threads", type=click.IntRange(1), help="Threads of the CPU.  [default: all]"),
+        options.threads,
         options.json_file,
         options.plot("speeds"),
         options.device,
@@ -92,8 +91,8 @@ def attention(rows: int, heads: int, width: int, forward: bool, **common: Any) -
 
 
 @click.command()
-@click.argument("recipe", default="quickstart")
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
+@options.recipe(default="quickstart")
+@options.overrides
 @speed_options("2k,8k", "bf16")
 def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
     """Measure how fast the model of RECIPE learns, with one attention after another.
@@ -123,8 +122,8 @@ def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
 
 
 @click.command()
-@click.argument("recipe", default="quickstart")
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
+@options.recipe(default="quickstart")
+@options.overrides
 @speed_options("128,1k,8k", "32,bf16,int8")
 @click.option("--fast-decode/--no-fast-decode", default=True, help="Constant states by native code, or a CUDA graph.")
 def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **common: Any) -> None:
@@ -166,15 +165,11 @@ def _shape(chosen: "Recipe") -> str:
 
 
 def _device(given: SpeedOptions) -> "torch.device":
-    """Return the device, after the number of threads is set; files that cannot be written are refused before."""
+    """Return the device; files that cannot be written are refused before."""
     check_files(given.json_file, given.plot)
-
-    import torch
 
     from lmlong.model.device import pick_device
 
-    if given.threads:
-        torch.set_num_threads(given.threads)
     return pick_device(given.device)
 
 

@@ -8,11 +8,12 @@ from lmlong.errors import UsageError
 
 
 @click.command()
-@click.argument("run", metavar="[RUN]", required=False)
+@options.any_run
 @click.option(
     "--tokens", default=512, show_default=True, metavar="N", type=options.Length(8), help="Length of the text."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@options.threads
 @options.device
 def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
     """Hold the laws of causal attention against the model of RUN, in the number format it was trained in.

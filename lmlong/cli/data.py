@@ -2,11 +2,15 @@
 
 import json
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from lmlong.cli import options
 from lmlong.cli.plugins import load_recipe
+
+if TYPE_CHECKING:
+    from lmlong.data.token_dataset import TokenDataset
 
 SPLITS = ("train", "validation")
 
@@ -22,8 +26,8 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("recipe", default="quickstart")
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+@options.recipe(default="quickstart")
+@options.overrides
 def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
     """Make the token files of RECIPE (a file or a shipped name) unless they are there, and print their folder.
 
@@ -31,10 +35,9 @@ def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
     Example: tokenize your own books before the first training.
       lmlong data prepare books.yaml
     """
-    from lmlong.data import token_dataset as tokens
     from lmlong.data.notes import notes
 
-    found = tokens.prepare(load_recipe(recipe, overrides).text)
+    found = _prepare(recipe, overrides)
     for source in found.info["sources"]:
         for line in notes(source):
             click.echo(f"{source['name']}: {line}", err=True)
@@ -42,8 +45,8 @@ def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
 
 
 @data.command()
-@click.argument("recipe", default="quickstart")
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+@options.recipe(default="quickstart")
+@options.overrides
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Count the documents, bytes and tokens of RECIPE's text, and tell what was skipped.
@@ -52,13 +55,20 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Example: how many bytes make a token with 8,192 pieces?
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
-    from lmlong.data import token_dataset as tokens
-
-    found = tokens.prepare(load_recipe(recipe, overrides).text)
+    found = _prepare(recipe, overrides)
     if as_json:
         click.echo(json.dumps({"folder": str(found.folder), **found.info}, indent=2))
     else:
         click.echo("\n\n".join([*map(_table, found.info["sources"]), f"{found.folder}"]))
+
+
+def _prepare(recipe: str, overrides: tuple[str, ...]) -> "TokenDataset":
+    from lmlong.data import first_look
+    from lmlong.data import token_dataset as tokens
+
+    text = load_recipe(recipe, overrides).text
+    first_look.check(text)
+    return tokens.prepare(text)
 
 
 def _table(source: dict[str, Any]) -> str:

@@ -54,6 +54,7 @@ DEFAULT_VIEWS = "context,position,state"
 @options.plot("bits per byte")
 @options.weights
 @options.state_dtype
+@options.threads
 @options.device
 def eval_(
     runs: tuple[str, ...],

@@ -12,10 +12,12 @@ File = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@options.run
 @click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
-@click.option("--prompt-file", type=File, help="File that holds the text to continue, of any size.")
-@click.option("--prompts", type=File, help='Many texts to continue: .jsonl lines such as {"prompt": "Once"}.')
+@click.option("--prompt-file", type=options.InFile(), help="File that holds the text to continue, of any size.")
+@click.option(
+    "--prompts", type=options.InFile(), help='Many texts to continue: .jsonl lines such as {"prompt": "Once"}.'
+)
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="--prompts: how many at a time.")
 @click.option("--samples", default=1, show_default=True, type=click.IntRange(1), help="Continuations of each text.")
 @click.option(
@@ -46,7 +48,9 @@ File = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Let the prompt end anywhere, within a word too; without, its last tokens are taken as they are.",
 )
-@click.option("--load-state", type=File, help="Go on from what `lmlong state build` or --save-state remembered.")
+@click.option(
+    "--load-state", type=options.InFile(), help="Go on from what `lmlong state build` or --save-state remembered."
+)
 @click.option("--save-state", type=File, help="Remember prompt and printed text in this file.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
 @click.option(
@@ -56,6 +60,7 @@ File = click.Path(dir_okay=False, path_type=Path)
 )
 @options.weights
 @options.state_dtype
+@options.threads
 @click.option("--stats", is_flag=True, help="Tell speeds and the size of the state, on standard error.")
 @options.device
 def generate(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lmlong.cli import options
+
 if TYPE_CHECKING:
     from lmlong.model.base import TextModel
     from lmlong.recipe import Recipe
@@ -18,7 +20,8 @@ PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
 
 
 @click.command()
-@click.argument("run", metavar="[RUN]", required=False)
+@options.any_run
+@options.threads
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(run: str | None, as_json: bool) -> None:
     """Describe this installation or, with RUN, a trained model.

@@ -1,17 +1,19 @@
 """The command `lmlong`: its subcommands, imported only when called, and their exit codes."""
 
-import io
 import os
-import select
 import sys
 from importlib import import_module
 from typing import NoReturn
 
 import click
+from click.shell_completion import shell_complete
 
 from lmlong import __version__
+from lmlong.cli import streams
 from lmlong.cli.plugins import with_option
 from lmlong.errors import LmlongError, RecipeError, nearest
+from lmlong.io.cache import lend_home
+from lmlong.io.system_errors import explain, lack_of_memory
 
 COMMANDS = {
     "recipe": ("lmlong.cli.recipe:recipe", "List, show, check and copy recipes; explain their options."),
@@ -31,6 +33,9 @@ COMMANDS = {
 INTERRUPTED = 130
 READER_LEFT = 141
 
+COMPLETION = "_LMLONG_COMPLETE"
+"""The environment variable by which a shell asks click for completions."""
+
 
 class Pipeline(click.Group):
     """The group of commands, in the order of work; a command's module is imported when the command is called, and each
@@ -48,7 +53,7 @@ class Pipeline(click.Group):
     def resolve_command(
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if words and words[0] not in COMMANDS:
+        if words and words[0] not in COMMANDS and not context.resilient_parsing:
             context.fail(f"No such command '{words[0]}'.{nearest(words[0], COMMANDS)}")
         return super().resolve_command(context, words)
 
@@ -74,20 +79,19 @@ def lmlong(context: click.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its exit code; a traceback means a bug of ours."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+    streams.prepare()
+    lend_home()
+    if completion := os.environ.get(COMPLETION):
+        sys.exit(shell_complete(lmlong, {}, "lmlong", COMPLETION, completion))
     try:
         code = _run(sys.argv[1:])
-        if sys.stdout:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:
-        if not _reader_left():
+    except (OSError, MemoryError, RuntimeError) as error:
+        if (found := _code_of(error)) is None:
             raise
-        # Python flushes stdout once more while it ends, and would complain on stderr.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = READER_LEFT
+        code = found
     sys.exit(code)
 
 
@@ -107,8 +111,24 @@ def _run(words: list[str]) -> int:
         error.show()
         return error.exit_code
     except LmlongError as error:
-        click.echo(f"error: {_message(error)}", err=True)
-        return error.exit_code
+        return _tell(error)
+
+
+def _code_of(error: Exception) -> int | None:
+    """Tell an error of the system, or a lack of memory, that may happen in any command, and return the exit code; None
+    for a bug of ours."""
+    of_output = isinstance(error, OSError) and error.filename == streams.STDOUT
+    if of_output:
+        streams.discard_output()
+    if of_output and isinstance(error, BrokenPipeError):
+        return READER_LEFT
+    told = explain(error) if isinstance(error, OSError) else lack_of_memory(error)
+    return None if told is None else _tell(told)
+
+
+def _tell(error: LmlongError) -> int:
+    click.echo(f"error: {_message(error)}", err=True)
+    return error.exit_code
 
 
 def _message(error: LmlongError) -> str:
@@ -116,12 +136,3 @@ def _message(error: LmlongError) -> str:
     if isinstance(error, RecipeError) and len(error.mistakes) > 1:
         return "\n".join([f"{len(error.mistakes)} mistakes", *error.mistakes])
     return str(error)
-
-
-def _reader_left() -> bool:
-    """Return whether the broken pipe is that of stdout, and not one of our own; Windows cannot tell."""
-    if not hasattr(select, "poll"):
-        return True
-    watch = select.poll()
-    watch.register(sys.stdout.fileno(), 0)  # a broken pipe is always reported
-    return bool(watch.poll(0))

@@ -6,12 +6,71 @@ from typing import Any, TypeVar
 
 import click
 
+from lmlong.cli import completion
+from lmlong.errors import UsageError
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
 
 OutFile = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
-runs = click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+
+class InFile(click.Path):
+    """A file to read, which must be there: told before torch is imported."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(super().convert(value, param, ctx)))
+        try:
+            path.stat()
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a file that is there.") from None
+        return path
+
+
+class Run(click.ParamType):
+    """A run folder, the name of a run, or a checkpoint, which must be there: told before torch is imported."""
+
+    name = "run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from lmlong.checkpoint.location import find
+
+        find(value)
+        return str(value)
+
+
+run = click.argument("run", metavar="RUN", type=Run(), shell_complete=completion.runs)
+
+runs = click.argument("runs", metavar="RUN...", type=Run(), nargs=-1, required=True, shell_complete=completion.runs)
+
+any_run = click.argument("run", metavar="[RUN]", type=Run(), required=False, shell_complete=completion.runs)
+
+overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]", shell_complete=completion.overrides)
+
+
+def recipe(name: str = "recipe", **settings: Any) -> Option:
+    """Return the argument of a command that takes a recipe, by the name of a shipped one or by its file."""
+    return click.argument(name, shell_complete=completion.recipes, **settings)
+
+
+def _set_threads(context: click.Context, option: click.Parameter, threads: int | None) -> None:
+    from lmlong.native.threads import set_threads, spare_busy_cores
+
+    if threads is not None and not context.resilient_parsing:
+        set_threads(threads)
+    spare_busy_cores()
+
+
+threads = click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    callback=_set_threads,
+    expose_value=False,
+    help="Threads of the CPU to compute with.  [default: one for each core]",
+)
 
 data = click.option("--data", multiple=True, metavar="FILE", help="Measure on this file, folder or glob; repeatable.")
 

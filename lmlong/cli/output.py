@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmlong.errors import UsageError
+from lmlong.io.system_errors import named
 
 if TYPE_CHECKING:
     from lmlong.report.figure import Figure
@@ -17,9 +18,13 @@ STDOUT = Path("-")
 
 def check_files(json_file: Path | None, plot: Path | None) -> None:
     """Refuse files that cannot be written, before hours are spent on what they should hold."""
-    for file in (json_file, plot):
-        if file and not os.access(file.parent, os.W_OK):
+    for file in filter(None, (json_file, plot)):
+        if file != STDOUT and not os.access(file.parent, os.W_OK):
             raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
+        if file != STDOUT and not file.exists():
+            with named(file):  # not every disk tells beforehand
+                file.touch()
+                file.unlink()
     if plot:
         from lmlong.report.plot import check_format
 
@@ -31,9 +36,10 @@ def show(table: str, values: Any, json_file: Path | None, plot: Path | None, fig
     if plot and figure:
         from lmlong.report.plot import save
 
-        save(figure, plot)
+        with named(plot):
+            save(figure, plot)
     if json_file != STDOUT:
         click.echo(table)
     if json_file:
-        with click.open_file(str(json_file), "w", encoding="utf-8") as out:
+        with named(json_file), click.open_file(str(json_file), "w", encoding="utf-8") as out:
             out.write(json.dumps(values, indent=2, allow_nan=False) + "\n")

@@ -24,7 +24,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> "Recipe":
 
 
 def _load(context: click.Context, option: click.Parameter, names: tuple[str, ...]) -> None:
-    for name in names:
+    for name in () if context.resilient_parsing else names:  # a shell that completes a command runs nothing
         load_plugin(name)
 
 

@@ -30,6 +30,7 @@ from lmlong.cli.runs import load_runs
 @options.plot("accuracy by distance")
 @options.weights
 @options.state_dtype
+@options.threads
 @options.device
 def probe(
     runs: tuple[str, ...],

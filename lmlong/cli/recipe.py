@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lmlong.cli import options as common
 from lmlong.cli.plugins import load_recipe
 from lmlong.errors import UsageError, nearest
 
@@ -44,7 +45,7 @@ def list_recipes() -> None:
 
 
 @recipe.command()
-@click.argument("name")
+@common.recipe("name")
 @click.option("--resolved", is_flag=True, help="Write out every key, defaults too, and check the recipe.")
 def show(name: str, resolved: bool) -> None:
     """Print the recipe NAME (or a file) as it was written.
@@ -59,8 +60,8 @@ def show(name: str, resolved: bool) -> None:
 
 
 @recipe.command()
-@click.argument("file")
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+@common.recipe("file")
+@common.overrides
 def check(file: str, overrides: tuple[str, ...]) -> None:
     """Check a recipe FILE (or a shipped one by name), with options replaced, and tell all mistakes at once.
 
@@ -72,7 +73,7 @@ def check(file: str, overrides: tuple[str, ...]) -> None:
 
 
 @recipe.command()
-@click.argument("name")
+@common.recipe("name")
 @click.argument("destination", type=click.Path(path_type=Path))
 def copy(name: str, destination: Path) -> None:
     """Copy the recipe NAME to the file or folder DESTINATION; nothing is overwritten.

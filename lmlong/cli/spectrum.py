@@ -17,6 +17,7 @@ from lmlong.cli.runs import load_runs
 @options.tokens
 @options.json_file
 @options.plot("the spectra")
+@options.threads
 @options.device
 def spectrum(
     runs: tuple[str, ...],

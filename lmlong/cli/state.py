@@ -16,11 +16,12 @@ def state() -> None:
 
 
 @state.command()
-@click.argument("run", metavar="RUN")
-@click.argument("text", type=File, metavar="TEXT")
+@options.run
+@click.argument("text", type=options.InFile(), metavar="TEXT")
 @click.option("-o", "--out", type=File, required=True, help="The state file to write.")
-@click.option("--load-state", type=File, help="Go on from this state instead of beginning a document.")
+@click.option("--load-state", type=options.InFile(), help="Go on from this state instead of beginning a document.")
 @options.state_dtype
+@options.threads
 @options.device
 def build(
     run: str, text: Path, out: Path, load_state: Path | None, state_dtype: Literal["32", "64"], device: str

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from lmlong.cli import options
 from lmlong.cli.plugins import load_recipe
 
 
@@ -20,8 +21,8 @@ def tokenizer() -> None:
 
 
 @tokenizer.command()
-@click.argument("recipe", default="quickstart")
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+@options.recipe(default="quickstart")
+@options.overrides
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
 def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     """Train the tokenizer of RECIPE (a file or a shipped name) on its training text, and write it to a file.
@@ -30,10 +31,12 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     Example: the pieces of your own books.
       lmlong tokenizer train books.yaml --out books.model
     """
+    from lmlong.data import first_look
     from lmlong.data.sources import open_inputs
     from lmlong.data.tokenizer_training import tokenizer_of
 
     text = load_recipe(recipe, overrides).text
+    first_look.check(text)
     made = tokenizer_of(open_inputs(text), text.tokenizer)
     made.save(out)
     click.echo(out)

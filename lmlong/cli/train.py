@@ -9,12 +9,13 @@ from lmlong.cli.plugins import load_recipe
 
 
 @click.command()
-@click.argument("recipe", metavar="RECIPE")
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
+@options.recipe(metavar="RECIPE")
+@options.overrides
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
 @click.option("--resume", metavar="auto|PATH", help="Go on from the newest checkpoint of the run, or from this one.")
 @click.option("--overwrite", is_flag=True, help="Replace a run folder that exists.")
 @click.option("--device", type=options.DEVICES, help="Where to run; short for device=...")
+@options.threads
 @click.option("--dry-run", is_flag=True, help="Take a few short steps and tell what the run would take.")
 @click.option("--memory", metavar="24GB", help="With --dry-run: memory of a device; tells what batch and segment fit.")
 def train(
@@ -38,16 +39,20 @@ def train(
     chosen = load_recipe(recipe, [*overrides, *([f"device={device}"] if device else [])])
     if memory and not dry_run:
         raise click.UsageError("--memory plans a run and needs --dry-run.")
-    if dry_run:
+    from lmlong.training import first_look
+
+    folder = None if dry_run else out or first_look.default_folder(chosen)
+    first_look.check(chosen, folder, resume, overwrite)
+    if folder is None:
         from lmlong.training.plan import make_plan, parse_memory
 
         click.echo(make_plan(chosen, parse_memory(memory) if memory else None).text())
         return
 
     from lmlong.cli.report import after_training
-    from lmlong.training.run import default_folder, run
+    from lmlong.training.run import run
 
-    result = run(chosen, out or default_folder(chosen), resume, overwrite)
+    result = run(chosen, folder, resume, overwrite)
     if result.is_main_process:
         click.echo(after_training(result))
     if result.signal is not None:

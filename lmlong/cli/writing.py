@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from lmlong.cli.reading import Reading
 from lmlong.errors import UsageError
 from lmlong.inference.generation import Generation
 from lmlong.inference.loading import TrainedLanguageModel
@@ -22,9 +21,6 @@ Row = tuple[int, Prompt]
 """The index of a prompt among all, and the prompt."""
 
 ONLY: Row = (0, Prompt("", {}))
-
-LARGE = 1 << 20
-"""Size of a prompt in bytes from which its reading has a progress bar."""
 
 
 class Show:
@@ -125,16 +121,15 @@ def read_many(
 
 
 def pieces(file: Path | None) -> Iterator[str]:
-    """Iterate over a text from a file or standard input, with a progress bar on standard error where it is large."""
+    """Iterate over a text from a file or standard input, with its progress on standard error where it is long."""
     name = str(file or "standard input")
     try:
         with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
             size = file.stat().st_size if file else None
-            quiet = True if size is not None and size < LARGE else None
-            with tqdm(total=size, unit="B", unit_scale=True, desc="reading", leave=False, disable=quiet) as bar:
+            with Reading(name, size) as reading:
                 for piece in pieces_of(source, name):
                     yield piece
-                    bar.update(len(piece.encode()))
+                    reading.update(len(piece.encode()))
     except OSError as error:
         raise UsageError(f"{name}: cannot be read ({error.strerror}). Name a file with the text to continue.") from None
 

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
@@ -36,34 +37,27 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
     if not texts:
         raise UsageError("text.sources: no text to train a tokenizer on. Add text, or set text.tokenizer.kind=bytes.")
     model = io.BytesIO()
-    try:
-        SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_writer=model,
-            model_type=options.algorithm,
-            vocab_size=options.vocabulary,
-            hard_vocab_limit=False,
-            character_coverage=0.9995,
-            required_chars=SPACE,  # never to be encoded as bytes, which could not be told from those of SPACE itself
-            byte_fallback=True,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            # Pieces that cross words and lines raise Python's standard library from 3.4 to 4.3 bytes a token. Only bpe
-            # has them across spaces: unigram would have so many candidates that training takes minutes.
-            split_by_whitespace=options.algorithm == "unigram",
-            split_by_unicode_script=False,
-            allow_whitespace_only_pieces=True,
-            max_sentencepiece_length=32,
-            num_threads=2,  # the sums of unigram, and so its model, depend on it
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        reason = str(error).removeprefix("INTERNAL: ").rstrip(".")
-        raise UsageError(
-            f"text.sources: sentencepiece cannot train a tokenizer on this text ({reason}). "
-            "Add text, or set text.tokenizer.kind=bytes."
-        ) from None
+    _train(
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        model_type=options.algorithm,
+        vocab_size=options.vocabulary,
+        hard_vocab_limit=False,
+        character_coverage=0.9995,
+        required_chars=SPACE,  # never to be encoded as bytes, which could not be told from those of SPACE itself
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        # Pieces that cross words and lines raise Python's standard library from 3.4 to 4.3 bytes a token. Only bpe has
+        # them across spaces: unigram would have so many candidates that training takes minutes.
+        split_by_whitespace=options.algorithm == "unigram",
+        split_by_unicode_script=False,
+        allow_whitespace_only_pieces=True,
+        max_sentencepiece_length=32,
+        num_threads=2,  # the sums of unigram, and so its model, depend on it
+        minloglevel=2,
+    )
     pieces_found = SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
     if pieces_found < options.vocabulary:
         print(
@@ -72,6 +66,16 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
             file=sys.stderr,
         )
     return model.getvalue()
+
+
+def _train(**options: Any) -> None:
+    try:
+        SentencePieceTrainer.train(**options)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"text.tokenizer: sentencepiece cannot train on this text ({str(error).strip()}). Add text, change "
+            "text.tokenizer.vocabulary or algorithm, or set text.tokenizer.kind=bytes."
+        ) from error
 
 
 def lines(text: str) -> Iterator[str]:

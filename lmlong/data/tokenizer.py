@@ -16,6 +16,7 @@ from lmlong import recipe
 from lmlong.data import sentencepiece_model
 from lmlong.data.token_boundaries import TokenBoundaries
 from lmlong.errors import UsageError
+from lmlong.io.system_errors import named
 
 BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
 
@@ -81,10 +82,8 @@ class Tokenizer(ABC):
 
     def save(self, path: Path | str) -> None:
         """Write the tokenizer to a file for `load`."""
-        try:
+        with named(Path(path)):
             Path(path).write_bytes(self.file)
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
 class SentencePieceTokenizer(Tokenizer):

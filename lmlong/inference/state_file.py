@@ -7,22 +7,25 @@ to.
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from safetensors.torch import save as serialized
 from torch import Tensor
 
 from lmlong.attention.favor import Favor
+from lmlong.checkpoint.write import save_tensors
 from lmlong.data.tokenizer import LOSSLESS, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, RECENT, Session
 from lmlong.inference.unread import UnreadText, as_tensors
 from lmlong.io.files import fsync, parse_json
+from lmlong.io.system_errors import named
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import fits_shape, rebuild_state
 
@@ -65,18 +68,16 @@ def save(
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
     kept = sparse.pack(kept, dict(_named(_empty(model))))
     staged = path.with_name(f".{path.name}.partial")
-    try:
-        staged.touch(PRIVATE)
-        save_file(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
-        staged.chmod(PRIVATE)
-        fsync(staged)
-        staged.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
-    except SafetensorError as error:
-        raise UsageError(f"{path}: cannot be written ({error}).") from None
-    finally:
-        staged.unlink(missing_ok=True)
+    with named(path):
+        try:
+            staged.touch(PRIVATE)
+            save_tensors(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
+            staged.chmod(PRIVATE)
+            fsync(staged)
+            staged.replace(path)
+        finally:
+            with suppress(OSError):
+                staged.unlink()
 
 
 def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) -> Session:

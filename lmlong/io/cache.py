@@ -1,11 +1,12 @@
 """A cache of folders: made once, by one process at a time, and made again where they are damaged."""
 
-import errno
+import atexit
 import os
 import shutil
 import socket
 import stat
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -17,16 +18,16 @@ from lmlong.errors import UsageError
 from lmlong.io import files, manifest
 from lmlong.io.lock import Held, Lock
 from lmlong.io.manifest import Damaged, Format
+from lmlong.io.system_errors import named
 from lmlong.io.trust import is_private
 
 UNFINISHED = "unfinished-"
 """Prefix of the name of a folder that is being made."""
 
-DENIED = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
-    *(errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT),
-}
-"""Errors that mean that a folder cannot be written to."""
+REMEDY = "Set LMLONG_CACHE to a folder of your own with free space, or ask the owner of this one for permission."
+
+NO_HOME = Path(os.devnull) / ".cache" / "lmlong"
+"""The cache of a user without a home: a path that cannot be written to."""
 
 REMEMBERED = 1 << 24
 """Size from which a file is hashed only once on a machine, as long as its times do not change."""
@@ -43,9 +44,20 @@ def cache_folder() -> Path:
 
 
 def home_cache() -> Path:
-    """Return the cache of this user alone; for a user without a home, a path that cannot be written to."""
-    home = os.path.expanduser("~")
-    return Path(os.devnull if home.startswith("~") else home) / ".cache" / "lmlong"
+    """Return the cache of this user alone. A home that does not exist is not made."""
+    home = Path(os.path.expanduser("~"))
+    return home / ".cache" / "lmlong" if home.is_absolute() and home.is_dir() else NO_HOME
+
+
+def lend_home() -> None:
+    """Let libraries keep their caches in a folder that is removed at the end, where there is no home: they would make
+    one."""
+    if home_cache() != NO_HOME:
+        return
+    lent = tempfile.mkdtemp(prefix="lmlong-home-")
+    atexit.register(shutil.rmtree, lent, ignore_errors=True)
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        os.environ.setdefault(name, lent)
 
 
 def key_of(*content: Any) -> str:
@@ -59,19 +71,14 @@ def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: boo
     Processes that want the same one wait for the first. With `private` no other user can write to it, whatever the
     umask.
     """
-    try:
+    if folder.is_relative_to(NO_HOME):
+        raise UsageError("you have no home to keep the cache in. Set LMLONG_CACHE to a folder of your own.")
+    with named(folder, REMEDY):
         if not _whole(folder, form, private):
             with Lock(_lock_of(folder), waiting=str(folder)) as lock:
                 if not _whole(folder, form, private, silent=True):
                     _sweep(folder.parent, folder.name, lock)
                     _replace(folder, form, make, private)
-    except OSError as error:
-        if error.errno not in DENIED:
-            raise
-        raise UsageError(
-            f"{error.filename or folder}: {error.strerror}. Set LMLONG_CACHE to a folder of your own, or ask the owner "
-            "of this one for permission."
-        ) from None
     return folder
 
 

@@ -22,6 +22,7 @@ from lmlong.model.rope import ROPE_BASE
 from lmlong.native.decode import step
 from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.step import HourglassTensors, LayerTensors, States
+from lmlong.native.threads import ThreadChoice
 from lmlong.recipe import MAX_NGRAM
 
 CONSTANTS = {
@@ -53,6 +54,7 @@ class NativeStep:
 
     def __init__(self, functions: ctypes.CDLL, packed: PackedModel, downsampled_layers: range):
         self._functions, self._packed, self._downsampled = functions, packed, downsampled_layers
+        self._threads = ThreadChoice()
 
     def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
         token, state = token.long().contiguous(), _as_packed(state)
@@ -64,7 +66,10 @@ class NativeStep:
         hourglass = None if state.hourglass is None else HourglassState(*map(torch.empty_like, state.hourglass))
         past = None if state.last_tokens is None else torch.empty_like(state.last_tokens)
         after = ModelState(blocks, state.position + 1, hourglass, past)
-        logits = step.decode(self._functions, self._packed, token, state.position, _tensors(state), _tensors(after))
+        inputs = (token, state.position, _tensors(state), _tensors(after))
+        logits = self._threads.run(
+            lambda workers: step.decode(self._functions, self._packed, *inputs, workers), torch.get_num_threads()
+        )
         return logits, after if past is None else _settled(after)
 
 

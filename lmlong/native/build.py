@@ -6,16 +6,18 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from lmlong.errors import UsageError
+from lmlong.errors import LmlongError
 from lmlong.io.cache import cache_folder, fetch, home_cache, key_of
 from lmlong.io.manifest import Format
 from lmlong.io.trust import make_private
@@ -62,6 +64,7 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
     or, with a warning that says what is done `otherwise`, where it fails."""
     compiler = find_compiler()
     if compiler is None:
+        _tell_once(f"native code is off, {otherwise}: there is no C++ compiler. Install g++, or name one in CXX.")
         return None
     sources = sorted(path for each in (HERE, folder) for path in each.iterdir() if path.suffix in (".h", ".cpp"))
     headers, flags = shared.headers(), [*FLAGS, f"-I{HERE}"]
@@ -77,10 +80,20 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
             True,
         )
         return ctypes.CDLL(str(made / CODE))
-    except (OSError, subprocess.SubprocessError, UsageError) as error:
+    except (OSError, subprocess.SubprocessError, LmlongError) as error:
         why = getattr(error, "stderr", None) or str(error)
         warnings.warn(f"{otherwise}, for {compiler} made no native code:\n{why[:1000]}", stacklevel=2)
         return None
+
+
+def _tell_once(what: str) -> None:
+    """Tell something on standard error at its first time with this cache; where there is none, once in a process."""
+    told = cache_folder() / "told" / key_of(what)
+    if not told.exists():
+        print(what, file=sys.stderr)
+        with suppress(OSError):
+            told.parent.mkdir(parents=True, exist_ok=True)
+            told.touch()
 
 
 @cache
@@ -97,7 +110,7 @@ def private_folder(cache: Path) -> Path:
     else:
         found = Path(tempfile.mkdtemp(prefix="lmlong-native-"))
         atexit.register(shutil.rmtree, found, ignore_errors=True)
-    warnings.warn(f"{first}: others can write there, so native code is kept in {found}.", stacklevel=2)
+    warnings.warn(f"{first}: no folder, or others can write there, so native code is kept in {found}.", stacklevel=2)
     return found
 
 

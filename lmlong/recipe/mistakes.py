@@ -1,6 +1,7 @@
 """Mistakes in the values of a recipe: pydantic's errors as one plain sentence for each key."""
 
 from difflib import get_close_matches
+from math import inf
 from typing import Any
 
 from pydantic import ValidationError
@@ -8,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
 from lmlong.recipe import Options
+from lmlong.recipe.bounds import UNSAID
 from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
 from lmlong.recipe.root import recipe_class
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, dotted, undotted
@@ -47,7 +49,8 @@ def _describe(detail: ErrorDetails, values: Any, whole: type[Options]) -> tuple[
             return (*path, "kind"), _not_one_of(value["kind"], _kinds(shape))
         case "literal_error":
             return path, _not_one_of(value, choices(shape))
-    return path, f"expected {in_words(shape)}, got {_show(value)}.{_remedy(shape, value)}"
+    most = inf if detail["type"] == "less_than_equal" else UNSAID
+    return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value)}"
 
 
 def _follow(where: tuple[int | str, ...], values: Any, whole: type[Options]) -> tuple[KeyPath, Shape]:

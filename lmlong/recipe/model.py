@@ -6,32 +6,33 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
+from lmlong.recipe import bounds
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, NameIn
 from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.section import Options, mistake
 
 KindName = Annotated[str, NameIn(ATTENTION_KINDS)]
 
-Slots = Annotated[int, Field(gt=0)]
+Slots = Annotated[int, Field(gt=0, le=bounds.TOKENS)]
 
 
 class Taylor(Options):
     """The second-order features of feature_map: taylor."""
 
-    width: int = Field(default=16, gt=0)
+    width: int = Field(default=16, gt=0, le=1024)
     """Width r of the projection of queries and keys; it makes 1 + r + r (r + 1) / 2 features."""
 
 
 class Favor(Options):
     """The random features of feature_map: favor."""
 
-    features: int | None = Field(default=None, gt=0)
+    features: int | None = Field(default=None, gt=0, le=bounds.FEATURES)
     """Features of a head; left out, twice the head width."""
     form: Literal["positive", "hyperbolic"] = "positive"
     """positive, or hyperbolic: each random row used with both signs, so half as many are drawn."""
     norms: Literal["chi", "fixed", "quantile"] = "chi"
     """Lengths of the random rows: chi as sampled (unbiased), fixed at sqrt(width), or spread over the quantiles."""
-    resample_every: int | None = Field(default=None, gt=0)
+    resample_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Training steps between new draws; left out, the first draw stays."""
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
@@ -110,7 +111,7 @@ class Attention(Options):
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned"] = "learned"
     """linear: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has none."""
-    window: Annotated[int, Field(gt=0), IsLength()] = 256
+    window: Annotated[int, Field(gt=0, le=bounds.TOKENS), IsLength()] = 256
     """window: how many tokens are seen, the token itself among them."""
     taylor: Taylor = Taylor()
     favor: Favor = Favor()
@@ -132,18 +133,18 @@ class Downsample(Options):
     """Tokens of a block; a causal model's text.sequence_length must be a multiple of it."""
     kind: Literal["mean", "max", "conv"] = "mean"
     """How a block becomes one vector: mean or max of each channel, or a learned convolution of its tokens."""
-    layers: int | None = Field(default=None, gt=0)
+    layers: int | None = Field(default=None, gt=0, le=10_000)
     """How many of model.layers, those in the middle, run shortened; left out, all but the first and the last."""
 
 
 class Model(Options):
     """The model: embedding, blocks, tied output."""
 
-    width: int = Field(default=256, gt=0)
+    width: int = Field(default=256, gt=0, le=bounds.WIDTH)
     """Size of the vector that stands for a token between blocks."""
     layers: int = Field(default=6, gt=0, le=10_000)
     """Number of blocks."""
-    heads: int = Field(default=4, gt=0)
+    heads: int = Field(default=4, gt=0, le=bounds.WIDTH)
     """Attention heads in each block; they share the width."""
     attention: Attention = Attention()
     convolution: int = Field(default=4, ge=0, le=64)
@@ -151,7 +152,7 @@ class Model(Options):
     positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
     """rotary rotates queries and keys by their position in the document (RoPE); auto does so for softmax, window,
     cosine, favor and in all encoders. absolute, for encoders only, adds sinusoidal positions to the embedding."""
-    mlp_ratio: float = Field(default=2.7, gt=0)
+    mlp_ratio: float = Field(default=2.7, gt=0, le=1024)
     """Inner width of the SwiGLU as a multiple of the width (rounded up to a multiple of 32)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the activations dropped on the way into the residual stream while training."""

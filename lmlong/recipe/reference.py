@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from lmlong.recipe.bounds import UNSAID
 from lmlong.recipe.kinds import NameIn
 from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.root import recipe_class
@@ -86,13 +87,19 @@ def entry(shape: Shape) -> Shape | None:
     return None
 
 
-def in_words(shape: Shape) -> str:
-    """Return a shape in plain words, such as 'a whole number, above 0, or null'."""
+def in_words(shape: Shape, most: float = UNSAID) -> str:
+    """Return a shape in plain words, such as 'a whole number, above 0, or null'; upper limits beyond `most` are not
+    worth them."""
     words = [_type_in_words(kind, shape.bounds) for kind in shape.types if kind not in (NoneType, *sections(shape))]
     if sections(shape):
         kinds = [kind for section in sections(shape) if (kind := kind_of(section))]
         words.append("a section" + (f" of kind {', '.join(kinds)}" if kinds else ""))
-    limits = [text.format(limit) for name, text in BOUNDS.items() for limit in _limits(shape.bounds, name)]
+    limits = [
+        text.format(limit)
+        for name, text in BOUNDS.items()
+        for limit in _limits(shape.bounds, name)
+        if name != "le" or limit <= most
+    ]
     return ", ".join([" or ".join(words), *limits]) + (", or null" if NoneType in shape.types else "")
 
 

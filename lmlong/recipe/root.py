@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
+from lmlong.recipe import bounds
 from lmlong.recipe.kinds import plugin_sections
 from lmlong.recipe.model import Attention, Model
 from lmlong.recipe.objective import OF_AN_ENCODER, causal, completed, masked
@@ -29,9 +30,9 @@ class Recipe(Options):
     """Start of every random draw: weights, order of the text, dropout."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to run: cpu, cuda (an NVIDIA GPU) or mps (the GPU of a Mac); auto takes a GPU when there is one."""
-    devices: int = Field(default=1, gt=0)
+    devices: int = Field(default=1, gt=0, le=1024)
     """GPUs of a machine to train on together, or processes where there is none; each has a batch of its own."""
-    nodes: int = Field(default=1, gt=0)
+    nodes: int = Field(default=1, gt=0, le=bounds.PROCESSES)
     """Machines to train on together, each with as many devices; start `lmlong train` on all by torchrun or SLURM."""
     objective: Literal["causal", "masked"] = "causal"
     """causal: a language model that predicts the next token from those before; masked: an encoder that predicts masked

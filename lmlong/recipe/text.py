@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from lmlong.errors import nearest
+from lmlong.recipe import bounds
 from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.section import Options, mistake
 
@@ -16,7 +17,7 @@ class PythonStdlib(Options):
     """The standard library of the running Python, without tests: a corpus that every machine has."""
 
     kind: Literal["python-stdlib"]
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -30,7 +31,7 @@ class Files(Options):
     folder .txt, .md, .py, .jsonl, .ndjson, .parquet and .arrow are read, and all else is told as left out."""
     column: str = "text"
     """Field of a record that holds the text."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -48,7 +49,7 @@ class Hub(Options):
     """Field of a record that holds the text."""
     streaming: bool = True
     """Read records as they arrive instead of downloading the data set first."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Share of the training tokens, relative to the other sources."""
 
 
@@ -71,9 +72,9 @@ class Tokenizer(Options):
     """sentencepiece (subwords, trained on the corpus) or bytes (256 symbols, nothing to train)."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """Algorithm that sentencepiece trains its pieces by."""
-    vocabulary: int = Field(default=4096, ge=300)
+    vocabulary: int = Field(default=4096, ge=300, le=bounds.VOCABULARY)
     """Number of pieces sentencepiece may use."""
-    sample_bytes: int = Field(default=16_000_000, gt=0)
+    sample_bytes: int = Field(default=16_000_000, gt=0, le=bounds.COUNT)
     """How much of the training text the sentencepiece trainer reads, spread over the corpus."""
     path: str | None = None
     """An existing sentencepiece .model, used as it is instead of training one."""
@@ -96,7 +97,7 @@ class Text(Options):
     """Sources of documents; several are mixed by weight."""
     validation: Validation = Validation()
     tokenizer: Tokenizer = Tokenizer()
-    sequence_length: Annotated[int, Field(ge=8), IsLength()] = 2048
+    sequence_length: Annotated[int, Field(ge=8, le=bounds.TOKENS), IsLength()] = 2048
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
     """Content of a training sequence: windows of the text, cut anywhere, or whole documents, cut only where longer than

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from lmlong.recipe import bounds
 from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.section import Options, mistake
 
@@ -31,36 +32,36 @@ class DeepSpeed(Options):
 class Training(Options):
     """How the model is trained."""
 
-    steps: int | None = Field(default=None, gt=0)
+    steps: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Optimizer steps to take; with `tokens` given too, whichever ends first."""
-    tokens: Annotated[int | None, Field(gt=0), IsLength()] = None
+    tokens: Annotated[int | None, Field(gt=0, le=bounds.COUNT), IsLength()] = None
     """Tokens to train on, in place of or beside `steps`."""
     strategy: Literal["auto", "ddp", "deepspeed"] = "auto"
     """How several devices train together: ddp (each holds all of the training state) or deepspeed (each holds a part);
     auto takes ddp for more than one."""
     deepspeed: DeepSpeed = DeepSpeed()
-    batch_size: int = Field(default=8, gt=0)
+    batch_size: int = Field(default=8, gt=0, le=bounds.ROWS)
     """Sequences in one forward pass on one device."""
-    accumulate: int = Field(default=1, gt=0)
+    accumulate: int = Field(default=1, gt=0, le=bounds.ROWS)
     """Forward passes whose gradients are added before an optimizer step."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0, le=bounds.FACTOR)
     """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "constant", "warmup-stable-decay"] = "cosine"
     """Shape of the learning rate after the warm-up."""
-    warmup_steps: int = Field(default=100, ge=0)
+    warmup_steps: int = Field(default=100, ge=0, le=bounds.COUNT)
     """Steps over which the learning rate rises from zero, at most half of all."""
     decay_fraction: float = Field(default=0.2, gt=0, le=1)
     """warmup-stable-decay: share of the steps, at the end, over which the learning rate falls."""
     final_learning_rate: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end as a share of the peak (cosine and warmup-stable-decay)."""
-    weight_decay: float = Field(default=0.1, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0, le=1e6)
     """Decay of the matrices of linear layers and the embedding. Norms, gains, biases, convolutions, gates and learned
     projections inside an attention never decay."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay rate of AdamW's first moment, a mean of the gradient."""
     beta2: float = Field(default=0.99, ge=0, lt=1)
     """Decay rate of AdamW's second moment, a mean of its square."""
-    clip: float = Field(default=1.0, gt=0)
+    clip: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Largest norm of the gradient; longer ones are scaled down to it."""
     precision: Literal["auto", "32", "bf16", "16"] = "auto"
     """Number format of the forward pass; auto takes bf16 where the machine computes in it, else 32."""
@@ -70,7 +71,7 @@ class Training(Options):
     """Implementation of linear attention over many tokens. auto is native code on a CPU, compiled at its first use if
     there is a C++ compiler, and torch elsewhere. The Triton kernels, for an NVIDIA GPU, give the same numbers in
     Triton's interpreter and have not been measured on a GPU."""
-    segment: Annotated[int | None, Field(ge=16), IsLength()] = None
+    segment: Annotated[int | None, Field(ge=16, le=bounds.TOKENS), IsLength()] = None
     """Tokens of a sequence whose activations are held at once; the rest is computed again from the states between
     segments, so a sequence of any length takes the memory of one segment, with the same gradient."""
     carry_state: bool = False
@@ -78,23 +79,23 @@ class Training(Options):
     cheaper than `segment`."""
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass."""
-    validate_every: int = Field(default=500, gt=0)
+    validate_every: int = Field(default=500, gt=0, le=bounds.COUNT)
     """Steps between validations; one more follows the last step, over the whole validation text."""
-    validation_tokens: Annotated[int, Field(gt=0), IsLength()] = 200_000
+    validation_tokens: Annotated[int, Field(gt=0, le=bounds.COUNT), IsLength()] = 200_000
     """Tokens of validation text read by each validation but the last."""
-    sample_tokens: Annotated[int, Field(ge=0), IsLength()] = 0
+    sample_tokens: Annotated[int, Field(ge=0, le=bounds.TOKENS), IsLength()] = 0
     """Tokens that the model writes at each validation, printed and kept in metrics.jsonl; 0 for no sample."""
-    checkpoint_every: int = Field(default=500, gt=0)
+    checkpoint_every: int = Field(default=500, gt=0, le=bounds.COUNT)
     """Steps between checkpoints."""
-    keep_last: int = Field(default=1, gt=0)
+    keep_last: int = Field(default=1, gt=0, le=bounds.COUNT)
     """How many of the newest checkpoints are kept, beside the best."""
-    keep_every: int | None = Field(default=None, gt=0)
+    keep_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Checkpoints whose step is a multiple of this are never removed."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """What to do when a loss or gradient is not finite: stop before the step, or skip that step."""
-    skips: int = Field(default=5, gt=0)
+    skips: int = Field(default=5, gt=0, le=bounds.COUNT)
     """on_nonfinite: skip: how many steps in a row may be skipped before training stops."""
-    log_every: int = Field(default=10, gt=0)
+    log_every: int = Field(default=10, gt=0, le=bounds.COUNT)
     """Steps between lines of metrics.jsonl."""
     tensorboard: bool = False
     """Write TensorBoard events into the run folder too (needs the extra: pip install 'lmlong[tensorboard]')."""

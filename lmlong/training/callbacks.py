@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lmlong.attention.favor import Favor
 from lmlong.data.data_module import DataModule
+from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, loss_totals
@@ -35,7 +36,7 @@ class TrainingCallback(Callback):
     """The callback at the end of each optimizer step, the only point where a run may be saved or stopped."""
 
     def __init__(self, run: Path, data: DataModule, steps: int, signals: StopOnSignal):
-        self.data, self.steps, self.signals = data, steps, signals
+        self.run, self.data, self.steps, self.signals = run, data, steps, signals
         options = data.recipe.training
         self.metric = METRICS[data.recipe.objective]
         self.metrics_log = MetricsLog(run / "metrics.jsonl", silent=not is_main_process())
@@ -76,6 +77,7 @@ class TrainingCallback(Callback):
                     self._sample(trainer, pl_module, options.sample_tokens)
             stop = self.signals.agree(trainer)
             if last or stop or step % options.checkpoint_every == 0:
+                check_there(self.run)
                 self.metrics_log.flush()
                 self.checkpoints.save(trainer, self.metric.of(validated) if validated else None)
             trainer.should_stop = trainer.should_stop or stop
@@ -95,6 +97,7 @@ class TrainingCallback(Callback):
         speed = self.progress.step(step, totals, learning_rate)
         self._log_event(step, totals.nats_per_token, module.skipped)
         if step % options.log_every == 0 or step == self.steps:
+            check_there(self.run)
             metrics = {
                 "loss": totals.nats_per_token,
                 self.metric.name: self.metric.of(totals),
@@ -156,6 +159,15 @@ class TrainingCallback(Callback):
     def _close(self) -> None:
         if self.progress is not None:
             self.progress.close()
+
+
+def check_there(run: Path) -> None:
+    """Refuse to go on without the run folder: a new one of its name would hold the rest of the run alone."""
+    if not run.is_dir():
+        raise LmlongError(
+            f"{run}: the run folder was moved or removed while it trained. Go on from its last checkpoint by "
+            "--resume auto, with --out where it is now."
+        )
 
 
 def to_device(tensors: tuple[Any, ...], device: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lmlong.checkpoint import manifest, read, write
+from lmlong.checkpoint.location import BEST, LATEST
 from lmlong.errors import CheckpointError
 from lmlong.io.links import follow, is_link
 from lmlong.training.state import from_lightning, to_lightning
@@ -72,7 +73,7 @@ class CheckpointStore:
         """Point the links to the newest and the best."""
         worth = {path: value for path in self.all() if (value := _validation(path)) is not None}
         best = min(worth, key=worth.__getitem__) if worth else None  # the first of equals
-        for name, path in ((read.LATEST, next(reversed(self.all()), None)), (read.BEST, best)):
+        for name, path in ((LATEST, next(reversed(self.all()), None)), (BEST, best)):
             link = self.folder / name
             if path:
                 write.point(link, path)
@@ -82,7 +83,7 @@ class CheckpointStore:
     def prune(self) -> None:
         """Remove checkpoints that need not be kept; called only after the newest was verified and linked."""
         there = self.all()
-        kept = {follow(self.folder / name).resolve() for name in (read.LATEST, read.BEST)}
+        kept = {follow(self.folder / name).resolve() for name in (LATEST, BEST)}
         kept |= {path.resolve() for path in there[-self.keep_last :]}
         for path in there:
             for_ever = self.keep_every and int(path.name.removeprefix("step-")) % self.keep_every == 0

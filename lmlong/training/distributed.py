@@ -1,6 +1,9 @@
 """The processes of a run, started by lmlong itself on one machine, by torchrun or SLURM on several."""
 
 import os
+import signal
+import sys
+import time
 
 import torch
 from lightning.pytorch import Trainer
@@ -10,6 +13,12 @@ from lmlong.errors import UsageError
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 
+PARENT = os.getppid()
+"""The process that started this one."""
+
+DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
+"""What gloo and NCCL say when another process is gone."""
+
 BY_HAND = ("bash", "interactive")
 """Names of SLURM jobs in which a person starts commands without srun."""
 
@@ -18,6 +27,12 @@ def is_main_process() -> bool:
     """Return whether this process is the one that writes and prints, by its launcher, before training begins."""
     rank = {"torchrun": "RANK", "srun": "SLURM_PROCID", None: "LOCAL_RANK"}[launcher()]
     return int(os.environ.get(rank, "0")) == 0
+
+
+def tell(line: str) -> None:
+    """Print a line on standard error, once for all processes of a run."""
+    if is_main_process():
+        print(line, file=sys.stderr)
 
 
 def launcher() -> str | None:
@@ -44,6 +59,31 @@ def check_launch(recipe: Recipe) -> None:
         raise UsageError(f"devices: srun started {per_node} processes on each machine, {wanted}. Let them agree.")
     if by == "srun":
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(recipe.devices))  # Lightning requires it
+
+
+def lost_rank(trainer: Trainer, error: RuntimeError) -> str | None:
+    """Return which process of the run has ended, so that the others could not go on; None for any other error."""
+    if trainer.world_size == 1:
+        return None
+    again = "The others have ended too: go on from the last checkpoint with --resume auto."
+    if os.getppid() != PARENT:
+        return f"rank 0, which started this one, has ended. {again}"
+    children = getattr(trainer.strategy.launcher, "procs", [])
+    patience = time.monotonic() + 1.0 if children else 0.0
+    while not (ended := {rank: code for rank, child in enumerate(children, 1) if (code := child.poll())}):
+        if time.monotonic() > patience:
+            break
+        time.sleep(0.05)
+    killed = {rank: code for rank, code in ended.items() if code < 0}
+    for rank, code in (killed or ended).items():
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        memory = ", as the system does when memory is short" if code == -signal.SIGKILL else ""
+        return f"rank {rank} of {trainer.world_size} {how}{memory}. {again}"
+    if any(words in str(error) for words in DISCONNECTED):
+        return (
+            f"another process of the run has ended, see its own messages; this is rank {trainer.global_rank}. {again}"
+        )
+    return None
 
 
 def all_reduce_sum(trainer: Trainer, totals: LossTotals) -> LossTotals:

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lmlong.errors import LmlongError
 from lmlong.io.files import fsync, parse_json
+from lmlong.io.system_errors import named
+
+REMEDY = "Mend that, and go on with --resume auto."
 
 
 class MetricsLog:
@@ -23,18 +25,14 @@ class MetricsLog:
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
         }
-        try:
-            with self.path.open("a", encoding="utf-8", newline="\n") as file:
-                file.write(json.dumps(finite) + "\n")
-        except OSError as error:
-            raise LmlongError(
-                f"{self.path}: cannot be written ({error.strerror}). Mend that, and go on with --resume auto."
-            ) from error
+        with named(self.path, REMEDY), self.path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(finite) + "\n")
 
     def flush(self) -> None:
         """Flush to disk: no line before a checkpoint may be lost to a power cut after it."""
-        if self.path.exists():
-            fsync(self.path)
+        with named(self.path, REMEDY):
+            if self.path.exists():
+                fsync(self.path)
 
     def cut_back(self, step: int) -> None:
         """Drop the lines after a step, and invalid ones: an unfinished line, or anything else in the file."""
@@ -46,8 +44,9 @@ class MetricsLog:
             print(f"{self.path}: {strange} lines that no run wrote were left out", file=sys.stderr)
         kept = [line for line, entry in zip(whole, entries, strict=True) if entry and entry["step"] <= step]
         new = self.path.with_name(self.path.name + ".partial")
-        new.write_bytes(b"".join(kept))
-        new.replace(self.path)
+        with named(self.path, REMEDY):
+            new.write_bytes(b"".join(kept))
+            new.replace(self.path)
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:

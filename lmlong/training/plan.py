@@ -5,6 +5,7 @@ from typing import NamedTuple
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import UsageError
 from lmlong.model.device import pick_device
+from lmlong.model.memory import check_memory
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import count_steps
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
@@ -141,8 +142,8 @@ class Plan(NamedTuple):
 
 def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     """Return the cost of a run, profiled by short steps, and the batch and segment with which it fits into `memory`."""
-    prepare(recipe.text)
-    training = recipe.training
+    tokens, training = prepare(recipe.text), recipe.training
+    check_memory(recipe, tokens.tokenizer.vocabulary, pick_device(recipe.device))
     model = MemoryModel(recipe, training.batch_size, training.segment is not None)
     cost = model.cost(training.batch_size, training.segment)
     proposal = None

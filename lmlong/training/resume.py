@@ -1,6 +1,5 @@
 """Resuming a run: from which checkpoint, and whether the recipe is still of the same run."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
+from lmlong.training.distributed import tell
 
 FIXED = ("seed", "objective", "text.", "model.", "training.carry_state", "training.init_from")
 """Options that weights, data order and draws depend on; all others may change during a run."""
@@ -35,7 +35,7 @@ def resume_point(folder: Path, resume: str) -> Path | None:
             manifest.verify(path)
             return path.resolve()
         except (CheckpointError, OSError) as error:
-            print(f"passed over: {error}", file=sys.stderr)
+            tell(f"passed over: {error}")
     if checkpoints:
         raise CheckpointError(
             f"{folder}: none of its checkpoints can be gone on from, see above. Choose another --out."
@@ -55,11 +55,11 @@ def same_run(old: Recipe, new: Recipe) -> Recipe:
         if key in LEFT_TO_THE_MACHINE and now == "auto":
             continue
         if key in WHERE and _weights(before) == _weights(now):
-            print(f"changed since the checkpoint: {key}", file=sys.stderr)
+            tell(f"changed since the checkpoint: {key}")
             continue
         if key.startswith(FIXED) or (key in SHARES and old.training.carry_state):
             raise _another_run(key, f"was {before} in this run and is {now} now. Put it back")
-        print(f"changed since the checkpoint: {key} from {before} to {now}", file=sys.stderr)
+        tell(f"changed since the checkpoint: {key} from {before} to {now}")
     return new
 
 

@@ -19,20 +19,20 @@ from lmlong.checkpoint import read
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
 from lmlong.data.notes import notes
-from lmlong.errors import UsageError
+from lmlong.errors import LmlongError, UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.checkpoint_store import FolderIO
-from lmlong.training.distributed import check_launch, is_main_process, launcher
+from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
+from lmlong.training.first_look import check_free, check_options, default_folder
 from lmlong.training.metrics_log import read_entries
 from lmlong.training.module import TrainingModule
 from lmlong.training.resume import resume_point, same_run
 from lmlong.training.run_folder import (
     METRICS,
-    check_free,
     check_kept,
     check_own,
     check_replaceable,
@@ -98,17 +98,11 @@ def train(
     return result
 
 
-def default_folder(recipe: Recipe) -> Path:
-    """Return the run folder of a recipe where no other is given."""
-    return Path("runs") / recipe.name
-
-
 def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrite: bool = False) -> TrainingResult:
     """Train for the command `lmlong train`, which owns this process: it is started again for each further device, and
     what a signal means for it is told by the result."""
     check_launch(recipe)
-    if resume and overwrite:
-        raise UsageError("--resume goes on with a run, --overwrite replaces it. Leave out one of them.")
+    check_options(resume, overwrite)
     with locked(folder) if is_main_process() else nullcontext():
         if is_main_process():
             check = check_own if resume else check_replaceable if overwrite else check_free
@@ -153,6 +147,10 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         if stop.signal_number == signal.SIGINT:
             raise KeyboardInterrupt("stopped at once") from None
         raise SystemExit(128 + stop.signal_number) from None
+    except RuntimeError as error:
+        if why := lost_rank(trainer, error):
+            raise LmlongError(why) from error
+        raise
     final = callback.final if is_main_process() else None
     tokens = setup.tokens
     has_bytes = final and recipe.objective == "causal"

@@ -16,8 +16,8 @@ import torch
 from lmlong import recipe
 from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint import manifest, write
+from lmlong.checkpoint.location import find
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
-from lmlong.checkpoint.read import find
 from lmlong.errors import UsageError
 from lmlong.io.files import atomic_write, parse_json
 from lmlong.io.links import is_link
@@ -25,11 +25,12 @@ from lmlong.io.lock import Held, Lock
 from lmlong.model.base import count_parameters
 from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import NAME, CheckpointStore
+from lmlong.training.first_look import LOCK
 from lmlong.training.setup import Setup
 
 PACKAGES = ("lmlong", "torch", "lightning", "sentencepiece", "safetensors", "numpy")
 
-LOCK, ENVIRONMENT, METRICS = ".lock", "environment.json", "metrics.jsonl"
+ENVIRONMENT, METRICS = "environment.json", "metrics.jsonl"
 
 BRANCH = re.compile(r"abandoned-(\d+)")
 """Folders of the checkpoints of an abandoned history; each is a run folder by itself."""
@@ -64,13 +65,6 @@ def locked(folder: Path) -> Iterator[None]:
         for place in new:
             if place.is_dir() and not any(place.iterdir()):
                 place.rmdir()
-
-
-def check_free(folder: Path) -> None:
-    """Refuse to begin a run in a folder that holds anything."""
-    if any(path.name != LOCK for path in folder.iterdir()):
-        remedy = "Go on with it by --resume auto, replace it by --overwrite, or choose --out."
-        raise UsageError(f"{folder}: exists. {remedy}")
 
 
 def check_own(folder: Path) -> None:

@@ -14,6 +14,7 @@ from lmlong.model.base import TextModel
 from lmlong.model.build import build
 from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.memory import check_memory
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import count_steps
 
@@ -52,6 +53,7 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
     tokens = prepare(recipe.text, read.read_tokenizer(start) if start else None)
+    check_memory(recipe, tokens.tokenizer.vocabulary, device)
 
     torch.manual_seed(recipe.seed)
     model = build(recipe, tokens.tokenizer.vocabulary)

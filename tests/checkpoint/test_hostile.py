@@ -50,7 +50,7 @@ def test_every_cut_and_every_changed_bit_is_found(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("here", "there", "why"),
     [
-        ("width: 16", "width: 16000000", "the recipe's model has"),
+        ("\n  width: 16\n", "\n  width: 131072\n", "the recipe's model has"),
         ("layers: 1\n", "layers: 10000\n", "more layers than there are weights"),
         ("layers: 1\n", "layers: 1000000000\n", "at most 10000"),
     ],

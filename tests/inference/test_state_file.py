@@ -181,7 +181,7 @@ def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
     loaded = load(run, "cpu")
     with pytest.raises(UsageError, match="holds one text, this session"):
         loaded.save_state(concat_states([loaded.read("a"), loaded.read("b")]), tmp_path / "two.state")
-    for words in (["--samples", "2"], ["--prompts", "none.jsonl"]):
+    for words in (["--samples", "2"], ["--prompts", __file__]):
         with pytest.raises(UsageError, match="--save-state: remembers one text"):
             CliRunner().invoke(generate, [str(run), *words, "--save-state", "x"], catch_exceptions=False)
     assert not list(tmp_path.glob("*.state")) and not list(tmp_path.glob(".*partial"))
@@ -189,7 +189,7 @@ def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
     loaded = load(run, "cpu")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match=r"No such file or directory\. Correct the path"):
         loaded.save_state(loaded.read("a"), tmp_path / "no" / "such" / "folder.state")
 
 

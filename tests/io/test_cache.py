@@ -104,6 +104,7 @@ def test_what_the_dead_left_is_swept_and_what_the_living_make_is_not(tmp_path: P
 def test_a_large_file_is_hashed_once_until_it_is_touched(
     tmp_path: Path, make: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(cache, "REMEMBERED", 1000)
     hashed = []

@@ -110,3 +110,11 @@ def test_damaged_code_is_compiled_again(compiled: Path, tmp_path: Path, damage: 
     assert (done.returncode, done.stdout) == (0, "native\n"), done.stderr
     assert "It is made again." in done.stderr
     manifest.verify(compiled, LIBRARY)
+
+
+def test_without_a_compiler_it_is_told_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "LMLONG_CACHE": str(tmp_path), "PATH": "", "CXX": ""}
+    for times in (1, 0):
+        done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "none\n"
+        assert done.stderr.count("native code is off") == done.stderr.count("Install g++") == times, done.stderr

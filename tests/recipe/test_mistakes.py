@@ -49,7 +49,7 @@ model:
         "file:8: model.width: given twice, first on line 7. Keep one of them.",
         "file:8: model.width: expected a whole number, above 0, got nothing.",
         "file:9: model.heads: expected a whole number, above 0, got -1.",
-        "file:10: model.mlp_ratio: expected a number, above 0, got inf.",
+        "file:10: model.mlp_ratio: expected a number, above 0, at most 1024, got inf.",
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 from lmlong.checkpoint import read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.recipe import Recipe
-from lmlong.training.resume import changes, resume_point
+from lmlong.training.resume import changes, resume_point, same_run
 from lmlong.training.run import train
 from lmlong.training.state import random_states, restore
 
@@ -102,3 +102,16 @@ def test_random_states_are_part_of_a_checkpoint(recipe_of: Recipes, tmp_path: Pa
     state = read.read_training(read.find(tmp_path / "run"))
     assert set(state["random"]) == {"python", "numpy", "torch", "cuda"}
     assert len(state["random"]["python"]) == 625
+
+
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_what_changed_is_told_by_one_process_of_all(
+    recipe_of: Callable[..., Recipe],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: str,
+    times: int,
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    same_run(recipe_of(), recipe_of("training.learning_rate=1e-4"))
+    assert capsys.readouterr().err.count("changed since the checkpoint: training.learning_rate") == times

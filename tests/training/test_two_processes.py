@@ -87,3 +87,17 @@ def test_whole_documents_of_unequal_lengths(tiny: Path, tmp_path: Path, recipe_o
     assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(
         [loss for _, loss in losses(tmp_path / "one")], rel=1e-4
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+def test_a_process_that_is_killed_is_named(tiny: Path, tmp_path: Path, strategy: str) -> None:
+    run, options = tmp_path / "run", ("training.steps=100000", f"training.strategy={strategy}")
+    child = lmlong("train", tiny, *TWO, *options, "--out", run, start_new_session=True)
+    while not metrics(run) and child.poll() is None:
+        time.sleep(0.05)
+    (second,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+    os.kill(int(second), signal.SIGKILL)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 1 and "Traceback" not in errors, errors
+    assert "error: rank 1 of 2 was killed by SIGKILL, as the system does when memory is short." in errors

@@ -60,10 +60,16 @@ def load(constants: Mapping[str, float], integers: Mapping[str, int]) -> ctypes.
 
 
 def decode(
-    functions: ctypes.CDLL, packed: PackedModel, tokens: Tensor, positions: Tensor, before: States, after: States
+    functions: ctypes.CDLL,
+    packed: PackedModel,
+    tokens: Tensor,
+    positions: Tensor,
+    before: States,
+    after: States,
+    workers: int,
 ) -> Tensor:
     """Return logits (B, V) of the tokens after `tokens` (B,), which stand at `positions` (B,) of their documents, and
-    fill the states `after` them."""
+    fill the states `after` them, on `workers` threads."""
     rows, vocabulary = len(tokens), packed.model.output.outputs
     logits = torch.empty(rows, vocabulary, dtype=torch.float32, device="cpu")
     # addresses as plain numbers, since there are many, and new ones for each token
@@ -77,7 +83,7 @@ def decode(
         job.last_tokens_before, job.last_tokens_after = before.last_tokens.data_ptr(), after.last_tokens.data_ptr()
     job.tokens, job.positions, job.logits = tokens.data_ptr(), positions.data_ptr(), logits.data_ptr()
     job.rows = rows
-    workers, team = torch.get_num_threads(), thread_team()
+    team = thread_team()
     if workers > 1 and team is not None:
         job.barrier, job.thread_num, job.num_threads = (
             ctypes.cast(x, ctypes.c_void_p) for x in (team.barrier, team.thread_num, team.num_threads)

@@ -1,0 +1,26 @@
+"""Finding the checkpoint of a run by its folder, its name, or its own path. Imports no torch."""
+
+from pathlib import Path
+
+from lmlong.checkpoint import manifest
+from lmlong.errors import CheckpointError, nearest
+from lmlong.io.links import follow
+
+LATEST, BEST = "latest", "best"
+
+
+def find(run: str | Path) -> Path:
+    """Return the checkpoint of a run folder, of the name of a run under runs/, or of the checkpoint's own folder."""
+    path = Path(run)
+    try:
+        if not path.exists() and (Path("runs") / run).exists():
+            path = Path("runs") / run
+        if not path.exists():
+            runs = [folder.name for folder in Path("runs").glob("*/")]
+            raise CheckpointError(f"{run}: no such run or checkpoint.{nearest(str(run).removeprefix('runs/'), runs)}")
+        for candidate in map(follow, (path, path / "checkpoints" / LATEST)):
+            if (candidate / manifest.NAME).is_file():
+                return candidate.resolve()
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
+    raise CheckpointError(f"{path}: holds no checkpoint. Train it first, or name another run.")

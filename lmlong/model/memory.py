@@ -1,0 +1,61 @@
+"""The memory of a model, estimated before any of it is taken."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from lmlong.attention.base import state_tensors
+from lmlong.errors import UsageError
+from lmlong.model.base import count_parameters
+from lmlong.model.build import build, without_memory
+from lmlong.recipe import Recipe
+
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where Linux tells the memory that a container may use."""
+
+
+def check_memory(recipe: Recipe, vocabulary: int, device: torch.device) -> None:
+    """Refuse to train a model that cannot fit into the memory of a device, whatever else it holds."""
+    weights, activations = least_bytes(recipe, vocabulary)
+    there = total_memory(device)
+    if there is None or weights + activations <= there:
+        return
+    what, key = ("the model", "model.width or model.layers")
+    if activations > weights:
+        what, key = ("a batch", "training.batch_size or text.sequence_length, or set training.segment")
+    raise UsageError(
+        f"model: training takes at least {(weights + activations) / 1e9:,.1f} GB, most of it for {what}, and this "
+        f"{'GPU' if device.type == 'cuda' else 'machine'} has {there / 1e9:,.1f} GB. Lower {key}."
+    )
+
+
+def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
+    """Return lower bounds of the bytes that training takes in a process: for weights, gradients and AdamW's moments,
+    and for the inputs of blocks, which are always kept, with the state of each row."""
+    model, training = recipe.model, recipe.training
+    with without_memory():
+        built = build(recipe, vocabulary)
+        state = sum(tensor.nbytes for tensor in state_tensors(built.init_state(1)))
+    shared = recipe.processes if training.strategy == "deepspeed" else 1
+    length = recipe.text.sequence_length
+    held = min(training.segment or length, length)
+    layers = model.layers - len(model.downsampled_layers)
+    inputs = training.batch_size * (8 * length + 2 * held * model.width * layers)
+    return 16 * count_parameters(built) // shared, inputs + training.batch_size * state
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Return the bytes of a device's memory; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
+    for path in map(Path, LIMITS):
+        try:
+            found.append(int(path.read_text()))
+        except (OSError, ValueError):  # "max" where there is no limit
+            continue
+    return min(found)

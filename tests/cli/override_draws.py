@@ -1,0 +1,152 @@
+"""Recipe files and overrides drawn at random, valid and broken, and the real command on each, in this process.
+
+A number stands for the same recipe file, overrides and command on every machine.
+"""
+
+import contextlib
+import io
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from lmlong.cli import main as cli
+from lmlong.recipe.reference import reference
+
+COMMANDS = (
+    ("recipe", "check"),
+    ("recipe", "show", "--resolved"),
+    ("data", "info"),
+    ("train", "--dry-run"),
+)
+
+SCALARS = (
+    *("0", "1", "-1", "2", "7", "64", "1e300", "-1e300", "1e-320", ".nan", ".inf", "-.inf", "9223372036854775808"),
+    *("-9223372036854775809", "1" + "0" * 400, "0x10", "0o17", "1_000", "1:30", "true", "no", "null", "~", "''", "' '"),
+    *("[]", "{}", "[1, 2]", "{a: 1}", "[[1], {b: [2]}]", "elu", "linear", "[linear, window]", "\u00e9", "2001-01-01"),
+    *("!!python/object:os.system x", "!!binary aGk=", "!!int x", "!!float nope", "!!set {a}", "!own 1", "&a 1", "*a"),
+    *("[" * 300 + "]" * 300, "{a: " * 60 + "1" + "}" * 60, '"\\0"', "'a\\nb'", "|-\n  text", "'{'", '"\\uD800"'),
+)
+
+BROKEN = (
+    b"\x00", b"\xff\xfe", b"caf\xe9: 1\n", b"\t- x: 1\n", b"a: b: c\n", b"{", b"]", b"- 1\n- 2\n", b"text\n", b"",
+    b"---\na: 1\n---\nb: 2\n", b"? [a, b]\n: 1\n", b"a: &x [*x]\n", b"<<: 3\n", b"a: *nowhere\n",
+    b"%YAML 9.9\n---\na: 1\n",
+    b"a: 1\na: 2\n", b"\xef\xbb\xbfname: x\n", b"# only a comment\n", b"'open", b"a:\n  b: 1\n c: 2\n",
+    b"a: |\n x\n\x1b\n",
+    b"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]\n", b"1: 2\n", b"null: 1\n", b"true: {}\n",
+    b"\xe2\x80\xa8: 1\n",
+)  # fmt: skip
+
+SOUND = """name: drawn
+text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 16}}
+model: {{width: 16, layers: 1, heads: 2}}
+training: {{steps: 2, batch_size: 2, precision: "32"}}
+"""
+
+
+class Drawn(NamedTuple):
+    """A command on a recipe file."""
+
+    number: int
+    recipe: bytes
+    words: tuple[str, ...]  # of the command, without the file
+    overrides: tuple[str, ...]
+
+
+def keys() -> list[str]:
+    """Return every key that a recipe may have, in the order of the reference."""
+    return list(dict.fromkeys(option.key.replace(".N", ".0") for option in reference()))
+
+
+def draw(number: int, book: Path) -> Drawn:
+    """Return the command of a number."""
+    random = Random(number)
+    lines = SOUND.format(book=book).encode()
+    kind = random.random()
+    if kind < 0.25:
+        lines = _with_broken(random, lines)
+    elif kind < 0.5:
+        lines += "".join(f"{line}\n" for line in _sections(random)).encode("utf-8", "surrogatepass")
+    return Drawn(number, lines, random.choice(COMMANDS), tuple(_overrides(random)))
+
+
+def _with_broken(random: Random, lines: bytes) -> bytes:
+    """Return a file in which something is wrong with the YAML itself, or a few of its bytes are others."""
+    if random.random() < 0.6:
+        broken = random.choice(BROKEN)
+        return random.choice((broken, lines + broken, broken + lines))
+    found = bytearray(lines)
+    for _ in range(random.randint(1, 4)):
+        found[random.randrange(len(found))] = random.randrange(256)
+    return bytes(found)[: random.choice((None, random.randrange(len(found))))]
+
+
+def _sections(random: Random) -> Iterator[str]:
+    """Iterate over further lines of a file: sections with drawn values, some given twice."""
+    for _ in range(random.randint(1, 3)):
+        *above, last = random.choice(keys()).split(".")
+        value = random.choice(SCALARS)
+        for part in reversed([*above, last]):
+            value = f"[{value}]" if part == "0" else f"{{{part}: {value}}}" if part != above[:1] else value
+        yield value[1:-1] if value.startswith("{") else value
+
+
+def _overrides(random: Random) -> Iterator[str]:
+    for _ in range(random.choice((0, 0, 0, 1, 1, 2, 3))):
+        key = random.choice(keys())
+        match random.random():
+            case chance if chance < 0.08:
+                key = "".join(random.sample(key, len(key)))
+            case chance if chance < 0.16:
+                key += random.choice((".0", ".x", ".", "..", ".-1", ".99999999999999999999"))
+        yield random.choice((f"{key}={random.choice(SCALARS)}",) * 12 + (key, "=", f"={key}", f"{key}==", ""))
+
+
+class Outcome(NamedTuple):
+    """What became of a command."""
+
+    code: int | None
+    told: str
+    complaints: list[str]
+
+
+def run(drawn: Drawn, folder: Path, dry_run: bool = False) -> Outcome:
+    """Run a command, and complain of whatever a user should not see. A dry run takes seconds, so what is sound is
+    checked in its place unless `dry_run`."""
+    file = folder / "drawn.yaml"
+    file.write_bytes(drawn.recipe)
+    words = drawn.words
+    if words[0] == "train" and not dry_run and _run(("recipe", "check", str(file), *drawn.overrides)).code == 0:
+        words = ("recipe", "check")
+    found = _run((*words[:2], str(file), *words[2:], *drawn.overrides))
+    complaints = found.complaints
+    if found.code not in (0, 1, 2):
+        complaints.append(f"exit code {found.code}")
+    if found.code and not found.complaints and not re.search(r"(?i)^error: \S", found.told, re.MULTILINE):
+        complaints.append("no message")
+    if found.code == 2 and drawn.recipe.startswith(b"name: drawn") and len(drawn.overrides) == 1:
+        key = drawn.overrides[0].partition("=")[0].split(".")[0]
+        if key not in found.told and "drawn.yaml" not in found.told:
+            complaints.append("the message names neither key nor file")
+    return found
+
+
+def _run(words: tuple[str, ...]) -> Outcome:
+    output, told, complaints, code = io.StringIO(), io.StringIO(), [], None
+    before, sys.argv = sys.argv, ["lmlong", *words]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(told):
+            cli.main()
+    except SystemExit as left:
+        code: Any = left.code
+    except BaseException:
+        complaints.append(traceback.format_exc())
+    finally:
+        sys.argv = before
+    if "Traceback" in told.getvalue():
+        complaints.append("a traceback on standard error")
+    return Outcome(code, told.getvalue(), complaints)

@@ -1,0 +1,254 @@
+"""Ordinary troubles of a machine: each is one message with path and remedy, and the right exit code."""
+
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lmlong.attention.linear.native.library import library
+from lmlong.cli import main as cli
+from lmlong.model import memory, native_step
+
+RECIPE = """
+text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 16}}
+model: {{width: 16, layers: 1, heads: 2}}
+training: {{steps: 2, batch_size: 2, precision: "32", log_every: 1}}
+"""
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a book, a recipe, and a run of two steps."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "book.txt").write_text("once upon a time there was a book. " * 60)
+    (folder / "mine.yaml").write_text(RECIPE.format(book=folder / "book.txt"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
+        patch.setattr(sys, "argv", ["lmlong", "train", str(folder / "mine.yaml"), "--out", str(folder / "run")])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert left.value.code == 0
+        yield folder
+
+
+@pytest.fixture
+def lmlong(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process: its exit code, and what it says on standard output and error."""
+    monkeypatch.chdir(place)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lmlong", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert isinstance(left.value.code, int)
+        return (left.value.code, *capsys.readouterr())
+
+    return run
+
+
+def shell(place: Path, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line of a shell in which `lmlong` is the command."""
+    line = f'lmlong() {{ {shlex.quote(sys.executable)} -m lmlong "$@"; }}\n{line}'
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=place, env={**os.environ, **environment}
+    )
+
+
+@pytest.fixture
+def largest_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A limit on the size of files, which fails as a full disk does: in the middle of a file. Native code is there
+    before: a failure to compile it would be remembered for all tests to come."""
+    native_step.library(), library()
+    usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (request.param, usual[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+EVAL = ("eval", "run", "--lengths", "8", "--min-documents", "1", "--by", "position")
+
+
+def test_json_and_plots_on_a_full_disk(lmlong: Command, place: Path) -> None:
+    (place / "full.png").symlink_to("/dev/full")
+    for words, file in ((("--json", "/dev/full"), "/dev/full"), (("--plot", "full.png"), "full.png")):
+        code, _, told = lmlong(*EVAL, *words)
+        assert (code, told) == (
+            1,
+            f"error: {file}: No space left on device. Free some space, or choose a place on another disk.\n",
+        )
+
+
+def test_results_where_nothing_can_be_written_are_refused_first(lmlong: Command) -> None:
+    code, output, told = lmlong(*EVAL, "--json", "/proc/results.json")
+    assert (code, output) == (2, "") and told.startswith("error: /proc/results.json: "), told
+
+
+@pytest.mark.parametrize("largest_file", [100], indirect=True)
+def test_tokens_on_a_full_disk(largest_file: None, lmlong: Command, place: Path) -> None:
+    code, _, told = lmlong("data", "info", "mine.yaml", "text.validation.fraction=0.3")
+    assert code == 1 and told.startswith(f"error: {place}/cache/tokens/"), told
+    assert "File too large. Set LMLONG_CACHE to a folder of your own" in told
+
+
+@pytest.mark.parametrize("largest_file", [4000], indirect=True)
+def test_checkpoints_and_states_on_a_full_disk(largest_file: None, lmlong: Command, place: Path) -> None:
+    code, _, told = lmlong("train", "mine.yaml", "--out", "full")
+    assert code == 1 and "error: full/checkpoints/step-00000002: File too large. Mend that, and go on" in told
+    code, _, told = lmlong("generate", "run", "--prompt", "a", "--max-tokens", "1", "--save-state", "a.state")
+    assert (code, told) == (
+        1,
+        "error: a.state: File too large. Files may not be larger here: raise the limit (ulimit -f), or choose another "
+        "disk.\n",
+    )
+    assert not list(place.glob("*.state")) and not list(place.glob(".*partial"))
+
+
+@pytest.mark.parametrize("largest_file", [40], indirect=True)
+def test_metrics_on_a_full_disk(largest_file: None, tmp_path: Path) -> None:
+    from lmlong.errors import LmlongError
+    from lmlong.training.metrics_log import MetricsLog
+
+    with pytest.raises(LmlongError, match=r"metrics\.jsonl: File too large\. Mend that, and go on with --resume auto"):
+        MetricsLog(tmp_path / "metrics.jsonl").write(step=1, text="x" * 100)
+
+
+STREAMS = {
+    "lmlong recipe options > /dev/full": (1, "error: standard output: No space left on device."),
+    "lmlong recipe options >&-": (0, ""),
+    "lmlong recipe check nosuch 2>/dev/full": (2, ""),
+    "lmlong recipe check nosuch 2>&-": (2, ""),
+    "lmlong recipe list <&-": (0, ""),
+}
+
+
+@pytest.mark.parametrize("line", STREAMS)
+def test_streams_that_are_full_or_closed(place: Path, line: str) -> None:
+    done = shell(place, line)
+    code, message = STREAMS[line]
+    assert done.returncode == code and done.stderr.startswith(message) and "Traceback" not in done.stderr, done.stderr
+    assert not done.stderr if not message else done.stderr.count("\n") == 1
+    assert bool(done.stdout) == ("list" in line)  # messages never go to standard output
+
+
+def test_a_text_is_written_whatever_the_other_streams_are(place: Path) -> None:
+    done = shell(place, "lmlong generate run --prompt a --max-tokens 3 --stats 2>/dev/full <&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 0 < len(done.stdout) <= 12
+
+
+def test_a_cache_that_is_a_file(lmlong: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMLONG_CACHE", str(place / "book.txt"))
+    code, _, told = lmlong("data", "info", "mine.yaml")
+    assert code == 2 and f"error: {place}/book.txt/tokens/" in told and "Not a directory. Set LMLONG_CACHE" in told
+
+
+def test_a_home_that_does_not_exist_is_not_made(
+    lmlong: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    monkeypatch.delenv("LMLONG_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert lmlong("data", "info", "mine.yaml") == (
+        2,
+        "",
+        "error: you have no home to keep the cache in. Set LMLONG_CACHE to a folder of your own.\n",
+    )
+    assert Path(os.environ["XDG_CACHE_HOME"]).is_dir()  # for libraries that would make a home
+    assert os.environ["XDG_CONFIG_HOME"] == str(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("override", "limit"),
+    [
+        ("model.width=4000000", "131072"),
+        ("model.attention.window=9223372036854775807", "2147483648"),
+        ("training.learning_rate=1e300", "1e+30"),
+        ("training.batch_size=100000000000", "1048576"),
+        ("text.tokenizer.vocabulary=99999999999", "16777216"),
+    ],
+)
+def test_sizes_that_no_machine_holds_are_mistakes_of_the_recipe(lmlong: Command, override: str, limit: str) -> None:
+    code, _, told = lmlong("train", "mine.yaml", "--out", "never", override)
+    assert code == 2 and told.startswith(f"error: {override}: expected a ") and f"at most {limit}" in told, told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.width=131072", "model.layers=100"], "most of it for the model"),
+        (["training.batch_size=1000000", "model.width=10240"], "most of it for a batch"),
+    ],
+)
+def test_a_model_that_does_not_fit_takes_no_memory(lmlong: Command, overrides: list[str], words: str) -> None:
+    code, _, told = lmlong("train", "mine.yaml", "--out", "never", *overrides)
+    assert code == 2 and told.startswith("error: model: training takes at least ") and words in told, told
+
+
+@pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
+def test_the_estimate_knows_the_model_without_building_it(place: Path, kind: str) -> None:
+    from lmlong.attention.base import state_tensors
+    from lmlong.model.base import count_parameters
+    from lmlong.model.build import build
+    from lmlong.recipe import file
+
+    recipe = file.load(str(place / "mine.yaml"), ["model.layers=3", f"model.attention.kind={kind}"])
+    model = build(recipe, 258)
+    state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(2)))
+    blocks = 2 * 16 * (8 + 3 * 2 * 16)  # tokens, and the input of each block in bfloat16
+    assert memory.least_bytes(recipe, 258) == (16 * count_parameters(model), blocks + state)
+
+
+def test_a_lack_of_memory_is_told(lmlong: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr("lmlong.cli.recipe.load_recipe", lambda name, overrides: torch.empty(1 << 60))
+    code, _, told = lmlong("recipe", "check", "quickstart")
+    assert code == 1 and told.startswith("error: out of memory, which was to be 4611686018427387904 bytes more. "), told
+
+
+def test_a_text_of_newlines_only(lmlong: Command, place: Path) -> None:
+    (place / "newlines.txt").write_text("\n" * 5000)
+    words = ("mine.yaml", "text.sources.0.paths=[newlines.txt]")
+    kind = ("text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=300")
+    code, _, told = lmlong("data", "info", *words, *kind)
+    assert code == 2 and told.startswith("error: text.tokenizer: sentencepiece cannot train on this text"), told
+    assert lmlong("data", "info", *words)[0] == 0
+
+
+def test_a_tokenizer_whose_pieces_are_not_utf8(lmlong: Command, place: Path) -> None:
+    kind = ("text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=300")
+    assert lmlong("tokenizer", "train", "mine.yaml", *kind, "--out", "good.model")[0] == 0
+    model = (place / "good.model").read_bytes()
+    at = model.rindex(b"once")
+    (place / "bad.model").write_bytes(model[:at] + b"\xff\xfe\xfd\xfc" + model[at + 4 :])
+    code, _, told = lmlong("tokenizer", "info", "bad.model")
+    assert code == 2 and told.startswith("error: bad.model: damaged, one of its pieces is not UTF-8."), told
+
+
+def test_a_run_folder_that_moves_while_it_trains(
+    place: Path, lmlong: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from lmlong.training.callbacks import TrainingCallback
+
+    begun = TrainingCallback.on_train_start
+
+    def moved(self: TrainingCallback, *arguments: object) -> None:
+        begun(self, *arguments)  # type: ignore[arg-type]
+        (place / "moving").rename(tmp_path / "elsewhere")
+
+    monkeypatch.setattr(TrainingCallback, "on_train_start", moved)
+    code, _, told = lmlong("train", "mine.yaml", "--out", "moving")
+    assert code == 1 and "error: moving: the run folder was moved or removed while it trained. Go on" in told, told
+    assert not (place / "moving").exists()

@@ -1,0 +1,92 @@
+"""How many threads compute, and how they wait for each other."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lmlong.cli.spectrum import spectrum
+from lmlong.native import threads
+from lmlong.native.threads import ThreadChoice, cores_are_busy, spare_busy_cores
+
+
+class Machine:
+    """A computation that takes a time by the number of threads, told by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.now, self.calls = {1: 2.0, 4: 1.0}, 0.0, []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def __call__(self, count: int) -> int:
+        self.now += self.seconds[count]
+        self.calls.append(count)
+        return count
+
+    def last(self, choice: ThreadChoice, calls: int) -> int:
+        """Call it so often; how many threads the most of the last calls had."""
+        del self.calls[:]
+        for _ in range(calls):
+            choice.run(self, 4)
+        return max((1, 4), key=self.calls[-100:].count)
+
+
+def test_the_faster_number_of_threads_is_found_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, choice = Machine(monkeypatch), ThreadChoice()
+    assert machine.last(choice, 1000) == 4
+    machine.seconds[4] = 50.0  # the cores are busy now
+    assert machine.last(choice, 10_000) == 1
+    machine.seconds[4] = 1.0
+    assert machine.last(choice, 10_000) == 4
+
+
+def test_trials_cost_little_where_threads_only_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, choice = Machine(monkeypatch), ThreadChoice()
+    machine.seconds[4] = 200.0
+    machine.last(choice, 100)
+    begun = machine.now
+    machine.last(choice, 10_000)
+    assert machine.now - begun < 1.1 * 10_000 * machine.seconds[1]
+
+
+def test_one_thread_is_never_tried_against_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, choice = Machine(monkeypatch), ThreadChoice()
+    assert [choice.run(machine, 1) for _ in range(20)] == [1] * 20
+
+
+def test_threads_are_set_by_one_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    usual = torch.get_num_threads()
+    try:
+        CliRunner().invoke(spectrum, ["--threads", "3", "no-such-run"])
+        assert torch.get_num_threads() == 3 and os.environ["OMP_NUM_THREADS"] == "3"
+    finally:
+        torch.set_num_threads(usual)
+    assert CliRunner().invoke(spectrum, ["--threads", "0", "no-such-run"]).exit_code == 2
+
+
+@pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="the system does not tell")
+@pytest.mark.parametrize(("running", "own", "busy"), [(1, "", False), (2, "", True), (99, "1", False), (2, "2", False)])
+def test_busy_cores_are_known(monkeypatch: pytest.MonkeyPatch, running: int, own: str, busy: bool) -> None:
+    monkeypatch.setattr(threads, "_running", lambda: running)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", own)
+    assert cores_are_busy() == busy
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_sleep_while_they_wait_on_busy_cores(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    monkeypatch.setattr(threads, "cores_are_busy", lambda: True)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    spare_busy_cores()
+    assert "OMP_WAIT_POLICY" not in os.environ  # too late: torch is here
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    spare_busy_cores()
+    assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")
