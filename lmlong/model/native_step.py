@@ -1,6 +1,7 @@
 """The decode step of a language model by native code, on a CPU."""
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -21,7 +22,8 @@ from lmlong.model.layers import RMS_EPS
 from lmlong.model.rope import ROPE_BASE
 from lmlong.native.decode import step
 from lmlong.native.decode.pack import PackedModel
-from lmlong.native.decode.step import HourglassTensors, LayerTensors, States
+from lmlong.native.decode.step import HourglassTensors, States
+from lmlong.native.decode.structures import LayerState
 from lmlong.native.threads import ThreadChoice
 from lmlong.recipe import MAX_NGRAM
 
@@ -45,8 +47,7 @@ def library() -> ctypes.CDLL | None:
     return step.load(CONSTANTS, INTEGERS)
 
 
-NOTHING_ELSE = (None, None, None, None, None, None, None)
-"""All that a layer of linear attention does not have; keywords would take longer than the tensors do."""
+FIELDS = [field[0] for field in LayerState._fields_]
 
 
 class NativeStep:
@@ -112,18 +113,23 @@ def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
     return BlockState(type(before.attention)(*map(new, before.attention)), tail)
 
 
-def _layer_tensors(block: BlockState) -> LayerTensors:
+def _layer_state(block: BlockState) -> Sequence[int]:
+    """Return the fields of a `LayerState`, in their order."""
     attention, tail = block
-    if isinstance(attention, LinearState):
-        return LayerTensors(attention.S, attention.z, *NOTHING_ELSE, tail)
-    if isinstance(attention, NgramState):
-        return LayerTensors(**attention._asdict(), tail=tail)
-    return LayerTensors(k=attention.k, v=attention.v, current=attention.current, tail=tail)
+    tail_address = 0 if tail is None else tail.data_ptr()
+    if isinstance(attention, LinearState):  # written out, since by names it takes as long as the layer itself
+        S, z = attention
+        return S.data_ptr(), z.data_ptr(), 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
+    found = {name: x.data_ptr() for name, x in attention._asdict().items()}
+    if isinstance(attention, WindowState):
+        found = {"keys": found["k"], "values": found["v"], "current": found["current"]}
+    found["tail"] = tail_address
+    return [found.get(name, 0) for name in FIELDS]
 
 
 def _tensors(state: ModelState) -> States:
     hourglass = None if state.hourglass is None else HourglassTensors(*state.hourglass)
-    return States([*map(_layer_tensors, state.blocks)], hourglass, state.last_tokens)
+    return States([*map(_layer_state, state.blocks)], hourglass, state.last_tokens)
 
 
 def _settled(state: ModelState) -> ModelState:

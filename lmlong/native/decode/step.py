@@ -20,21 +20,6 @@ from lmlong.native.threads import run_on_threads, thread_team
 CODE = Path(__file__).parent
 
 
-class LayerTensors(NamedTuple):
-    """The state of a layer, its parts contiguous: `LayerState` in job.h."""
-
-    S: Tensor | None = None
-    z: Tensor | None = None
-    k: Tensor | None = None
-    v: Tensor | None = None
-    current: Tensor | None = None
-    number: Tensor | None = None
-    ngram: Tensor | None = None
-    recent_ngram: Tensor | None = None
-    recent_v: Tensor | None = None
-    tail: Tensor | None = None
-
-
 class HourglassTensors(NamedTuple):
     tail: Tensor
     upsampled: Tensor
@@ -43,7 +28,8 @@ class HourglassTensors(NamedTuple):
 class States(NamedTuple):
     """The state of a model: tensors that are read, or that are written to."""
 
-    layers: Sequence[LayerTensors]
+    layers: Sequence[Sequence[int]]
+    """The fields of a `LayerState` for each, as plain numbers, since there are many, and new ones for each token."""
     hourglass: HourglassTensors | None
     last_tokens: Tensor | None
 
@@ -72,8 +58,7 @@ def decode(
     fill the states `after` them, on `workers` threads."""
     rows, vocabulary = len(tokens), packed.model.output.outputs
     logits = torch.empty(rows, vocabulary, dtype=torch.float32, device="cpu")
-    # addresses as plain numbers, since there are many, and new ones for each token
-    addresses = array("q", chain.from_iterable(map(_addresses, chain(before.layers, after.layers))))
+    addresses = array("q", chain.from_iterable(chain(before.layers, after.layers)))
     address, count = addresses.buffer_info()
     job = DecodeJob(ctypes.addressof(packed.model), address, address + count // 2 * addresses.itemsize)
     if before.hourglass is not None and after.hourglass is not None:
@@ -93,10 +78,3 @@ def decode(
     job.scratch = scratch.data_ptr()
     run_on_threads(functions.decode_step, job, workers)
     return logits
-
-
-def _addresses(state: LayerTensors) -> list[int]:
-    """Return the fields of a `LayerState`."""
-    addresses = [0 if x is None else x.data_ptr() for x in state]
-    addresses.append(state.S is not None and state.S.dtype is torch.float64)
-    return addresses
