@@ -25,7 +25,11 @@ from lmlong.recipe import Attention, Downsample
 
 pytestmark = needs_compiler
 
-TRIED: dict[str, Any] = {"attention": Attention(kind=["linear", "window"], window=5), "positions": "rotary"}
+TRIED: dict[str, Any] = {
+    "layers": 3,
+    "attention": Attention(kind=["linear", "window", "ngram"], window=5),
+    "positions": "rotary",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +108,9 @@ PLANTED = {
     "half of the rotation": ("mixer.h", "half = head_dim / 2; i < half;", "half = head_dim / 2; i < half / 2;"),
     "a shorter window": ("mixer.h", "return t == past || (current[t]", "return t == past || (t && current[t]"),
     "a tap of the convolution": ("mixer.h", "t < past; t++, tail", "t < past - 1; t++, tail"),
-    "a lost head norm": ("mixer.h", "y[i] * factor * gain[i]", "y[i] * gain[i]"),
+    "a lost head norm": ("mixer.h", "y[i] *= factor * layer", "y[i] *= layer"),
+    "a value read before it is written": ("mixer.h", "if (found.now) add(v);", ""),
+    "a count of one head alone": ("mixer.h", "head * model.heads + other]", "head * model.heads + head]"),
 }
 
 
