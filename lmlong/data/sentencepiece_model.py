@@ -73,9 +73,13 @@ def _train(**options: Any) -> None:
         SentencePieceTrainer.train(**options)
     except (RuntimeError, ValueError) as error:
         raise UsageError(
-            f"text.tokenizer: sentencepiece cannot train on this text ({str(error).strip()}). Add text, change "
+            f"text.tokenizer: sentencepiece cannot train on this text ({_reason(error)}). Add text, change "
             "text.tokenizer.vocabulary or algorithm, or set text.tokenizer.kind=bytes."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().removeprefix("INTERNAL: ").rstrip(".")
 
 
 def lines(text: str) -> Iterator[str]:
@@ -107,7 +111,11 @@ def processor(model: bytes, name: str) -> SentencePieceProcessor:
         # An empty or a random file can be a valid message without content.
         found = SentencePieceProcessor(model_proto=model + KEEP_TEXT)
         pieces = table(found)
-    except (RuntimeError, UnicodeDecodeError):
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"{name}: damaged, one of its pieces is not UTF-8. Use another model, or leave out text.tokenizer.path."
+        ) from None
+    except RuntimeError:
         pieces = []
     if not pieces:
         raise UsageError(f"{name}: not a sentencepiece model. Name a .model file as text.tokenizer.path, or none.")

@@ -104,7 +104,7 @@ def test_a_small_text_gets_a_smaller_vocabulary_and_a_note(capfd: pytest.Capture
 
 
 def test_a_text_without_pieces_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^text\.sources: sentencepiece cannot train .*no pieces"):
+    with pytest.raises(UsageError, match=r"^text\.tokenizer: sentencepiece cannot train .*no pieces"):
         tokenizers.train(["\ufffd" * 50], recipe.Tokenizer(vocabulary=300, algorithm="unigram"))
 
 
