@@ -4,12 +4,13 @@ from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import Text
+from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
 
 HEADS, WIDTH = 3, 8
@@ -59,7 +60,11 @@ both_types = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], id
 def build(form: recipe.Attention) -> CausalAttention:
     assert isinstance(form.kind, str)
     torch.manual_seed(0)  # of random features
-    return CAUSAL[form.kind](HEADS, WIDTH, form)
+    attention = CAUSAL[form.kind](HEADS, WIDTH, form)
+    if isinstance(attention, NgramAttention):
+        for weight in attention.parameters():
+            nn.init.normal_(weight)  # they begin at 0
+    return attention
 
 
 def inputs(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
+from lmlong.attention.linear.autograd import without_autocast
 from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import scan as native_scan
@@ -79,10 +80,12 @@ class NgramAttention(CausalAttention[NgramState]):
         return self.heads * (self.buckets * (self.head_dim + 2) + RECENT * (self.head_dim + 1))
 
     def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
+        """Return the means of the values, weighed by a gate that sees how many values every head has found."""
         dtype = sums.dtype
-        seen = torch.einsum("hj,bjt->bht", self.number_weight.to(dtype), numbers.log1p())
-        weight = (gate.to(dtype) + seen).sigmoid() / (numbers + self.raw_smoothing.to(dtype).exp()[:, None])
-        return sums * weight[..., None]
+        with without_autocast(sums):
+            seen = torch.einsum("hj,bjt->bht", self.number_weight.to(dtype), numbers.log1p())
+            weight = (gate.to(dtype) + seen).sigmoid() / (numbers + self.raw_smoothing.to(dtype).exp()[:, None])
+            return sums * weight[..., None]
 
     def native_spec(self) -> NativeSpec:
         weights = {"number_weight": self.number_weight, "raw_smoothing": self.raw_smoothing}

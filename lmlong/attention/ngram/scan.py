@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
-from lmlong.attention.ngram.state import NgramState
+from lmlong.attention.ngram.state import NgramState, rows_at
 
 
 class _Runs(NamedTuple):
@@ -38,17 +38,18 @@ def scan(
     buckets = state.number.shape[-1]
     runs, ngrams = _sorted(hashes, document_starts, buckets)
     follows = torch.cat([v.to(state.S.dtype), v.new_ones(v.shape[:3], dtype=state.S.dtype)[..., None]], dim=-1)
-    follows = pad(follows * (written != NO_NGRAM)[..., None], (0, 0, 0, 1)).gather(2, _wide(runs.order, follows))
-    known = torch.cat([state.S, state.number[..., None].to(state.S.dtype)], dim=-1).gather(2, _wide(runs.row, follows))
-    known = known * (runs.first & (state.ngram.gather(2, runs.row) == ngrams))[..., None]
+    follows = follows.masked_fill((written == NO_NGRAM)[..., None], 0)
+    follows = pad(follows, (0, 0, 0, 1)).gather(2, rows_at(runs.order, follows))
+    known = torch.cat([state.S, state.number[..., None].to(state.S.dtype)], dim=-1).gather(
+        2, rows_at(runs.row, follows)
+    )
+    is_known = runs.first & (state.ngram.gather(2, runs.row) == ngrams)
+    known = known.masked_fill(~is_known[..., None], 0)
     before = torch.where(runs.begins[..., None], known, follows.roll(1, dims=2))
     before = _SegmentedSum.apply(before, runs.begins.cumsum(-1))
     after = before + follows
-    back = torch.empty_like(runs.order).scatter_(
-        2, runs.order, torch.arange(v.shape[2] + 1, device=v.device).expand_as(runs.order)
-    )
-    read = before.gather(2, _wide(back, before))[:, :, 1:]
-    read = read * (hashes[..., 1] != NO_NGRAM)[..., None]
+    in_time = runs.order.argsort(dim=-1)[..., 1:]
+    read = before.gather(2, rows_at(in_time, before)).masked_fill((hashes[..., 1] == NO_NGRAM)[..., None], 0)
     return read[..., :-1], read[..., -1], _state_after(state, runs, ngrams, after)
 
 
@@ -94,10 +95,6 @@ def _state_after(state: NgramState, runs: _Runs, ngrams: Tensor, after: Tensor) 
     )
 
 
-def _wide(index: Tensor, like: Tensor) -> Tensor:
-    return index[..., None].expand(*index.shape, like.shape[-1])
-
-
 class _SegmentedSum(torch.autograd.Function):
     """The sums (..., T, V) of what is up to each place in its segment; numbers of segments (..., T) never fall."""
 
@@ -118,6 +115,6 @@ def _segmented_sum(x: Tensor, segments: Tensor) -> Tensor:
     distance, time = 1, segments.shape[-1]
     while distance < time:
         same = segments[..., distance:] == segments[..., :-distance]
-        x = x + pad(x[..., :-distance, :] * same[..., None], (0, 0, distance, 0))
+        x = x + pad(x[..., :-distance, :].masked_fill(~same[..., None], 0), (0, 0, distance, 0))
         distance *= 2
     return x

@@ -49,3 +49,8 @@ def untouched_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dty
     if device.type != "cpu" or dtype != torch.float32:
         return torch.zeros(shape, device=device, dtype=dtype)
     return torch.from_numpy(np.zeros(shape, np.float32))
+
+
+def rows_at(index: Tensor, like: Tensor) -> Tensor:
+    """Return an index (B, H, T) of rows of `like` (B, H, R, V) as `gather` wants it, (B, H, T, V)."""
+    return index[..., None].expand(*index.shape, like.shape[-1])

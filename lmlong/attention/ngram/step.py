@@ -5,10 +5,11 @@ B batch, H heads, V value dim, R rows, L most recent values.
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
 from lmlong.attention.ngram.native.kernel import scan
-from lmlong.attention.ngram.state import NgramState, no_recent
+from lmlong.attention.ngram.state import NgramState, no_recent, rows_at
 
 
 def step(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
@@ -29,9 +30,7 @@ def settle(state: NgramState) -> NgramState:
     """Return the state with all values in its table."""
     if state.S.device.type != "cpu" or bool((state.recent_ngram[..., -1] == NO_NGRAM).all()):
         return state
-    followed = torch.nn.functional.pad(
-        state.recent_ngram[..., 1:], (0, 1), value=NO_NGRAM
-    )  # nothing is read of the last
+    followed = pad(state.recent_ngram[..., 1:], (0, 1), value=NO_NGRAM)
     _, _, after = scan(state.recent_v, torch.stack([state.recent_ngram, followed], dim=-1), None, state)
     recent = no_recent(state.S.shape[:2], state.S.shape[-1], state.S.device, state.recent_v.dtype)
     return after._replace(recent_ngram=recent[0], recent_v=recent[1])
@@ -40,23 +39,23 @@ def settle(state: NgramState) -> NgramState:
 def _in_table(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
     """Write to a copy of the table, without a look at any value, as a CUDA graph needs it."""
     written, read = hashes.unbind(-1)  # (B, H, 1)
-    rows = row_of(written.clamp_min(0), state.number.shape[-1])
-    known = (state.ngram.gather(2, rows) == written).to(state.S.dtype)
-    new = known[..., None] * state.S.gather(2, _wide(rows, v)) + v.to(state.S.dtype)
-    number = known.to(state.number.dtype) * state.number.gather(2, rows) + 1
-    writes = written != NO_NGRAM
+    row = row_of(written.clamp_min(0), state.number.shape[-1])
+    S, number, ngram = _at(row, state)
+    writes, keeps = written != NO_NGRAM, ngram == written
+    new_S = S.masked_fill(~keeps[..., None], 0) + v.to(S.dtype)
     state = state._replace(
-        S=state.S.scatter(2, _wide(rows, v), torch.where(writes[..., None], new, state.S.gather(2, _wide(rows, v)))),
-        number=state.number.scatter(2, rows, torch.where(writes, number, state.number.gather(2, rows))),
-        ngram=state.ngram.scatter(2, rows, torch.where(writes, written, state.ngram.gather(2, rows))),
+        S=state.S.scatter(2, rows_at(row, v), torch.where(writes[..., None], new_S, S)),
+        number=state.number.scatter(2, row, torch.where(writes, number * keeps + 1, number)),
+        ngram=state.ngram.scatter(2, row, torch.where(writes, written, ngram)),
     )
-    rows = row_of(read.clamp_min(0), state.number.shape[-1])
-    found = (state.ngram.gather(2, rows) == read) & (read != NO_NGRAM)
-    return (
-        found[..., None] * state.S.gather(2, _wide(rows, v)),
-        found * state.number.gather(2, rows).to(state.S.dtype),
-        state,
-    )
+    S, number, ngram = _at(row_of(read.clamp_min(0), state.number.shape[-1]), state)
+    found = (ngram == read) & (read != NO_NGRAM)
+    return S.masked_fill(~found[..., None], 0), (number * found).to(S.dtype), state
+
+
+def _at(row: Tensor, state: NgramState) -> tuple[Tensor, Tensor, Tensor]:
+    """Return sums, numbers and n-grams of the table's rows (B, H, 1)."""
+    return state.S.gather(2, rows_at(row, state.S)), state.number.gather(2, row), state.ngram.gather(2, row)
 
 
 def _with_recent(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
@@ -73,11 +72,8 @@ def _with_recent(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, 
     order = torch.arange(recent.shape[-1])
     since = torch.where(cleared, order, -1).amax(-1, keepdim=True)
     used = same & (order > since)
-    in_table = (since < 0) & (state.ngram.gather(2, row) == read) & (read != NO_NGRAM)
-    sums = state.S.gather(2, _wide(row, v)) * in_table[..., None] + (values * used[..., None]).sum(2, keepdim=True)
-    numbers = state.number.gather(2, row) * in_table + used.sum(-1, keepdim=True)
+    S, number, ngram = _at(row, state)
+    in_table = (since < 0) & (ngram == read) & (read != NO_NGRAM)
+    sums = S.masked_fill(~in_table[..., None], 0) + values.masked_fill(~used[..., None], 0).sum(2, keepdim=True)
+    numbers = number * in_table + used.sum(-1, keepdim=True)
     return sums, numbers.to(sums.dtype), state._replace(recent_ngram=recent, recent_v=values)
-
-
-def _wide(index: Tensor, like: Tensor) -> Tensor:
-    return index[..., None].expand(*index.shape, like.shape[-1])

@@ -13,6 +13,7 @@ from lmlong.attention.ngram.hashing import GOLDEN, NO_NGRAM, ngram_hashes, row_o
 from lmlong.attention.ngram.native.kernel import scan as native_scan
 from lmlong.attention.ngram.scan import scan as torch_scan
 from lmlong.attention.ngram.state import RECENT, empty_state
+from lmlong.attention.ngram.step import _in_table as step_in_table
 from lmlong.attention.ngram.step import settle, step
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
@@ -93,6 +94,31 @@ def test_more_tokens_than_the_recent_ones_by_steps(rows: int) -> None:
     assert (state.recent_ngram[..., -1] != NO_NGRAM).all() and (settled.recent_ngram == NO_NGRAM).all()
     assert torch.allclose(settled.S, end.S, atol=1e-10)
     assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 500])
+def test_a_step_that_looks_at_no_value(rows: int) -> None:
+    """That of a GPU, whose graph may not wait for one."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, (60,), generator=draw).tolist()
+    v, hashes = torch.randn(1, 2, 60, 4, generator=draw, dtype=torch.float64), hashes_of(tokens, [1, 3])
+    state = empty_state((1, 2, rows), 4, v.device, v.dtype)
+    truth, count, end = torch_scan(v, hashes, None, state)
+    for t in range(60):
+        sums, numbers, state = step_in_table(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state)
+        assert torch.allclose(sums, truth[:, :, t : t + 1], atol=1e-10) and torch.equal(numbers, count[:, :, t : t + 1])
+    assert torch.allclose(state.S, end.S, atol=1e-10) and torch.equal(state.ngram, end.ngram)
+
+
+def test_what_is_no_number_stays_in_its_row_and_document() -> None:
+    v, hashes = torch.ones(1, 1, 40, 2), hashes_of([0, 1] * 20, [1])
+    v[:, :, 0], v[:, :, 5] = torch.nan, torch.inf  # of token 0, which nothing precedes, and what followed 0
+    starts = torch.zeros(1, 40, dtype=torch.bool).index_fill(1, torch.tensor([20]), True)
+    hashes[:, :, 20, 0] = NO_NGRAM
+    for scan in (native_scan, torch_scan):
+        sums, _, _ = scan(v, hashes, starts, empty_state((1, 1, 8), 2, v.device, v.dtype))
+        infinite = ~sums.isfinite().all(-1)[0, 0]
+        assert infinite.nonzero().flatten().tolist() == [*range(6, 20, 2)] and not sums.isnan().any()
 
 
 @needs_compiler
