@@ -113,7 +113,7 @@ def processor(model: bytes, name: str) -> SentencePieceProcessor:
         pieces = table(found)
     except UnicodeDecodeError:
         raise UsageError(
-            f"{name}: damaged, one of its pieces is not UTF-8. Use another model, or leave out text.tokenizer.path."
+            f"{name}: not a sentencepiece model, or damaged: a piece is not UTF-8. Use another, or leave the path out."
         ) from None
     except RuntimeError:
         pieces = []

@@ -234,7 +234,9 @@ def test_a_tokenizer_whose_pieces_are_not_utf8(lmlong: Command, place: Path) -> 
     at = model.rindex(b"once")
     (place / "bad.model").write_bytes(model[:at] + b"\xff\xfe\xfd\xfc" + model[at + 4 :])
     code, _, told = lmlong("tokenizer", "info", "bad.model")
-    assert code == 2 and told.startswith("error: bad.model: damaged, one of its pieces is not UTF-8."), told
+    assert code == 2 and told.startswith(
+        "error: bad.model: not a sentencepiece model, or damaged: a piece is not UTF-8."
+    ), told
 
 
 def test_a_run_folder_that_moves_while_it_trains(
