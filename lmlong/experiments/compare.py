@@ -29,6 +29,7 @@ CANDIDATES = {
     "favor": ["feature_map=favor", "decay=none"],
     "elu-learned": ["feature_map=elu", "decay=learned"],
     "elu-learned-window": ["kind=[linear, linear, linear, window]", "feature_map=elu", "decay=learned", "window=64"],
+    "elu-learned-ngram": ["kind=[linear, ngram, linear, linear]", "feature_map=elu", "decay=learned"],
 }
 """What is compared, by name: options below model.attention."""
 

@@ -221,11 +221,16 @@ class Model(Options):
                 "downsample.layers",
                 f"{wanted} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",
             )
-        for layer in self.downsampled_layers:
-            if ATTENTION_KINDS[self.kinds[layer]].reads_tokens:
-                yield mistake(
-                    "attention.kind",
-                    f"{self.kinds[layer]} reads tokens, and layer {layer + 1}, which is downsampled, has none. Let the "
-                    "layers in the middle be of another kind, or leave downsample out.",
-                )
-                return
+        else:
+            yield from self._downsampled_tokens()
+
+    def _downsampled_tokens(self) -> Iterator[PydanticCustomError]:
+        """Iterate over the mistake that a downsampled layer reads tokens, which it does not have."""
+        kinds = self.kinds
+        wrong = [layer for layer in self.downsampled_layers if ATTENTION_KINDS[kinds[layer]].reads_tokens]
+        for layer in wrong[:1]:
+            yield mistake(
+                "attention.kind",
+                f"{kinds[layer]} reads tokens, and layer {layer + 1}, which is downsampled, has none. Let layers in "
+                "the middle be of another kind, or leave downsample out.",
+            )

@@ -312,3 +312,20 @@ def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> N
         with pytest.raises(RecipeError) as caught:
             wrong()
         assert caught.value.mistakes == [message]
+
+
+def test_a_downsampled_layer_has_no_tokens_to_read(file: Path) -> None:
+    def told(kind: str, layers: int) -> list[str]:
+        middle = f"model:\n  layers: 4\n  attention: {{kind: {kind}}}\n  downsample: {{layers: {layers}}}\n"
+        return complaints(file, middle + ENOUGH)
+
+    (mistake,) = told("[linear, ngram]", 2)
+    assert mistake.startswith(
+        "file:3: model.attention.kind: ngram reads tokens, and layer 2, which is downsampled, has"
+    )
+    (mistake,) = told("[linear, ngram]", 9)
+    assert "9 of 4 layers leaves none" in mistake
+    file.write_text(
+        "model: {layers: 4, attention: {kind: [ngram, linear, linear, ngram]}, downsample: {layers: 2}}\n" + ENOUGH
+    )
+    load(str(file), [])
