@@ -8,7 +8,8 @@ def after_training(result: TrainingResult) -> str:
     """Return the result and what to try next, or the step of a stopped run."""
     found = result.validation
     if found is None and result.signal is None:
-        return f"{result.run} is at step {result.step} and has no more to do. Raise training.steps to go on."
+        more = "Raise training.steps, tokens or minutes to go on."
+        return f"{result.run} is at step {result.step} and has no more to do. {more}"
     if found is None:
         return f"stopped after step {result.step}, saved in {result.run}. Go on with --resume auto."
     if result.baselines is None:

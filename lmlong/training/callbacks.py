@@ -17,10 +17,10 @@ from lmlong.model.base import TextModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, loss_totals
 from lmlong.training.checkpoint_store import CheckpointStore
+from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.metrics_log import MetricsLog
 from lmlong.training.module import TrainingModule, as_tensors
-from lmlong.training.optimizer import learning_rate_factor
 from lmlong.training.progress import Progress
 from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
@@ -34,8 +34,8 @@ SPIKE = 1.5
 class TrainingCallback(Callback):
     """The callback at the end of each optimizer step, the only point where a run may be saved or stopped."""
 
-    def __init__(self, run: Path, data: DataModule, steps: int, signals: StopOnSignal):
-        self.data, self.steps, self.signals = data, steps, signals
+    def __init__(self, run: Path, data: DataModule, clock: TrainingClock, signals: StopOnSignal):
+        self.data, self.clock, self.signals = data, clock, signals
         options = data.recipe.training
         self.metric = METRICS[data.recipe.objective]
         self.metrics_log = MetricsLog(run / "metrics.jsonl", silent=not is_main_process())
@@ -58,16 +58,18 @@ class TrainingCallback(Callback):
         self.metrics_log.cut_back(trainer.global_step)
         recipe, silent = self.data.recipe, not trainer.is_global_zero
         tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
-        self.progress = Progress(self.steps, trainer.global_step, silent, self.metric, tokens_per_target)
+        self.progress = Progress(self.clock, trainer.global_step, silent, self.metric, tokens_per_target)
+        self.clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         options = pl_module.recipe.training
         if (batch_idx + 1) % options.accumulate:
             return
         assert self.progress is not None
-        step, last = trainer.global_step, trainer.global_step == self.steps
-        self._log_step(step, pl_module)
-        with self.progress.pause():
+        step, taken = trainer.global_step, self.clock.step(trainer)
+        last = self.clock.ends_at(step)
+        self._log_step(step, pl_module, taken)
+        with self.clock.pause():
             validated = None
             if last or step % options.validate_every == 0:
                 validated = self._validate(trainer, pl_module, None if last else options.validation_tokens)
@@ -78,7 +80,7 @@ class TrainingCallback(Callback):
             if last or stop or step % options.checkpoint_every == 0:
                 self.metrics_log.flush()
                 self.checkpoints.save(trainer, self.metric.of(validated) if validated else None)
-            trainer.should_stop = trainer.should_stop or stop
+            trainer.should_stop = trainer.should_stop or stop or last
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._close()
@@ -86,15 +88,15 @@ class TrainingCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self._close()
 
-    def _log_step(self, step: int, module: TrainingModule) -> None:
+    def _log_step(self, step: int, module: TrainingModule, taken: float) -> None:
         """Show the step, and log it every `log_every` steps."""
         assert self.progress is not None
         totals, module.step_totals = all_reduce_sum(module.trainer, module.step_totals), LossTotals()
         options = module.recipe.training
-        learning_rate = options.learning_rate * learning_rate_factor(step - 1, self.steps, options)
-        speed = self.progress.step(step, totals, learning_rate)
+        learning_rate = module.learning_rate
+        speed = self.progress.step(step, totals, learning_rate, taken)
         self._log_event(step, totals.nats_per_token, module.skipped)
-        if step % options.log_every == 0 or step == self.steps:
+        if step % options.log_every == 0 or self.clock.ends_at(step):
             metrics = {
                 "loss": totals.nats_per_token,
                 self.metric.name: self.metric.of(totals),
@@ -118,7 +120,7 @@ class TrainingCallback(Callback):
             self.recent.append(loss)
         if event:
             assert self.progress is not None
-            self.progress.say(f"step {step}/{self.steps}: {event}")
+            self.progress.say(f"{self.progress.name(step)}: {event}")
             self.metrics_log.write(step=step, event=event)
 
     def _validate(self, trainer: Trainer, module: TrainingModule, limit: int | None) -> LossTotals:
@@ -138,7 +140,7 @@ class TrainingCallback(Callback):
         for logger in trainer.loggers:
             logger.log_metrics({f"validation/{name}": value for name, value in ratios.items()}, trainer.global_step)
         self.progress.say(
-            f"step {trainer.global_step}/{self.steps}: validation {metric.of(totals):.3f} {metric.unit}, "
+            f"{self.progress.name(trainer.global_step)}: validation {metric.of(totals):.3f} {metric.unit}, "
             f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
         )
         return totals
@@ -151,7 +153,7 @@ class TrainingCallback(Callback):
             text = write_sample(module.model, self.data.tokens.tokenizer, tokens, self.data.recipe.seed)
         module.train()
         self.metrics_log.write(step=trainer.global_step, sample=text)
-        self.progress.say(f"step {trainer.global_step}/{self.steps}: a sample\n{indent(text, '    ')}")
+        self.progress.say(f"{self.progress.name(trainer.global_step)}: a sample\n{indent(text, '    ')}")
 
     def _close(self) -> None:
         if self.progress is not None:

@@ -26,9 +26,11 @@ from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.checkpoint_store import FolderIO
+from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import check_launch, is_main_process, launcher
 from lmlong.training.metrics_log import read_entries
 from lmlong.training.module import TrainingModule
+from lmlong.training.optimizer import ENDLESS
 from lmlong.training.resume import resume_point, same_run
 from lmlong.training.run_folder import (
     METRICS,
@@ -139,13 +141,14 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         _say(setup, resume_from or source)
 
     signals = StopOnSignal(recipe.processes)
-    callback = TrainingCallback(folder, setup.data, setup.steps, signals)
+    clock = TrainingClock(recipe.training, setup.steps)
+    callback = TrainingCallback(folder, setup.data, clock, signals)
     callbacks: list[Callback] = [signals, callback]
     if every := recipe.model.attention.favor.resample_every:
         callbacks.append(ResampleFeatures(setup.model, recipe.seed, every))
-    trainer = _trainer(folder, setup, callbacks, state)
+    trainer = _trainer(folder, setup, callbacks, state, _last_step(clock, state))
     token_bytes = torch.from_numpy(setup.tokens.tokenizer.token_bytes)
-    module = TrainingModule(setup.model, setup.recipe, setup.steps, token_bytes, setup.data.training())
+    module = TrainingModule(setup.model, setup.recipe, clock, token_bytes, setup.data.training())
     try:
         with signals:
             trainer.fit(module, ckpt_path=resume_from, weights_only=True)
@@ -160,19 +163,36 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
     return TrainingResult(folder, trainer.global_step, final, others, signals.agreed, is_main_process())
 
 
+def _last_step(clock: TrainingClock, state: dict[str, Any] | None) -> int:
+    """Return the step after which no other is taken: the one to resume from, where the time is used up."""
+    if state:
+        clock.seconds = state["seconds"]
+    return state["step"] if state and clock.is_over else clock.steps
+
+
 def _say(setup: Setup, start: Path | str | None) -> None:
     """Print what begins to stderr."""
     for source in setup.tokens.info["sources"]:
         for line in notes(source):
             print(f"{source['name']}: {line}", file=sys.stderr)
     print(
-        f"{count_parameters(setup.model):,} parameters, {setup.steps:,} steps of {setup.tokens_per_step:,} tokens, "
+        f"{count_parameters(setup.model):,} parameters, {_length(setup)} of {setup.tokens_per_step:,} tokens, "
         f"{setup.recipe.training.precision} on {setup.device.type}" + (f", from {start}" if start else ""),
         file=sys.stderr,
     )
 
 
-def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[str, Any] | None) -> Trainer:
+def _length(setup: Setup) -> str:
+    """Return how long a run trains, for people."""
+    minutes = setup.recipe.training.minutes
+    if minutes is None:
+        return f"{setup.steps:,} steps"
+    return f"{minutes:g} minutes, steps" if setup.steps == ENDLESS else f"{minutes:g} minutes or {setup.steps:,} steps"
+
+
+def _trainer(
+    folder: Path, setup: Setup, callbacks: list[Callback], state: dict[str, Any] | None, last_step: int
+) -> Trainer:
     """Return Lightning's Trainer without what is done here: progress bars, checkpoints, samplers, summaries."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -188,7 +208,7 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[
         num_nodes=setup.recipe.nodes,
         strategy=_strategy(setup),
         precision=None if training.strategy == "deepspeed" else LIGHTNING[training.precision],  # type: ignore[arg-type]
-        max_steps=setup.steps,
+        max_steps=last_step,
         max_epochs=-1,
         accumulate_grad_batches=training.accumulate,
         gradient_clip_val=training.clip,

@@ -44,13 +44,15 @@ FILES: dict[str, tuple[list[str], Callable[[Path], bool]]] = {
         ["log_every=5"],
         lambda run: [line["step"] for line in metrics(run) if "loss" in line][-2:] == [5, 8],
     ),
+    "sample_tokens": (["sample_tokens=2"], lambda run: any("sample" in line for line in metrics(run))),
     "tensorboard": (["tensorboard=true"], lambda run: (run / "tensorboard").is_dir()),
 }
 """What changes what is written."""
 
-REFUSED = {"carry_state": "true", "init_from": "/nowhere", "batch_size": "2", "accumulate": "3"}
+REFUSED = {"carry_state": "true", "init_from": "/nowhere", "state_passing": "0.5", "batch_size": "2", "accumulate": "3"}
 
 FROM_THE_RECIPE = {
+    "minutes": "3",
     "strategy": "ddp",
     "deepspeed": "{stage: 3}",
     "compile": "true",
