@@ -65,14 +65,15 @@ def _run(run: str) -> dict[str, Any]:
     step = loaded.step
     state = state_size(loaded.model) if isinstance(loaded.model, LanguageModel) else None  # encoders have none
     length = loaded.recipe.text.sequence_length
-    tokens_per_step = loaded.recipe.sequences_per_step * length
     return {
         "name": loaded.recipe.name,
         "objective": loaded.recipe.objective,
         "checkpoint": str(loaded.checkpoint),
         "step": step,
-        "trained tokens": None if step is None else step * tokens_per_step,
+        "trained tokens": loaded.trained_tokens,
         "trained length": length,
+        **({"trained from states": "of the text before"} if loaded.recipe.training.carry_state else {}),
+        **({"trained from states": "of other texts"} if loaded.recipe.training.state_passing else {}),
         "parameters": count_parameters(loaded.model),
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
@@ -110,11 +111,10 @@ def _tokens_as_one(recipe: "Recipe") -> list[int]:
 
 def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | None:
     """Return the newest validation at or before a checkpoint, from the metrics of its run."""
-    from lmlong.training.metrics_log import read_entries
+    from lmlong.training.metrics_log import last_validation, read_entries
 
     entries = read_entries(checkpoint.parents[1] / "metrics.jsonl")
-    known = [entry for entry in entries if isinstance(entry.get("validation"), dict) and entry["step"] <= (step or 0)]
-    return {"step": known[-1]["step"], **known[-1]["validation"]} if known else None
+    return last_validation([entry for entry in entries if entry["step"] <= (step or 0)])
 
 
 def _version(package: str) -> str | None:

@@ -87,9 +87,13 @@ class Training(Options):
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass."""
     validate_every: int = Field(default=500, gt=0)
-    """Steps between validations; one more follows the last step, over the whole validation text."""
+    """Steps between validations; one more follows the last step."""
     validation_tokens: Annotated[int, Field(gt=0), IsLength()] = 200_000
-    """Tokens of validation text read by each validation but the last."""
+    """Tokens of validation text that each validation scores: an even sample, always the same, by which the best
+    checkpoint is chosen."""
+    final_validation_tokens: Annotated[int | None, Field(ge=0), IsLength()] = None
+    """Tokens of validation text scored once more after the last step, beside that sample: null for all of them, 0 for
+    none."""
     sample_tokens: Annotated[int, Field(ge=0), IsLength()] = 0
     """Tokens that the model writes at each validation, printed and kept in metrics.jsonl; 0 for no sample."""
     checkpoint_every: int = Field(default=500, gt=0)

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections import deque
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -34,8 +33,9 @@ SPIKE = 1.5
 class TrainingCallback(Callback):
     """The callback at the end of each optimizer step, the only point where a run may be saved or stopped."""
 
-    def __init__(self, run: Path, data: DataModule, clock: TrainingClock, signals: StopOnSignal):
+    def __init__(self, run: Path, data: DataModule, clock: TrainingClock, signals: StopOnSignal, tokens_before: int):
         self.data, self.clock, self.signals = data, clock, signals
+        self.tokens_before = tokens_before  # trained on by the run that this one began from
         options = data.recipe.training
         self.metric = METRICS[data.recipe.objective]
         self.metrics_log = MetricsLog(run / "metrics.jsonl", silent=not is_main_process())
@@ -43,6 +43,7 @@ class TrainingCallback(Callback):
         self.progress: Progress | None = None
         self.recent: deque[float] = deque(maxlen=RECENT)  # losses, to detect a spike
         self.final: LossTotals | None = None
+        self.sampled = False  # whether that is not of the whole validation text
         self._random: dict[str, Any] = {}  # to be restored
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,14 +73,14 @@ class TrainingCallback(Callback):
         with self.clock.pause():
             validated = None
             if last or step % options.validate_every == 0:
-                validated = self._validate(trainer, pl_module, None if last else options.validation_tokens)
-                self.final = validated if last else None
+                validated = self._validate(trainer, pl_module, options.validation_tokens, "validation")
+                self.final = self._final(trainer, pl_module, validated) if last else None
                 if options.sample_tokens:
                     self._sample(trainer, pl_module, options.sample_tokens)
             stop = self.signals.agree(trainer)
             if last or stop or step % options.checkpoint_every == 0:
                 self.metrics_log.flush()
-                self.checkpoints.save(trainer, self.metric.of(validated) if validated else None)
+                self.checkpoints.save(trainer, self.metric.of(validated) if validated else None, self._tokens(step))
             trainer.should_stop = trainer.should_stop or stop or last
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -123,24 +124,34 @@ class TrainingCallback(Callback):
             self.progress.say(f"{self.progress.name(step)}: {event}")
             self.metrics_log.write(step=step, event=event)
 
-    def _validate(self, trainer: Trainer, module: TrainingModule, limit: int | None) -> LossTotals:
-        """Return the loss on the validation text, in sequences as long as those of training."""
+    def _final(self, trainer: Trainer, module: TrainingModule, sample: LossTotals) -> LossTotals:
+        """Return the loss after the last step: that of the even sample, unless more of the text is to be scored."""
+        options, tokens = module.recipe.training, len(self.data.tokens.validation.tokens)
+        limit = options.final_validation_tokens
+        self.sampled = limit is not None and max(limit, options.validation_tokens) < tokens
+        if min(tokens, tokens if limit is None else limit) <= options.validation_tokens:
+            return sample
+        return self._validate(trainer, module, limit, "final_validation")
+
+    def _validate(self, trainer: Trainer, module: TrainingModule, limit: int | None, name: str) -> LossTotals:
+        """Return the loss on the validation text or an even sample of it, in sequences as long as those of training,
+        and log it under a name."""
         assert self.progress is not None
-        ranks, metric = trainer.world_size, self.metric
-        share = islice(self.data.validation(limit, ranks), trainer.global_rank, None, ranks)
+        metric, carry_state = self.metric, module.recipe.training.carry_state
+        share = self.data.validation(limit, trainer.global_rank, trainer.world_size)
+        batches = (to_device(as_tensors(batch), module.device) for batch in share)
         module.eval()
         with trainer.precision_plugin.forward_context():
-            own = loss_totals(
-                module.model, (to_device(as_tensors(b), module.device) for b in share), module.token_bytes
-            )
+            own = loss_totals(module.model, batches, module.token_bytes, carry_state)
         totals = all_reduce_sum(trainer, own)
         module.train()
         ratios = {"nats_per_token": totals.nats_per_token, metric.name: metric.of(totals)}
-        self.metrics_log.write(step=trainer.global_step, validation={**asdict(totals), **ratios})
+        self.metrics_log.write(step=trainer.global_step, **{name: {**asdict(totals), **ratios}})
         for logger in trainer.loggers:
-            logger.log_metrics({f"validation/{name}": value for name, value in ratios.items()}, trainer.global_step)
+            logger.log_metrics({f"{name}/{key}": value for key, value in ratios.items()}, trainer.global_step)
+        label = name.replace("_", " ")
         self.progress.say(
-            f"{self.progress.name(trainer.global_step)}: validation {metric.of(totals):.3f} {metric.unit}, "
+            f"{self.progress.name(trainer.global_step)}: {label} {metric.of(totals):.3f} {metric.unit}, "
             f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
         )
         return totals
@@ -154,6 +165,10 @@ class TrainingCallback(Callback):
         module.train()
         self.metrics_log.write(step=trainer.global_step, sample=text)
         self.progress.say(f"{self.progress.name(trainer.global_step)}: a sample\n{indent(text, '    ')}")
+
+    def _tokens(self, step: int) -> int:
+        """Return the tokens trained on after a step, those of the run that this one began from among them."""
+        return self.tokens_before + step * self.data.recipe.tokens_per_step
 
     def _close(self) -> None:
         if self.progress is not None:

@@ -109,7 +109,7 @@ class Plan(NamedTuple):
 
     @property
     def tokens_per_step(self) -> int:
-        return self.recipe.sequences_per_step * self.recipe.text.sequence_length
+        return self.recipe.tokens_per_step
 
     def text(self) -> str:
         """Return the plan as text."""

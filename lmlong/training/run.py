@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy
 
-from lmlong.checkpoint import read
+from lmlong.checkpoint import manifest, read
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
 from lmlong.data.notes import notes
@@ -56,11 +56,14 @@ class TrainingResult(NamedTuple):
     step: int
     """Optimizer steps taken."""
     validation: LossTotals | None
-    """The loss over the whole validation text; None when training was stopped, or had no step to take."""
+    """The loss over the validation text, all of it but where `sampled`; None when training was stopped, or had no step
+    to take."""
     baselines: Baselines | None
     """Bits per byte of the same text without a model; None where the objective has none to compare."""
     signal: int | None = None
     """The signal that stopped training."""
+    sampled: bool = False
+    """Whether `validation` is of an even sample, as training.final_validation_tokens asked, not of the whole text."""
     is_main_process: bool = True
     """Whether this process, of several, is the one that prints."""
 
@@ -123,12 +126,16 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
     if resume and not resume_from and is_main_process():
         print(f"{folder}: no checkpoint to go on from yet, so a new run begins", file=sys.stderr)
     source = None if resume_from else recipe.training.init_from
+    tokens_before = 0
     if resume_from:
-        recipe = same_run(read.read_recipe(resume_from), recipe)
+        old = read.read_recipe(resume_from)
+        recipe = same_run(old, recipe)
+        tokens_before = read.trained_tokens(resume_from) - manifest.read(resume_from).step * old.tokens_per_step
         setup = set_up(recipe, resume_from)
     elif source:
         check_kept(source, folder)
         setup = read.reading(source, lambda start: set_up(recipe, start, new_attention=True))
+        tokens_before = read.reading(source, read.trained_tokens)
     else:
         setup = set_up(recipe)
     state = read_state(resume_from, setup.model, setup.tokens.identity) if resume_from else None
@@ -142,7 +149,7 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
 
     signals = StopOnSignal(recipe.processes)
     clock = TrainingClock(recipe.training, setup.steps)
-    callback = TrainingCallback(folder, setup.data, clock, signals)
+    callback = TrainingCallback(folder, setup.data, clock, signals, tokens_before)
     callbacks: list[Callback] = [signals, callback]
     if every := recipe.model.attention.favor.resample_every:
         callbacks.append(ResampleFeatures(setup.model, recipe.seed, every))
@@ -160,7 +167,9 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
     tokens = setup.tokens
     has_bytes = final and recipe.objective == "causal"
     others = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer) if has_bytes else None
-    return TrainingResult(folder, trainer.global_step, final, others, signals.agreed, is_main_process())
+    return TrainingResult(
+        folder, trainer.global_step, final, others, signals.agreed, callback.sampled, is_main_process()
+    )
 
 
 def _last_step(clock: TrainingClock, state: dict[str, Any] | None) -> int:

@@ -36,7 +36,11 @@ BESIDE = {"decay_fraction": ["schedule=warmup-stable-decay"]}
 
 FILES: dict[str, tuple[list[str], Callable[[Path], bool]]] = {
     "validate_every": (["validate_every=7"], lambda run: 7 in validated(run)),
-    "validation_tokens": (["validate_every=7", "validation_tokens=64"], lambda run: validated(run)[7] < 64),
+    "validation_tokens": (["validate_every=7", "validation_tokens=64"], lambda run: validated(run)[7] <= 64),
+    "final_validation_tokens": (
+        ["validation_tokens=64", "final_validation_tokens=200"],
+        lambda run: any("final_validation" in line for line in metrics(run)),
+    ),
     "checkpoint_every": (["checkpoint_every=7", "keep_last=9"], lambda run: 7 in kept(run)),
     "keep_last": (["checkpoint_every=1", "keep_last=3"], lambda run: len(kept(run)) == 3),
     "keep_every": (["checkpoint_every=1", "keep_every=3"], lambda run: {6} <= kept(run)),
