@@ -24,6 +24,7 @@ from lmlong.training.progress import Progress
 from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.state import random_states, restore
+from lmlong.training.state_health import StateHealth
 
 RECENT = 20
 SPIKE = 1.5
@@ -73,7 +74,7 @@ class TrainingCallback(Callback):
         with self.clock.pause():
             validated = None
             if last or step % options.validate_every == 0:
-                validated = self._validate(trainer, pl_module, options.validation_tokens, "validation")
+                validated = self._validate(trainer, pl_module)
                 self.final = self._final(trainer, pl_module, validated) if last else None
                 if options.sample_tokens:
                     self._sample(trainer, pl_module, options.sample_tokens)
@@ -131,20 +132,34 @@ class TrainingCallback(Callback):
         self.sampled = limit is not None and max(limit, options.validation_tokens) < tokens
         if min(tokens, tokens if limit is None else limit) <= options.validation_tokens:
             return sample
-        return self._validate(trainer, module, limit, "final_validation")
+        totals = self._score(trainer, module, limit)
+        self._log_validation(trainer, "final_validation", totals)
+        return totals
 
-    def _validate(self, trainer: Trainer, module: TrainingModule, limit: int | None, name: str) -> LossTotals:
-        """Return the loss on the validation text or an even sample of it, in sequences as long as those of training,
-        and log it under a name."""
-        assert self.progress is not None
-        metric, carry_state = self.metric, module.recipe.training.carry_state
+    def _validate(self, trainer: Trainer, module: TrainingModule) -> LossTotals:
+        """Return the loss on the even sample, and log it, and what the states of the model keep."""
+        health = StateHealth(module.model)
+        with health.watch():
+            totals = self._score(trainer, module, module.recipe.training.validation_tokens)
+        if by_layer := health.by_layer(trainer):
+            self.metrics_log.write(step=trainer.global_step, state=by_layer)
+        self._log_validation(trainer, "validation", totals)
+        return totals
+
+    def _score(self, trainer: Trainer, module: TrainingModule, limit: int | None) -> LossTotals:
+        """Return the loss on the validation text or an even sample of it, in sequences as long as those of training."""
+        carry_state = module.recipe.training.carry_state
         share = self.data.validation(limit, trainer.global_rank, trainer.world_size)
         batches = (to_device(as_tensors(batch), module.device) for batch in share)
         module.eval()
         with trainer.precision_plugin.forward_context():
             own = loss_totals(module.model, batches, module.token_bytes, carry_state)
-        totals = all_reduce_sum(trainer, own)
         module.train()
+        return all_reduce_sum(trainer, own)
+
+    def _log_validation(self, trainer: Trainer, name: str, totals: LossTotals) -> None:
+        assert self.progress is not None
+        metric = self.metric
         ratios = {"nats_per_token": totals.nats_per_token, metric.name: metric.of(totals)}
         self.metrics_log.write(step=trainer.global_step, **{name: {**asdict(totals), **ratios}})
         for logger in trainer.loggers:
@@ -154,7 +169,6 @@ class TrainingCallback(Callback):
             f"{self.progress.name(trainer.global_step)}: {label} {metric.of(totals):.3f} {metric.unit}, "
             f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
         )
-        return totals
 
     def _sample(self, trainer: Trainer, module: TrainingModule, tokens: int) -> None:
         """Show a text that the model writes; all ranks write it, since each may hold only a part of the weights."""

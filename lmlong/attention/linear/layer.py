@@ -50,7 +50,7 @@ class LinearAttention(CausalAttention[LinearState]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, LinearState]:
-        log_decay = self._log_decay(q, inputs)
+        log_decay = self.token_log_decay(q, inputs)
         if q.shape[2] != 1:
             y, S, z = self.kernel(self.feature_map, ScanInputs(q, k, v, document_starts, log_decay), *state)
             return y, LinearState(S, z)
@@ -72,7 +72,7 @@ class LinearAttention(CausalAttention[LinearState]):
         """Return the denominators (B, H, T) of the outputs: sums of all weights, which must stay away from 0."""
         with without_autocast(q):
             fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-            of_scan = ScanInputs(fq, fk, v.to(fq.dtype), document_starts, self._log_decay(q, inputs))
+            of_scan = ScanInputs(fq, fk, v.to(fq.dtype), document_starts, self.token_log_decay(q, inputs))
             return scan_forward(ChunkKernel(), IdentityFeatures(), of_scan, *state)[0].denominators
 
     def reference(
@@ -84,7 +84,7 @@ class LinearAttention(CausalAttention[LinearState]):
         inputs: Inputs = NOTHING,
     ) -> Tensor:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-        return quadratic(fq, fk, v, document_starts, self._log_decay(q, inputs))
+        return quadratic(fq, fk, v, document_starts, self.token_log_decay(q, inputs))
 
     def state_numbers(self, tokens: int) -> int:
         return self.heads * self.feature_map.features * (self.head_dim + 1)
@@ -92,7 +92,7 @@ class LinearAttention(CausalAttention[LinearState]):
     def native_spec(self) -> NativeSpec:
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
 
-    def _log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
+    def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
         """Return the log decay of each token: the learned one, the fixed one, or none."""
         if self.log_decay is None:
             return inputs["log_decay"] if self.inputs else None
