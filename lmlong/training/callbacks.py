@@ -141,9 +141,8 @@ class TrainingCallback(Callback):
         health = StateHealth(module.model)
         with health.watch():
             totals = self._score(trainer, module, module.recipe.training.validation_tokens)
-        if by_layer := health.by_layer(trainer):
-            self.metrics_log.write(step=trainer.global_step, state=by_layer)
-        self._log_validation(trainer, "validation", totals)
+        by_layer = health.by_layer(trainer)
+        self._log_validation(trainer, "validation", totals, **({"state": by_layer} if by_layer else {}))
         return totals
 
     def _score(self, trainer: Trainer, module: TrainingModule, limit: int | None) -> LossTotals:
@@ -157,11 +156,11 @@ class TrainingCallback(Callback):
         module.train()
         return all_reduce_sum(trainer, own)
 
-    def _log_validation(self, trainer: Trainer, name: str, totals: LossTotals) -> None:
+    def _log_validation(self, trainer: Trainer, name: str, totals: LossTotals, **more: Any) -> None:
         assert self.progress is not None
         metric = self.metric
         ratios = {"nats_per_token": totals.nats_per_token, metric.name: metric.of(totals)}
-        self.metrics_log.write(step=trainer.global_step, **{name: {**asdict(totals), **ratios}})
+        self.metrics_log.write(step=trainer.global_step, **{name: {**asdict(totals), **ratios}, **more})
         for logger in trainer.loggers:
             logger.log_metrics({f"{name}/{key}": value for key, value in ratios.items()}, trainer.global_step)
         label = name.replace("_", " ")

@@ -25,13 +25,20 @@ def health(run: Path) -> list[dict]:
     return [line["state"] for line in metrics(run) if "state" in line]
 
 
-@pytest.mark.parametrize(("options", "block"), [([], 1), (["model.downsample={factor: 4, layers: 1}"], 4)])
+@pytest.mark.parametrize(
+    ("options", "block", "longest"),
+    [
+        ([], 1, 8192),
+        (["model.attention.longest_memory=64k"], 1, 65536),
+        (["model.downsample={factor: 4, layers: 1}"], 4, 8192),
+    ],
+)
 def test_memories_of_fixed_gates_are_those_of_their_decay(
-    recipe_of: Recipes, tmp_path: Path, options: list[str], block: int
+    recipe_of: Recipes, tmp_path: Path, options: list[str], block: int, longest: int
 ) -> None:
     train(recipe_of("model.layers=3", "model.attention.decay=fixed", "training.steps=1", *options), tmp_path / "run")
     (layers,) = health(tmp_path / "run")
-    exact = -1 / torch.log1p(-1 / memory_lengths(2))
+    exact = -1 / torch.log1p(-1 / torch.tensor([2.0, longest]))
     assert [numbers["layer"] for numbers in layers] == [1, 2, 3]
     for numbers, size in zip(layers, (1, block, 1), strict=True):
         assert numbers["effective_memory"] == pytest.approx((size * exact).tolist(), rel=0.05)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.gates import fixed_log_decay, forget_gate
+from lmlong.attention.gates import LONGEST_MEMORY, fixed_log_decay, forget_gate
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear import native
 from lmlong.attention.linear.autograd import IdentityFeatures, Scan, ScanInputs, scan_forward, without_autocast
@@ -22,12 +22,20 @@ class LinearAttention(CausalAttention[LinearState]):
 
     log_decay: Tensor | None
 
-    def __init__(self, heads: int, head_dim: int, feature_map: FeatureMap, decay: str = "none"):
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        feature_map: FeatureMap,
+        decay: str = "none",
+        longest_memory: int = LONGEST_MEMORY,
+    ):
         super().__init__()
         self.heads, self.head_dim, self.feature_map = heads, head_dim, feature_map
         self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
-        self.inputs = {"log_decay": forget_gate(heads)} if decay == "learned" else {}
-        self.register_buffer("log_decay", fixed_log_decay(heads) if decay == "fixed" else None, persistent=False)
+        self.inputs = {"log_decay": forget_gate(heads, longest_memory)} if decay == "learned" else {}
+        fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None
+        self.register_buffer("log_decay", fixed, persistent=False)
         self.kernel: Scan = native.scan
         """The scan over many tokens: native code, chunks in torch, or Triton."""
         self.state_dtype = torch.float32
