@@ -56,7 +56,7 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def save(self, trainer: Trainer, validated: float | None, trained_tokens: int) -> None:
+    def save(self, trainer: Trainer, validated: float | None, trained_tokens: int | None = None) -> None:
         """Write a checkpoint of the step just done, with its validation metric, less is better, and the tokens trained
         on; every rank calls this, since all ranks save together."""
         path = self.path(trainer.global_step)
