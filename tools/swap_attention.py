@@ -8,7 +8,6 @@ on the run's own text, as a Markdown table. Queries, keys and values keep the po
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import loss_totals
 from lmlong.recipe import file as recipe_file
+from lmlong.training.metrics_log import last_validation, read_entries
 from lmlong.training.run import train
 
 ATTENTIONS = {
@@ -60,8 +60,7 @@ def after(run: str, name: str, steps: int, rate: float, out: Path) -> float:
                f"training.learning_rate={rate}", "training.warmup_steps=10"]  # fmt: skip
     recipe = recipe_file.load(str(read.find(run) / "recipe.yaml"), options)
     train(recipe, folder, resume="auto")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return next(line["validation"]["bits_per_byte"] for line in reversed(lines) if "validation" in line)
+    return last_validation(read_entries(folder / "metrics.jsonl"))["bits_per_byte"]
 
 
 def main() -> None:

@@ -32,7 +32,11 @@ FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
 
 CAUSAL: dict[str, Callable[[int, int, recipe.Attention], CausalAttention]] = {
     "linear": lambda heads, head_dim, options: LinearAttention(
-        heads, head_dim, FEATURE_MAPS[options.feature_map](heads, head_dim, options), options.decay
+        heads,
+        head_dim,
+        FEATURE_MAPS[options.feature_map](heads, head_dim, options),
+        options.decay,
+        options.longest_memory,
     ),
     "window": lambda heads, head_dim, options: WindowAttention(heads, head_dim, options.window),
     "softmax": lambda heads, head_dim, options: SoftmaxAttention(heads, head_dim),

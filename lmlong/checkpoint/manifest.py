@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from lmlong.errors import CheckpointError
@@ -21,6 +22,7 @@ class Manifest(NamedTuple):
     files: dict[str, dict[str, Any]]
     step: int  # optimizer steps taken
     validation: float | None  # validation metric, less is better
+    trained_tokens: int | None = None  # those of the runs it began from among them; None in checkpoints of before
 
 
 def verify(folder: Path, names: Iterable[str] = FILES) -> None:
@@ -38,6 +40,11 @@ def read(folder: Path) -> "Manifest":
     except Damaged as error:
         raise CheckpointError(f"{error} Use another checkpoint.") from None
     step, validation = about.get("step"), about.get("validation")
-    if type(step) is not int or not (validation is None or (type(validation) is float and isfinite(validation))):
+    tokens = about.get("trained_tokens")
+    if (
+        type(step) is not int
+        or type(tokens) not in (int, NoneType)
+        or not (validation is None or (type(validation) is float and isfinite(validation)))
+    ):
         raise CheckpointError(f"{folder / NAME}: damaged. Use another checkpoint.")
-    return Manifest(files, step, validation)
+    return Manifest(files, step, validation, tokens)

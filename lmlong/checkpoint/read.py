@@ -46,6 +46,12 @@ def reading(run: str | Path, use: Callable[[Path], T]) -> T:
             checkpoint = newer
 
 
+def trained_tokens(checkpoint: Path) -> int:
+    """Return the tokens that the weights were trained on, those of the runs they began from among them."""
+    says = manifest.read(checkpoint)
+    return says.step * read_recipe(checkpoint).tokens_per_step if says.trained_tokens is None else says.trained_tokens
+
+
 def read_recipe(checkpoint: Path) -> Recipe:
     """Return the recipe that the weights were trained by."""
     manifest.verify(checkpoint, [RECIPE])

@@ -36,6 +36,7 @@ class Contents(NamedTuple):
     tokenizer: bytes
     step: int = 0  # optimizer steps taken
     validation: float | None = None  # validation metric of the weights, less is better
+    trained_tokens: int | None = None  # those of the runs it began from among them
 
 
 def write(folder: Path, contents: Contents) -> None:
@@ -82,7 +83,8 @@ def _fill(staged: Path, contents: Contents) -> None:
         torch.save(contents.training, file)
     (staged / RECIPE).write_bytes(contents.recipe.encode())
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
-    seal(staged, FORMAT, {"step": contents.step, "validation": contents.validation})
+    about = {name: getattr(contents, name) for name in ("step", "validation", "trained_tokens")}
+    seal(staged, FORMAT, about)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:

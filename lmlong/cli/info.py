@@ -68,14 +68,15 @@ def _run(run: str) -> dict[str, Any]:
     step = loaded.step
     state = state_size(loaded.model) if isinstance(loaded.model, LanguageModel) else None  # encoders have none
     length = loaded.recipe.text.sequence_length
-    tokens_per_step = loaded.recipe.sequences_per_step * length
     return {
         "name": loaded.recipe.name,
         "objective": loaded.recipe.objective,
         "checkpoint": str(loaded.checkpoint),
         "step": step,
-        "trained tokens": None if step is None else step * tokens_per_step,
+        "trained tokens": loaded.trained_tokens,
         "trained length": length,
+        **({"trained from states": "of the text before"} if loaded.recipe.training.carry_state else {}),
+        **({"trained from states": "of other texts"} if loaded.recipe.training.state_passing else {}),
         "parameters": count_parameters(loaded.model),
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
@@ -84,6 +85,7 @@ def _run(run: str) -> dict[str, Any]:
         "tokens read as one by layer": _tokens_as_one(loaded.recipe),
         **_decoding(loaded.model),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
+        **_state_health(loaded.checkpoint, step),
         "validation": _last_validation(loaded.checkpoint, step),
     }
 
@@ -113,11 +115,26 @@ def _tokens_as_one(recipe: "Recipe") -> list[int]:
 
 def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | None:
     """Return the newest validation at or before a checkpoint, from the metrics of its run."""
+    from lmlong.training.metrics_log import last_validation
+
+    return last_validation(_entries(checkpoint, step))
+
+
+def _state_health(checkpoint: Path, step: int | None) -> dict[str, Any]:
+    """Return what the heads of each linear layer kept of the past at that validation."""
+    known = [entry["state"] for entry in _entries(checkpoint, step) if isinstance(entry.get("state"), list)]
+    named = {"effective memory by head": "effective_memory", "smallest denominators": "smallest_denominator"}
+    return {
+        name: {f"layer {numbers['layer']}": numbers[key] for numbers in known[-1]}
+        for name, key in (named if known else {}).items()
+    }
+
+
+def _entries(checkpoint: Path, step: int | None) -> list[dict[str, Any]]:
+    """Return the metrics of a checkpoint's run up to its step."""
     from lmlong.training.metrics_log import read_entries
 
-    entries = read_entries(checkpoint.parents[1] / "metrics.jsonl")
-    known = [entry for entry in entries if isinstance(entry.get("validation"), dict) and entry["step"] <= (step or 0)]
-    return {"step": known[-1]["step"], **known[-1]["validation"]} if known else None
+    return [entry for entry in read_entries(checkpoint.parents[1] / "metrics.jsonl") if entry["step"] <= (step or 0)]
 
 
 def _version(package: str) -> str | None:
@@ -148,6 +165,8 @@ def _words(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4f}"
+    if isinstance(value, list) and any(isinstance(part, float) for part in value):
+        return " ".join("-" if part is None else f"{part:,.4g}" for part in value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, dict):

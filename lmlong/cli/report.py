@@ -8,7 +8,8 @@ def after_training(result: TrainingResult) -> str:
     """Return the result and what to try next, or the step of a stopped run."""
     found = result.validation
     if found is None and result.signal is None:
-        return f"{result.run} is at step {result.step} and has no more to do. Raise training.steps to go on."
+        more = "Raise training.steps, tokens or minutes to go on."
+        return f"{result.run} is at step {result.step} and has no more to do. {more}"
     if found is None:
         return f"stopped after step {result.step}, saved in {result.run}. Go on with --resume auto."
     if result.baselines is None:
@@ -16,11 +17,17 @@ def after_training(result: TrainingResult) -> str:
         further = [f"  lmlong eval {result.run}"]
     else:
         lines = [
-            f"validation   {found.bits_per_byte:.3f} bits per byte on all {found.bytes:,} bytes of held-out text",
+            f"validation   {found.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
             *_baselines(result.baselines),
         ]
         further = [f"  lmlong generate {result.run}", f"  lmlong eval {result.run}"]
     return "\n".join([*lines, "", "next:", *further])
+
+
+def _part(result: TrainingResult) -> str:
+    """Return the part of the held-out text that the last figure is of."""
+    size = result.validation.bytes if result.validation else 0
+    return f"an even sample of {size:,} bytes" if result.sampled else f"all {size:,} bytes"
 
 
 def _baselines(found: Baselines) -> list[str]:
@@ -28,5 +35,5 @@ def _baselines(found: Baselines) -> list[str]:
     return [
         f"lzma         {found.lzma:.3f} after {found.primed_bytes:,} bytes of the training text: repeated phrases",
         f"unigram      {found.unigram:.3f} by how often each token occurs in the training text, without context",
-        f"gzip -9      {found.gzip:.3f} on these bytes alone, without the training text",
+        f"gzip -9      {found.gzip:.3f} on the held-out text alone, without the training text",
     ]

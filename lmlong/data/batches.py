@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -74,18 +75,73 @@ def validation_batches(
     ranks: int = 1,
     factor: int = 1,
 ) -> Iterator[CausalBatch]:
-    """Iterate over a text, or its first `limit` tokens, in windows: each token but the first is a target exactly once.
-    Documents begin at multiples of `factor`.
+    """Iterate over a text in windows, or over those of an even sample of `limit` tokens: each token but the first is a
+    target exactly once. Documents begin at multiples of `factor`.
 
     Batches without targets are added until their number is a multiple of `ranks`, so that each rank takes as many.
     """
-    tokens = tokens[:limit]
-    text = CyclicTokens(tokens, np.flatnonzero(tokens == bos), bos, eos, factor, count=max(len(tokens) - 1, 0))
+    text = _scored(tokens, bos, eos, factor)
     length = min(length, max(len(text), 1))
     starts = range(0, len(text), length)
+    if limit is not None and limit < len(text):
+        length = min(length, -(-limit // factor) * factor)
+        starts = [starts[n] for n in evenly(len(starts), limit // length)]  # type: ignore[assignment]
     for numbers in in_batches(len(starts), rows, ranks):
         windows = [text.row(starts[n], min(starts[n] + length, len(text))) for n in numbers]
         yield _padded(windows, length, eos)
+
+
+VALIDATION_STREAMS = 8
+"""Parts of a validation text that are each read along a state, whatever the batch size of a run is."""
+
+
+def validation_streams(
+    tokens: np.ndarray,
+    bos: int,
+    eos: int,
+    length: int,
+    rows: int,
+    limit: int | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+    factor: int = 1,
+) -> Iterator[CausalBatch]:
+    """Iterate over the batches of one rank that read a text in a few even parts, or the first of `limit` tokens in each
+    part, to be scored with the state passed from batch to batch: at the begin of a part it is reset.
+
+    All ranks have as many batches, all with as many rows.
+    """
+    text = _scored(tokens, bos, eos, factor)
+    blocks = -(-len(text) // (VALIDATION_STREAMS * factor))
+    part = blocks * factor
+    read = part if limit is None else min(part, max(limit // (VALIDATION_STREAMS * factor), 1) * factor)
+    rows = min(rows, VALIDATION_STREAMS)
+    for numbers in islice(in_batches(VALIDATION_STREAMS, rows, ranks), rank, None, ranks):
+        spans = [(number * part, min(number * part + read, len(text))) for number in numbers]
+        spans += [(0, 0)] * (rows - len(spans))
+        for at in range(0, read, length):
+            inside = [(min(begin + at, end), min(begin + at + length, end)) for begin, end in spans]
+            batch = _padded([text.row(*span) for span in inside], length, eos)
+            batch.document_starts[:, 0] |= at == 0
+            yield batch
+
+
+def evenly(count: int, wanted: int) -> list[int]:
+    """Return `wanted` of range(count), at least one, as far from each other as they can be."""
+    wanted = min(max(wanted, 1), count)
+    return [(2 * number + 1) * count // (2 * wanted) for number in range(wanted)]
+
+
+def _scored(tokens: np.ndarray, bos: int, eos: int, factor: int) -> CyclicTokens:
+    """Return the tokens of a text that have a next one."""
+    return CyclicTokens(tokens, np.flatnonzero(tokens == bos), bos, eos, factor, count=max(len(tokens) - 1, 0))
+
+
+def streams_of_each(weights: Sequence[float], rows: int) -> list[int]:
+    """Return how many of the rows of a batch, of all ranks together, each source gives."""
+    shares = _shares_of_rest(weights)
+    sources = [_source_of(row, shares)[0] for row in range(rows)]
+    return [sources.count(source) for source in range(len(weights))]
 
 
 def in_batches(count: int, rows: int, ranks: int) -> Iterator[range]:

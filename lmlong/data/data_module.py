@@ -2,8 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from itertools import islice
 
-from lmlong.data.batches import Arrays, CausalBatch, TrainingBatches, validation_batches
+from lmlong.data.batches import (
+    Arrays,
+    CausalBatch,
+    TrainingBatches,
+    streams_of_each,
+    validation_batches,
+    validation_streams,
+)
 from lmlong.data.cyclic_tokens import CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import Documents, Rows, Streams, Windows
@@ -26,8 +34,10 @@ class DataModule(ABC):
         """Return all batches of the run, in order."""
 
     @abstractmethod
-    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[Arrays]:
-        """Return the validation text or its first `limit` tokens, in batches whose number is a multiple of `ranks`."""
+    def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Arrays]:
+        """Return one rank's batches of the validation text, or of an even sample of `limit` tokens, the same for every
+        comparison; all ranks have as many. With `carry_state` each batch is read from the state after the one before.
+        """
 
     def rows(self) -> list[Rows]:
         """Return the rows of each source of the training text."""
@@ -51,15 +61,22 @@ class CausalDataModule(DataModule):
         training, eos = self.recipe.training, self.tokens.tokenizer.eos
         return TrainingBatches(self.rows(), self.tokens.weights, eos, training.batch_size, training.carry_state)
 
-    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[CausalBatch]:
-        tokens, tokenizer = self.tokens.validation.tokens, self.tokens.tokenizer
-        rows = self.recipe.training.batch_size
-        return validation_batches(tokens, tokenizer.bos, tokenizer.eos, self.length, rows, limit, ranks, self.factor)
+    def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[CausalBatch]:
+        tokens, bos, eos = self.tokens.validation.tokens, self.tokens.tokenizer.bos, self.tokens.tokenizer.eos
+        training = self.recipe.training
+        if training.carry_state:
+            rows = training.batch_size
+            return validation_streams(tokens, bos, eos, self.length, rows, limit, rank, ranks, self.factor)
+        batches = validation_batches(tokens, bos, eos, self.length, training.batch_size, limit, ranks, self.factor)
+        return islice(batches, rank, None, ranks)
 
     def _rows(self, text: CyclicTokens, key: tuple[int, ...]) -> Rows:
         if self.recipe.text.rows == "documents":
             return Documents(text, self.length, key, self.recipe.sequences_per_step)
-        return (Streams if self.recipe.training.carry_state else Windows)(text, self.length, key)
+        if self.recipe.training.carry_state:
+            rows = self.recipe.processes * self.recipe.training.batch_size
+            return Streams(text, self.length, key, max(streams_of_each(self.tokens.weights, rows)[key[-1]], 1))
+        return Windows(text, self.length, key)
 
 
 class MaskedDataModule(DataModule):
@@ -74,10 +91,11 @@ class MaskedDataModule(DataModule):
         rows, seed = self.recipe.training.batch_size, self.recipe.seed
         return MaskedBatches(self.rows(), self.tokens.weights, self.masker, rows, seed)
 
-    def validation(self, limit: int | None = None, ranks: int = 1) -> Iterator[MaskedBatch]:
-        text = self.tokens.validation.first(limit)
-        pieces = ValidationPieces.of(text, self.length, self.whole_documents)
-        return pieces.batches(text.tokens, self.masker, self.recipe.training.batch_size, ranks)
+    def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[MaskedBatch]:
+        text = self.tokens.validation
+        pieces = ValidationPieces.of(text, self.length, self.whole_documents, limit)
+        batches = pieces.batches(text.tokens, self.masker, self.recipe.training.batch_size, ranks)
+        return islice(batches, rank, None, ranks)
 
     def _rows(self, text: CyclicTokens, key: tuple[int, ...]) -> Rows:
         if self.whole_documents:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong import recipe
-from lmlong.data.batches import IGNORED, TrainingBatches, in_batches
+from lmlong.data.batches import IGNORED, TrainingBatches, evenly, in_batches
 from lmlong.data.cyclic_tokens import Row
 from lmlong.data.packing import cut
 from lmlong.data.rows import Rows
@@ -88,13 +88,17 @@ class ValidationPieces(NamedTuple):
     ends: np.ndarray  # (pieces,)
 
     @staticmethod
-    def of(text: TokenFile, length: int, whole_documents: bool) -> "ValidationPieces":
-        """Return windows of `length`, or whole documents, cut where longer."""
+    def of(text: TokenFile, length: int, whole_documents: bool, limit: int | None = None) -> "ValidationPieces":
+        """Return windows of `length`, or whole documents, cut where longer; of all, or of an even sample of about
+        `limit` tokens."""
         if whole_documents:
             begins, ends = cut(text.starts, len(text.tokens), length)
         else:
             begins = np.arange(0, len(text.tokens), length)
             ends = np.minimum(begins + length, len(text.tokens))
+        if limit is not None and limit < len(text.tokens):
+            chosen = evenly(len(begins), len(begins) * limit // len(text.tokens))
+            begins, ends = begins[chosen], ends[chosen]
         order = np.argsort(begins - ends, kind="stable")
         return ValidationPieces(begins[order], ends[order])
 

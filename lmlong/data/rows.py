@@ -41,10 +41,17 @@ class Windows(Rows):
 
 
 class Streams(Rows):
-    """Streams round the cycle of the text, each from a random position of its own, one row further in each turn."""
+    """So many streams round the cycle of the text, one row further in each turn: from positions as far from each other
+    as they can be, the first a random one, so that each part of the text is read before one is read again."""
+
+    def __init__(self, text: CyclicTokens, length: int, key: tuple[int, ...], streams: int):
+        super().__init__(text, length, key)
+        self.streams = streams
 
     def row(self, number: int, turn: int) -> Row:
-        begin = self._random_begin(*self.key, number) + turn * self.length
+        blocks = len(self.text) // self.text.factor
+        begin = self._random_begin(*self.key) + number * blocks // self.streams * self.text.factor
+        begin += turn * self.length
         return self.text.row(begin, begin + self.length)
 
 

@@ -39,9 +39,10 @@ def table(reports: Sequence[PerplexityReport]) -> str:
 def _section(report: PerplexityReport) -> str:
     speed = report.tokens / max(report.seconds, 1e-9)
     trained = f", trained on {report.trained_tokens:,} tokens" if report.trained_tokens else ""
+    on = " with carried states" if report.carried_states else ""
     facts = [
         report.name,
-        f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}",
+        f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}{on}",
         f"  {_state(report.state)}",
         *_parts(report),
         f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second)"
@@ -151,6 +152,7 @@ def _report_values(report: PerplexityReport) -> dict[str, Any]:
         "parameters": report.parameters,
         "trained_length": report.trained_length,
         "trained_tokens": report.trained_tokens,
+        "carried_states": report.carried_states,
         "state_numbers": report.state.empty.numbers,
         "state_bytes": report.state.empty.bytes,
         "state_numbers_per_token": report.state.per_token.numbers,

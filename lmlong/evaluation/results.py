@@ -42,6 +42,7 @@ class PerplexityReport:
     state: StateSize
     trained_length: int
     trained_tokens: int | None = None  # seen in training, the same ones several times perhaps; None if unknown
+    carried_states: bool = False  # whether rows of that length began with states of what was read before
     documents: int = 0
     parts_of: int | None = None  # where these are parts of so few documents, each read from an empty state
     text: str = ""  # the same for the same documents, whatever the tokenizer

@@ -15,7 +15,7 @@ from lmlong.model.base import count_parameters
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.kinds import plugin_candidates
-from lmlong.training.metrics_log import read_entries
+from lmlong.training.metrics_log import last_validation, read_entries
 from lmlong.training.run import train
 
 CANDIDATES = {
@@ -109,10 +109,17 @@ def trained_run(recipe: str, overrides: Sequence[str], name: str, rate: float, s
 def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int]:
     """Return the numbers of a finished run; its speed is the median of its log, which no pause distorts."""
     lines = read_entries(folder / "metrics.jsonl")
-    bits = next(line["validation"]["bits_per_byte"] for line in reversed(lines) if "validation" in line)
+    validation = last_validation(lines)
+    assert validation is not None
     speed = statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
     training, length = recipe.training, recipe.text.sequence_length
     tokens = lines[-1]["step"] * training.batch_size * training.accumulate * length
     model = load(folder).model
     state = state_size(model)
-    return bits, tokens, speed, count_parameters(model), state.empty.bytes + length * state.per_token.bytes
+    return (
+        validation["bits_per_byte"],
+        tokens,
+        speed,
+        count_parameters(model),
+        state.empty.bytes + length * state.per_token.bytes,
+    )

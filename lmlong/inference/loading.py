@@ -12,7 +12,14 @@ from torch import Tensor
 
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.manifest import WEIGHTS
-from lmlong.checkpoint.read import check_size, load_weights, read_recipe, read_tokenizer, reading
+from lmlong.checkpoint.read import (
+    check_size,
+    load_weights,
+    read_recipe,
+    read_tokenizer,
+    reading,
+    trained_tokens,
+)
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
@@ -40,6 +47,8 @@ class TrainedModel:
     checkpoint: Path
     step: int | None = None
     """Optimizer steps taken."""
+    trained_tokens: int | None = None
+    """Tokens trained on, those of the runs that it began from by training.init_from among them."""
     weights_hash: str = ""
     """The sha256 of the weights file."""
 
@@ -211,7 +220,8 @@ def _read(checkpoint: Path) -> TrainedModel:
     model = build(recipe, tokenizer.vocabulary)
     load_weights(model, checkpoint)
     says = manifest.read(checkpoint)
-    return TrainedModel(model, tokenizer, recipe, checkpoint, says.step, says.files[WEIGHTS]["sha256"])
+    tokens = trained_tokens(checkpoint)
+    return TrainedModel(model, tokenizer, recipe, checkpoint, says.step, tokens, says.files[WEIGHTS]["sha256"])
 
 
 def load(

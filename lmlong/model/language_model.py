@@ -210,6 +210,11 @@ class LanguageModel(TextModel):
         """Whether the state of every layer keeps its size."""
         return all(attention.state_growth == "constant" for attention in self.attentions)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile runs the blocks."""
+        return self._compiled_run is not None
+
     def compile_blocks(self) -> None:
         for attention in self._linear_attentions():
             if attention.kernel in (chunk_scan, native.scan):

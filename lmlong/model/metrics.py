@@ -56,11 +56,15 @@ def count_bytes(targets: Tensor, token_bytes: Tensor) -> int:
     return int(token_bytes[targets[targets != IGNORED]].sum())
 
 
-def loss_totals(model: TextModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor) -> LossTotals:
-    """Return the totals over batches of (tokens, targets, mask), each (rows, time), each from an empty state."""
-    totals = LossTotals()
+def loss_totals(
+    model: TextModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor, carry_state: bool = False
+) -> LossTotals:
+    """Return the totals over batches of (tokens, targets, mask), each (rows, time), each from an empty state or with
+    `carry_state` from the state after the one before."""
+    totals, state = LossTotals(), None
     for tokens, targets, mask in batches:
-        nll, _ = model.token_nll(tokens, targets, mask)
+        nll, after = model.token_nll(tokens, targets, mask, state)
+        state = after if carry_state else None
         nats = float(nll.to(float64_device(nll.device)).sum(dtype=torch.float64))
         totals += LossTotals(nats, int((targets != IGNORED).sum()), count_bytes(targets, token_bytes))
     return totals

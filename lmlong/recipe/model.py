@@ -111,6 +111,9 @@ class Attention(Options):
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned"] = "learned"
     """linear: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has none."""
+    longest_memory: Annotated[int, Field(gt=2, le=bounds.TOKENS), IsLength()] = 8192
+    """linear with a fixed or learned decay: tokens after which 1/e of the state is left in the head that keeps longest
+    (a learned decay begins there); the heads before it keep from 2 tokens on, evenly on a log scale."""
     window: Annotated[int, Field(gt=0, le=bounds.TOKENS), IsLength()] = 256
     """window: how many tokens are seen, the token itself among them."""
     taylor: Taylor = Taylor()

@@ -14,6 +14,9 @@ from lmlong.recipe.training import Training
 OF_AN_ENCODER: dict[str, Any] = {"model": {"convolution": 0, "attention": {"decay": "none"}}}
 """Defaults of an encoder's recipe: both options are for causal models only."""
 
+PASSING = ("carry_state", "state_passing")
+"""Options of training that hand the state after a batch on to the next one."""
+
 
 def completed(values: Any, defaults: dict[str, Any]) -> Any:
     """Return a section with `defaults` for the keys that are not given, also in the sections within it."""
@@ -34,7 +37,7 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         yield mistake("model.positions", "absolute positions end with the longest sequence. Use rotary, none or auto.")
     if model.state_growth != "constant":
         growing = " and ".join(model.growing_kinds)
-        for key in ("segment", "carry_state"):
+        for key in ("segment", *PASSING):
             if getattr(training, key):
                 yield mistake(
                     f"training.{key}",
@@ -47,13 +50,14 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
             f"{text.sequence_length} is no multiple of model.downsample.factor, {model.factor}. "
             f"Use {-(-text.sequence_length // model.factor) * model.factor}.",
         )
-    if training.carry_state and text.rows == "documents":
-        yield mistake("training.carry_state", "whole documents need nothing from the batch before. Leave it out.")
-    if training.carry_state and model.attention.favor.resample_every:
-        yield mistake(
-            "training.carry_state",
-            "features drawn anew make the states of the old ones meaningless. Leave this out, or resample_every.",
-        )
+    for key in PASSING:
+        if getattr(training, key) and text.rows == "documents":
+            yield mistake(f"training.{key}", "whole documents need nothing from the batch before. Leave it out.")
+        if getattr(training, key) and model.attention.favor.resample_every:
+            yield mistake(
+                f"training.{key}",
+                "features drawn anew make the states of the old ones meaningless. Leave this out, or resample_every.",
+            )
 
 
 def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
@@ -66,7 +70,7 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         )
     if model.convolution:
         yield mistake("model.convolution", "it sees the past alone, and an encoder looks at both sides. Leave it out.")
-    for key in ("segment", "carry_state"):
+    for key in ("segment", *PASSING):
         if getattr(training, key):
             yield mistake(
                 f"training.{key}", "an encoder reads its text at once, there is no state to hand on. Leave it out."

@@ -68,6 +68,11 @@ class Recipe(Options):
         return self.processes * self.training.batch_size * self.training.accumulate
 
     @property
+    def tokens_per_step(self) -> int:
+        """Tokens that all processes together read for one optimizer step."""
+        return self.sequences_per_step * self.text.sequence_length
+
+    @property
     def targets_per_sequence(self) -> float:
         """Mean number of targets of a full sequence: all of its tokens, or those that are masked."""
         return self.text.sequence_length * (self.text.masking.share if self.objective == "masked" else 1.0)

@@ -33,9 +33,13 @@ class Training(Options):
     """How the model is trained."""
 
     steps: int | None = Field(default=None, gt=0, le=bounds.COUNT)
-    """Optimizer steps to take; with `tokens` given too, whichever ends first."""
+    """Optimizer steps to take; with `tokens` or `minutes` given too, whichever ends first."""
     tokens: Annotated[int | None, Field(gt=0, le=bounds.COUNT), IsLength()] = None
     """Tokens to train on, in place of or beside `steps`."""
+    minutes: float | None = Field(default=None, gt=0, le=bounds.COUNT)
+    """Minutes to train, in place of or beside `steps`: the time of the training steps of all sessions of the run
+    together, without set-up, validation, samples and checkpoints. The learning rate follows the steps that are expected
+    to fit, by their mean time so far."""
     strategy: Literal["auto", "ddp", "deepspeed"] = "auto"
     """How several devices train together: ddp (each holds all of the training state) or deepspeed (each holds a part);
     auto takes ddp for more than one."""
@@ -77,12 +81,20 @@ class Training(Options):
     carry_state: bool = False
     """Let each row of a batch continue that of the batch before, with its state but not its gradient: truncated BPTT,
     cheaper than `segment`."""
+    state_passing: float = Field(default=0.0, ge=0, le=1)
+    """Share of the rows that begin with the state after a row of the batch before, another text, in place of an empty
+    one, without its gradient: the model meets the states of long texts at the cost of short ones. Positions go on from
+    that state's, as in one document."""
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass."""
     validate_every: int = Field(default=500, gt=0, le=bounds.COUNT)
-    """Steps between validations; one more follows the last step, over the whole validation text."""
+    """Steps between validations; one more follows the last step."""
     validation_tokens: Annotated[int, Field(gt=0, le=bounds.COUNT), IsLength()] = 200_000
-    """Tokens of validation text read by each validation but the last."""
+    """Tokens of validation text that each validation scores: an even sample, always the same, by which the best
+    checkpoint is chosen."""
+    final_validation_tokens: Annotated[int | None, Field(ge=0, le=bounds.COUNT), IsLength()] = None
+    """Tokens of validation text scored once more after the last step, beside that sample: null for all of them, 0 for
+    none."""
     sample_tokens: Annotated[int, Field(ge=0, le=bounds.TOKENS), IsLength()] = 0
     """Tokens that the model writes at each validation, printed and kept in metrics.jsonl; 0 for no sample."""
     checkpoint_every: int = Field(default=500, gt=0, le=bounds.COUNT)
@@ -109,9 +121,18 @@ class Training(Options):
         """Accept the numbers 32 and 16, so that they need no quotes in YAML."""
         return str(precision) if type(precision) is int else precision
 
+    @property
+    def passes_states(self) -> bool:
+        """Whether a batch needs the state after the one before."""
+        return self.carry_state or self.state_passing > 0
+
     def disagreements(self) -> Iterator[PydanticCustomError]:
-        if self.steps is None and self.tokens is None:
-            yield mistake("steps", "neither steps nor tokens is given, so training has no end. Set one of them.")
+        if self.steps is None and self.tokens is None and self.minutes is None:
+            yield mistake(
+                "steps", "none of steps, tokens and minutes is given, so training has no end. Set one of them."
+            )
+        if self.carry_state and self.state_passing:
+            yield mistake("state_passing", "carry_state begins no row with the state of another text. Use one of them.")
         if self.strategy == "deepspeed" and self.precision == "16":
             yield mistake("precision", "16 is not offered with strategy: deepspeed. Use bf16, 32 or auto.")
         if self.strategy == "deepspeed" and self.deepspeed.stage == 3 and self.compile:

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections import deque
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -18,14 +17,15 @@ from lmlong.model.base import TextModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, loss_totals
 from lmlong.training.checkpoint_store import CheckpointStore
+from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.metrics_log import MetricsLog
 from lmlong.training.module import TrainingModule, as_tensors
-from lmlong.training.optimizer import learning_rate_factor
 from lmlong.training.progress import Progress
 from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.state import random_states, restore
+from lmlong.training.state_health import StateHealth
 
 RECENT = 20
 SPIKE = 1.5
@@ -35,8 +35,9 @@ SPIKE = 1.5
 class TrainingCallback(Callback):
     """The callback at the end of each optimizer step, the only point where a run may be saved or stopped."""
 
-    def __init__(self, run: Path, data: DataModule, steps: int, signals: StopOnSignal):
-        self.run, self.data, self.steps, self.signals = run, data, steps, signals
+    def __init__(self, run: Path, data: DataModule, clock: TrainingClock, signals: StopOnSignal, tokens_before: int):
+        self.run, self.data, self.clock, self.signals = run, data, clock, signals
+        self.tokens_before = tokens_before  # trained on by the run that this one began from
         options = data.recipe.training
         self.metric = METRICS[data.recipe.objective]
         self.metrics_log = MetricsLog(run / "metrics.jsonl", silent=not is_main_process())
@@ -44,6 +45,7 @@ class TrainingCallback(Callback):
         self.progress: Progress | None = None
         self.recent: deque[float] = deque(maxlen=RECENT)  # losses, to detect a spike
         self.final: LossTotals | None = None
+        self.sampled = False  # whether that is not of the whole validation text
         self._random: dict[str, Any] = {}  # to be restored
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,28 +61,30 @@ class TrainingCallback(Callback):
         self.metrics_log.cut_back(trainer.global_step)
         recipe, silent = self.data.recipe, not trainer.is_global_zero
         tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
-        self.progress = Progress(self.steps, trainer.global_step, silent, self.metric, tokens_per_target)
+        self.progress = Progress(self.clock, trainer.global_step, silent, self.metric, tokens_per_target)
+        self.clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         options = pl_module.recipe.training
         if (batch_idx + 1) % options.accumulate:
             return
         assert self.progress is not None
-        step, last = trainer.global_step, trainer.global_step == self.steps
-        self._log_step(step, pl_module)
-        with self.progress.pause():
+        step, taken = trainer.global_step, self.clock.step(trainer)
+        last = self.clock.ends_at(step)
+        self._log_step(step, pl_module, taken)
+        with self.clock.pause():
             validated = None
             if last or step % options.validate_every == 0:
-                validated = self._validate(trainer, pl_module, None if last else options.validation_tokens)
-                self.final = validated if last else None
+                validated = self._validate(trainer, pl_module)
+                self.final = self._final(trainer, pl_module, validated) if last else None
                 if options.sample_tokens:
                     self._sample(trainer, pl_module, options.sample_tokens)
             stop = self.signals.agree(trainer)
             if last or stop or step % options.checkpoint_every == 0:
                 check_there(self.run)
                 self.metrics_log.flush()
-                self.checkpoints.save(trainer, self.metric.of(validated) if validated else None)
-            trainer.should_stop = trainer.should_stop or stop
+                self.checkpoints.save(trainer, self.metric.of(validated) if validated else None, self._tokens(step))
+            trainer.should_stop = trainer.should_stop or stop or last
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._close()
@@ -88,15 +92,15 @@ class TrainingCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self._close()
 
-    def _log_step(self, step: int, module: TrainingModule) -> None:
+    def _log_step(self, step: int, module: TrainingModule, taken: float) -> None:
         """Show the step, and log it every `log_every` steps."""
         assert self.progress is not None
         totals, module.step_totals = all_reduce_sum(module.trainer, module.step_totals), LossTotals()
         options = module.recipe.training
-        learning_rate = options.learning_rate * learning_rate_factor(step - 1, self.steps, options)
-        speed = self.progress.step(step, totals, learning_rate)
+        learning_rate = module.learning_rate
+        speed = self.progress.step(step, totals, learning_rate, taken)
         self._log_event(step, totals.nats_per_token, module.skipped)
-        if step % options.log_every == 0 or step == self.steps:
+        if step % options.log_every == 0 or self.clock.ends_at(step):
             check_there(self.run)
             metrics = {
                 "loss": totals.nats_per_token,
@@ -121,30 +125,52 @@ class TrainingCallback(Callback):
             self.recent.append(loss)
         if event:
             assert self.progress is not None
-            self.progress.say(f"step {step}/{self.steps}: {event}")
+            self.progress.say(f"{self.progress.name(step)}: {event}")
             self.metrics_log.write(step=step, event=event)
 
-    def _validate(self, trainer: Trainer, module: TrainingModule, limit: int | None) -> LossTotals:
-        """Return the loss on the validation text, in sequences as long as those of training."""
-        assert self.progress is not None
-        ranks, metric = trainer.world_size, self.metric
-        share = islice(self.data.validation(limit, ranks), trainer.global_rank, None, ranks)
+    def _final(self, trainer: Trainer, module: TrainingModule, sample: LossTotals) -> LossTotals:
+        """Return the loss after the last step: that of the even sample, unless more of the text is to be scored."""
+        options, tokens = module.recipe.training, len(self.data.tokens.validation.tokens)
+        limit = options.final_validation_tokens
+        self.sampled = limit is not None and max(limit, options.validation_tokens) < tokens
+        if min(tokens, tokens if limit is None else limit) <= options.validation_tokens:
+            return sample
+        totals = self._score(trainer, module, limit)
+        self._log_validation(trainer, "final_validation", totals)
+        return totals
+
+    def _validate(self, trainer: Trainer, module: TrainingModule) -> LossTotals:
+        """Return the loss on the even sample, and log it, and what the states of the model keep."""
+        health = StateHealth(module.model)
+        with health.watch():
+            totals = self._score(trainer, module, module.recipe.training.validation_tokens)
+        by_layer = health.by_layer(trainer)
+        self._log_validation(trainer, "validation", totals, **({"state": by_layer} if by_layer else {}))
+        return totals
+
+    def _score(self, trainer: Trainer, module: TrainingModule, limit: int | None) -> LossTotals:
+        """Return the loss on the validation text or an even sample of it, in sequences as long as those of training."""
+        carry_state = module.recipe.training.carry_state
+        share = self.data.validation(limit, trainer.global_rank, trainer.world_size)
+        batches = (to_device(as_tensors(batch), module.device) for batch in share)
         module.eval()
         with trainer.precision_plugin.forward_context():
-            own = loss_totals(
-                module.model, (to_device(as_tensors(b), module.device) for b in share), module.token_bytes
-            )
-        totals = all_reduce_sum(trainer, own)
+            own = loss_totals(module.model, batches, module.token_bytes, carry_state)
         module.train()
+        return all_reduce_sum(trainer, own)
+
+    def _log_validation(self, trainer: Trainer, name: str, totals: LossTotals, **more: Any) -> None:
+        assert self.progress is not None
+        metric = self.metric
         ratios = {"nats_per_token": totals.nats_per_token, metric.name: metric.of(totals)}
-        self.metrics_log.write(step=trainer.global_step, validation={**asdict(totals), **ratios})
+        self.metrics_log.write(step=trainer.global_step, **{name: {**asdict(totals), **ratios}, **more})
         for logger in trainer.loggers:
-            logger.log_metrics({f"validation/{name}": value for name, value in ratios.items()}, trainer.global_step)
+            logger.log_metrics({f"{name}/{key}": value for key, value in ratios.items()}, trainer.global_step)
+        label = name.replace("_", " ")
         self.progress.say(
-            f"step {trainer.global_step}/{self.steps}: validation {metric.of(totals):.3f} {metric.unit}, "
+            f"{self.progress.name(trainer.global_step)}: {label} {metric.of(totals):.3f} {metric.unit}, "
             f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
         )
-        return totals
 
     def _sample(self, trainer: Trainer, module: TrainingModule, tokens: int) -> None:
         """Show a text that the model writes; all ranks write it, since each may hold only a part of the weights."""
@@ -154,7 +180,11 @@ class TrainingCallback(Callback):
             text = write_sample(module.model, self.data.tokens.tokenizer, tokens, self.data.recipe.seed)
         module.train()
         self.metrics_log.write(step=trainer.global_step, sample=text)
-        self.progress.say(f"step {trainer.global_step}/{self.steps}: a sample\n{indent(text, '    ')}")
+        self.progress.say(f"{self.progress.name(trainer.global_step)}: a sample\n{indent(text, '    ')}")
+
+    def _tokens(self, step: int) -> int:
+        """Return the tokens trained on after a step, those of the run that this one began from among them."""
+        return self.tokens_before + step * self.data.recipe.tokens_per_step
 
     def _close(self) -> None:
         if self.progress is not None:

@@ -57,12 +57,12 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def save(self, trainer: Trainer, validated: float | None) -> None:
-        """Write a checkpoint of the step just done, with its validation metric, less is better; every rank calls this,
-        since all ranks save together."""
+    def save(self, trainer: Trainer, validated: float | None, trained_tokens: int | None = None) -> None:
+        """Write a checkpoint of the step just done, with its validation metric, less is better, and the tokens trained
+        on; every rank calls this, since all ranks save together."""
         path = self.path(trainer.global_step)
         worth = validated if validated is not None and math.isfinite(validated) else None
-        trainer.save_checkpoint(path, storage_options={"validation": worth})
+        trainer.save_checkpoint(path, storage_options={"validation": worth, "trained_tokens": trained_tokens})
         if not trainer.is_global_zero:
             return
         manifest.verify(path)

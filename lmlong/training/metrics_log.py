@@ -11,6 +11,9 @@ from lmlong.io.system_errors import named
 
 REMEDY = "Mend that, and go on with --resume auto."
 
+VALIDATIONS = ("final_validation", "validation")
+"""The keys of lines with the loss on more of the validation text, and on the even sample."""
+
 
 class MetricsLog:
     """The metrics log of a run, written as lines come; by one process only, where several train together."""
@@ -53,6 +56,14 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a metrics log, without unfinished or invalid lines; empty where there is no log."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     return [entry for line in lines if line.endswith(b"\n") and (entry := _entry(line))]
+
+
+def last_validation(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the newest validation: the final one, or that of the even sample where nothing more was scored."""
+    known = [entry for entry in entries if any(isinstance(entry.get(name), dict) for name in VALIDATIONS)]
+    if not known:
+        return None
+    return {"step": known[-1]["step"], **next(known[-1][name] for name in VALIDATIONS if name in known[-1])}
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:

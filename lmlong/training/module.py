@@ -10,15 +10,20 @@ from torch import Tensor
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.batches import Arrays, TrainingBatches
+from lmlong.data.shuffle import draw
 from lmlong.errors import CheckpointError, DivergedError
 from lmlong.model.base import TextModel
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import LossTotals, count_bytes
-from lmlong.model.state import detach_state, fits_state, rebuild_state
+from lmlong.model.state import detach_state, fits_state, rebuild_state, where_state
 from lmlong.recipe import Recipe
+from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import all_gather, rank_slice
-from lmlong.training.optimizer import learning_rate_factor, make_optimizer
+from lmlong.training.optimizer import ENDLESS, learning_rate_factor, make_optimizer
 from lmlong.training.state import loops_at
+
+PASSED = 1
+"""Part of the key of the draws that choose the rows of `state_passing`."""
 
 
 class TrainingModule(LightningModule):
@@ -26,13 +31,16 @@ class TrainingModule(LightningModule):
 
     token_bytes: Tensor
 
-    def __init__(self, model: TextModel, recipe: Recipe, steps: int, token_bytes: Tensor, batches: TrainingBatches):
+    def __init__(
+        self, model: TextModel, recipe: Recipe, clock: TrainingClock, token_bytes: Tensor, batches: TrainingBatches
+    ):
         super().__init__()
         self.model = model
         self.recipe = recipe
-        self.steps, self.batches = steps, batches
+        self.clock, self.batches = clock, batches
         self.register_buffer("token_bytes", token_bytes, persistent=False)
         self.step_totals = LossTotals()  # of the current optimizer step
+        self.learning_rate = math.nan  # of the current optimizer step
         self.gradient_norm = math.nan
         self.skipped = 0  # steps skipped in a row so far
         self.carried: Any = None  # the state after the batch before; only its tensors when they come from a checkpoint
@@ -40,9 +48,10 @@ class TrainingModule(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         tokens, targets, mask = batch
         self._seed(batch_idx)
+        state, mask = self._initial_state(tokens, mask, batch_idx)
         with self.trainer.precision_plugin.forward_context():
-            nll, state = self.model.loss(tokens, targets, mask, self._carried(tokens), self.recipe.training.segment)
-        if self.recipe.training.carry_state:
+            nll, state = self.model.loss(tokens, targets, mask, state, self.recipe.training.segment)
+        if self.recipe.training.passes_states:
             self.carried = detach_state(state)
         loss = float(nll.detach())
         # several ranks check the gradient, which all of them see: one that stopped alone would hang the others
@@ -62,10 +71,12 @@ class TrainingModule(LightningModule):
         return make_optimizer(self.model, self.recipe.training)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set the learning rate, which depends on the step alone."""
-        options = self.recipe.training
+        """Set the learning rate, which depends on the step, and on the time trained where that ends the run."""
+        options, step = self.recipe.training, self.global_step
+        factor = learning_rate_factor(step, self.clock.expected_steps(step), options)
+        self.learning_rate = options.learning_rate * factor
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = options.learning_rate * learning_rate_factor(self.global_step, self.steps, options)
+            group["lr"] = self.learning_rate
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip)
@@ -92,6 +103,7 @@ class TrainingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["skipped"] = self.skipped
+        checkpoint["seconds"] = self.clock.seconds
         checkpoint["carried"] = [all_gather(self.trainer, tensor) for tensor in state_tensors(self.carried)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -100,6 +112,7 @@ class TrainingModule(LightningModule):
         options = make_optimizer(self.model, self.recipe.training).state_dict()["param_groups"]
         checkpoint["optimizer_states"][0]["param_groups"] = options
         self.skipped = checkpoint["skipped"]
+        self.clock.seconds = checkpoint["seconds"]
         self.carried = [rank_slice(self.trainer, tensor) for tensor in checkpoint["carried"]] or None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -109,8 +122,23 @@ class TrainingModule(LightningModule):
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         return self.model.load_state_dict(state_dict)
 
+    def _initial_state(self, tokens: Tensor, mask: Tensor, batch_idx: int) -> tuple[Any, Tensor]:
+        """Return the state to read a batch from, and its mask: with `state_passing` a share of the rows, drawn by batch
+        and row, begins with the state after the same row of the batch before, where no document starts."""
+        carried, share = self._carried(tokens), self.recipe.training.state_passing
+        if carried is None or not share:
+            return carried, mask
+        first = self.global_rank * len(tokens)
+        passed = torch.tensor(
+            [draw(self.recipe.seed, PASSED, batch_idx, first + row) < share * 2**64 for row in range(len(tokens))],
+            device=tokens.device,
+        )
+        mask = mask.clone()
+        mask[:, 0] &= ~passed
+        return where_state(passed, carried, self.model.init_state(len(tokens))), mask
+
     def _carried(self, tokens: Tensor) -> Any:
-        """Return the state after the batch before, where the recipe carries it."""
+        """Return the state after the batch before, where the recipe passes it on."""
         if isinstance(self.carried, list):
             state = self.model.init_state(len(tokens))
             if not fits_state(self.carried, list(state_tensors(state))):
@@ -130,10 +158,6 @@ class TrainingModule(LightningModule):
         )
 
 
-ENDLESS = 10**9
-"""A length, which Lightning needs in order not to prefetch a batch, which a resume would miss."""
-
-
 class Loader:
     """Endless batches from `first` on."""
 
@@ -141,7 +165,7 @@ class Loader:
         self.batches, self.first, self.rank, self.ranks = batches, first, rank, ranks
 
     def __len__(self) -> int:
-        return ENDLESS
+        return ENDLESS  # Lightning needs a length in order not to prefetch a batch, which a resume would miss
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for number in range(self.first, ENDLESS):

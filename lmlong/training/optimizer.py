@@ -44,9 +44,14 @@ def learning_rate_factor(step: int, steps: int, options: recipe.Training) -> flo
     return options.final_learning_rate + (1 - options.final_learning_rate) * left
 
 
+ENDLESS = 10**9
+"""Steps that no run takes, for one that ends by time alone."""
+
+
 def count_steps(options: recipe.Training, tokens_per_step: int) -> int:
-    """Return the optimizer steps of a run, from `steps` or `tokens`, whichever ends first."""
-    ends = []
+    """Return the optimizer steps of a run, from `steps` or `tokens`, whichever ends first; `minutes` may end it
+    before."""
+    ends = [ENDLESS]
     if options.steps is not None:
         ends.append(options.steps)
     if options.tokens is not None:

@@ -103,11 +103,14 @@ class Plan(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return count_steps(self.recipe.training, self.tokens_per_step)
+        """The steps that are expected, those that fit into training.minutes where these end before the others."""
+        minutes = self.recipe.training.minutes
+        fitting = [] if minutes is None else [max(1, round(60 * minutes / self.cost.seconds))]
+        return min([count_steps(self.recipe.training, self.tokens_per_step), *fitting])
 
     @property
     def tokens_per_step(self) -> int:
-        return self.recipe.sequences_per_step * self.recipe.text.sequence_length
+        return self.recipe.tokens_per_step
 
     def text(self) -> str:
         """Return the plan as text."""
@@ -115,10 +118,11 @@ class Plan(NamedTuple):
         hours, minutes = divmod(round(self.steps * self.cost.seconds / 60), 60)
         # float32 weights, and AdamW's two moments of the same size
         disk = KEPT_CHECKPOINTS * 3 * 4 * self.parameters
+        about = "" if self.recipe.training.minutes is None else "about "
         each = " in each process" if self.recipe.processes > 1 else ""
         lines = [
             f"parameters   {self.parameters:,}",
-            f"steps        {self.steps:,} of {tokens:,} tokens: {self.steps * tokens:,} tokens in all",
+            f"steps        {about}{self.steps:,} of {tokens:,} tokens: {self.steps * tokens:,} tokens in all",
             f"time         {self.cost.seconds:.2f} s a step: {hours} h {minutes:02d} min, validation not counted",
             f"memory       {self.cost.bytes / 1e9:.2f} GB at the peak of a step{each}",
             f"disk         {disk / 1e9:.2f} GB for checkpoints",

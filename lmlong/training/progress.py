@@ -1,14 +1,13 @@
 """The progress of training: a bar on a terminal, a line now and then elsewhere."""
 
 import sys
-import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from tqdm import tqdm
 
 from lmlong.model.metrics import LossTotals, Metric
+from lmlong.training.clock import TrainingClock
 
 RECENT = 20
 """Steps that the shown numbers are averaged over: single steps are too uneven to read."""
@@ -17,8 +16,10 @@ RECENT = 20
 class Progress:
     """Step, loss and the metric of the objective, tokens/s, learning rate and time left, on stderr."""
 
-    def __init__(self, steps: int, first: int, silent: bool, metric: Metric, tokens_per_target: float):
-        self.steps, self.silent, self.metric, self.tokens_per_target = steps, silent, metric, tokens_per_target
+    def __init__(self, clock: TrainingClock, first: int, silent: bool, metric: Metric, tokens_per_target: float):
+        self.clock, self.silent, self.metric, self.tokens_per_target = clock, silent, metric, tokens_per_target
+        steps = clock.expected_steps(first)
+        self._tenth = 10 * first // steps  # of the run, after which a line was printed
         self.bar = tqdm(
             total=steps,
             initial=first,
@@ -27,13 +28,10 @@ class Progress:
             leave=False,
             bar_format="{n_fmt}/{total_fmt} |{bar}| {desc} {remaining} left",
         )
-        self._begun = time.perf_counter()
         self._recent: deque[tuple[LossTotals, float]] = deque(maxlen=RECENT)  # losses and seconds of steps
 
-    def step(self, step: int, totals: LossTotals, learning_rate: float) -> float:
-        """Show a finished step, and return its tokens per second."""
-        now = time.perf_counter()
-        taken, self._begun = now - self._begun, now
+    def step(self, step: int, totals: LossTotals, learning_rate: float, taken: float) -> float:
+        """Show a finished step, which took so many seconds, and return its tokens per second."""
         self._recent.append((totals, taken))
         lost = sum((part for part, _ in self._recent), LossTotals())
         seconds = sum(part for _, part in self._recent)
@@ -42,22 +40,25 @@ class Progress:
             f"loss {lost.nats_per_token:.3f}, {self.metric.of(lost):.3f} {self.metric.unit}, "
             f"{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
         )
+        steps = self.clock.expected_steps(step)
+        tenth = 10 * step // steps
         if not self.bar.disable:
+            self.bar.total = steps
             # shorter here, so that it fits into 80 columns
             self.bar.set_description_str(text.replace("tokens/s", "tok/s"), refresh=False)
             with suppress(OSError):  # a closed pipe must not end a run
                 self.bar.update(1)
-        elif step % max(self.steps // 10, 1) == 0 or step == self.steps:
-            left = tqdm.format_interval((self.steps - step) * seconds / len(self._recent))
-            self.say(f"step {step}/{self.steps}: {text} {left} left")
+        elif tenth > self._tenth or self.clock.ends_at(step):
+            self._tenth = tenth
+            left = 0 if self.clock.ends_at(step) else (steps - step) * seconds / len(self._recent)
+            self.say(f"{self.name(step)}: {text} {tqdm.format_interval(left)} left")
         return totals.tokens * self.tokens_per_target / taken
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Exclude other work from the time of a step."""
-        paused = time.perf_counter()
-        yield
-        self._begun += time.perf_counter() - paused
+    def name(self, step: int) -> str:
+        """Return the name of a step in what is printed, with the last one, which is a guess where time decides."""
+        if self.clock.budget is None:
+            return f"step {step}/{self.clock.steps}"
+        return f"step {step}, {min(self.clock.seconds / self.clock.budget, 1):.0%} of the time"
 
     def say(self, line: str) -> None:
         """Print a permanent line above the bar."""

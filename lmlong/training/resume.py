@@ -10,7 +10,7 @@ from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import tell
 
-FIXED = ("seed", "objective", "text.", "model.", "training.carry_state", "training.init_from")
+FIXED = ("seed", "objective", "text.", "model.", "training.carry_state", "training.state_passing", "training.init_from")
 """Options that weights, data order and draws depend on; all others may change during a run."""
 
 SHARES = ("devices", "nodes", "training.batch_size", "training.accumulate")
@@ -57,7 +57,7 @@ def same_run(old: Recipe, new: Recipe) -> Recipe:
         if key in WHERE and _weights(before) == _weights(now):
             tell(f"changed since the checkpoint: {key}")
             continue
-        if key.startswith(FIXED) or (key in SHARES and old.training.carry_state):
+        if key.startswith(FIXED) or (key in SHARES and old.training.passes_states):
             raise _another_run(key, f"was {before} in this run and is {now} now. Put it back")
         tell(f"changed since the checkpoint: {key} from {before} to {now}")
     return new

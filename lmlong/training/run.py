@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy
 
-from lmlong.checkpoint import read
+from lmlong.checkpoint import manifest, read
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
 from lmlong.data.notes import notes
@@ -26,10 +26,12 @@ from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.checkpoint_store import FolderIO
+from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
 from lmlong.training.first_look import check_free, check_options, default_folder
 from lmlong.training.metrics_log import read_entries
 from lmlong.training.module import TrainingModule
+from lmlong.training.optimizer import ENDLESS
 from lmlong.training.resume import resume_point, same_run
 from lmlong.training.run_folder import (
     METRICS,
@@ -54,11 +56,14 @@ class TrainingResult(NamedTuple):
     step: int
     """Optimizer steps taken."""
     validation: LossTotals | None
-    """The loss over the whole validation text; None when training was stopped, or had no step to take."""
+    """The loss over the validation text, all of it but where `sampled`; None when training was stopped, or had no step
+    to take."""
     baselines: Baselines | None
     """Bits per byte of the same text without a model; None where the objective has none to compare."""
     signal: int | None = None
     """The signal that stopped training."""
+    sampled: bool = False
+    """Whether `validation` is of an even sample, as training.final_validation_tokens asked, not of the whole text."""
     is_main_process: bool = True
     """Whether this process, of several, is the one that prints."""
 
@@ -115,12 +120,16 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
     if resume and not resume_from and is_main_process():
         print(f"{folder}: no checkpoint to go on from yet, so a new run begins", file=sys.stderr)
     source = None if resume_from else recipe.training.init_from
+    tokens_before = 0
     if resume_from:
-        recipe = same_run(read.read_recipe(resume_from), recipe)
+        old = read.read_recipe(resume_from)
+        recipe = same_run(old, recipe)
+        tokens_before = read.trained_tokens(resume_from) - manifest.read(resume_from).step * old.tokens_per_step
         setup = set_up(recipe, resume_from)
     elif source:
         check_kept(source, folder)
         setup = read.reading(source, lambda start: set_up(recipe, start, new_attention=True))
+        tokens_before = read.reading(source, read.trained_tokens)
     else:
         setup = set_up(recipe)
     state = read_state(resume_from, setup.model, setup.tokens.identity) if resume_from else None
@@ -133,13 +142,14 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         _say(setup, resume_from or source)
 
     signals = StopOnSignal(recipe.processes)
-    callback = TrainingCallback(folder, setup.data, setup.steps, signals)
+    clock = TrainingClock(recipe.training, setup.steps)
+    callback = TrainingCallback(folder, setup.data, clock, signals, tokens_before)
     callbacks: list[Callback] = [signals, callback]
     if every := recipe.model.attention.favor.resample_every:
         callbacks.append(ResampleFeatures(setup.model, recipe.seed, every))
-    trainer = _trainer(folder, setup, callbacks, state)
+    trainer = _trainer(folder, setup, callbacks, state, _last_step(clock, state))
     token_bytes = torch.from_numpy(setup.tokens.tokenizer.token_bytes)
-    module = TrainingModule(setup.model, setup.recipe, setup.steps, token_bytes, setup.data.training())
+    module = TrainingModule(setup.model, setup.recipe, clock, token_bytes, setup.data.training())
     try:
         with signals:
             trainer.fit(module, ckpt_path=resume_from, weights_only=True)
@@ -155,7 +165,16 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
     tokens = setup.tokens
     has_bytes = final and recipe.objective == "causal"
     others = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer) if has_bytes else None
-    return TrainingResult(folder, trainer.global_step, final, others, signals.agreed, is_main_process())
+    return TrainingResult(
+        folder, trainer.global_step, final, others, signals.agreed, callback.sampled, is_main_process()
+    )
+
+
+def _last_step(clock: TrainingClock, state: dict[str, Any] | None) -> int:
+    """Return the step after which no other is taken: the one to resume from, where the time is used up."""
+    if state:
+        clock.seconds = state["seconds"]
+    return state["step"] if state and clock.is_over else clock.steps
 
 
 def _say(setup: Setup, start: Path | str | None) -> None:
@@ -164,13 +183,23 @@ def _say(setup: Setup, start: Path | str | None) -> None:
         for line in notes(source):
             print(f"{source['name']}: {line}", file=sys.stderr)
     print(
-        f"{count_parameters(setup.model):,} parameters, {setup.steps:,} steps of {setup.tokens_per_step:,} tokens, "
+        f"{count_parameters(setup.model):,} parameters, {_length(setup)} of {setup.tokens_per_step:,} tokens, "
         f"{setup.recipe.training.precision} on {setup.device.type}" + (f", from {start}" if start else ""),
         file=sys.stderr,
     )
 
 
-def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[str, Any] | None) -> Trainer:
+def _length(setup: Setup) -> str:
+    """Return how long a run trains, for people."""
+    minutes = setup.recipe.training.minutes
+    if minutes is None:
+        return f"{setup.steps:,} steps"
+    return f"{minutes:g} minutes, steps" if setup.steps == ENDLESS else f"{minutes:g} minutes or {setup.steps:,} steps"
+
+
+def _trainer(
+    folder: Path, setup: Setup, callbacks: list[Callback], state: dict[str, Any] | None, last_step: int
+) -> Trainer:
     """Return Lightning's Trainer without what is done here: progress bars, checkpoints, samplers, summaries."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -186,7 +215,7 @@ def _trainer(folder: Path, setup: Setup, callbacks: list[Callback], state: dict[
         num_nodes=setup.recipe.nodes,
         strategy=_strategy(setup),
         precision=None if training.strategy == "deepspeed" else LIGHTNING[training.precision],  # type: ignore[arg-type]
-        max_steps=setup.steps,
+        max_steps=last_step,
         max_epochs=-1,
         accumulate_grad_batches=training.accumulate,
         gradient_clip_val=training.clip,

@@ -29,7 +29,7 @@ class Setup(NamedTuple):
 
     @property
     def tokens_per_step(self) -> int:
-        return self.recipe.sequences_per_step * self.recipe.text.sequence_length
+        return self.recipe.tokens_per_step
 
     @property
     def steps(self) -> int:

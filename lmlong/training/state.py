@@ -32,6 +32,9 @@ SCALER = "MixedPrecision"
 INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of positions, counts and masks, which a carried state may also have."""
 
+ADDED = {"seconds": 0.0}
+"""Parts that checkpoints of before do not have, with what they stood for."""
+
 CALLBACK_KEYS = ("recent", "text", "random")
 """Keys of the state of `TrainingCallback`."""
 
@@ -39,6 +42,8 @@ CALLBACK_KEYS = ("recent", "text", "random")
 def read_state(checkpoint: Path, model: nn.Module, text: str) -> dict[str, Any]:
     """Return the training state of a checkpoint; refuse one that is not of this model and this text."""
     state = read_training(checkpoint)
+    if isinstance(state, dict):
+        state = {**ADDED, **state}
     if wrong := _first_mistake(state, [weight.shape for group in by_decay(model) for weight in group]):
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
     if state["step"] != manifest.read(checkpoint).step:
@@ -58,6 +63,7 @@ def from_lightning(checkpoint: dict[str, Any]) -> dict[str, Any]:
         "scaler": checkpoint.get(SCALER),
         "skipped": checkpoint["skipped"],
         "carried": checkpoint["carried"],
+        "seconds": checkpoint["seconds"],
         **kept,
     }
 
@@ -74,6 +80,7 @@ def to_lightning(state: dict[str, Any]) -> dict[str, Any]:
         "callbacks": {"TrainingCallback": {name: state[name] for name in CALLBACK_KEYS}},
         "skipped": state["skipped"],
         "carried": state["carried"],
+        "seconds": state["seconds"],
         **scaler,
     }
 
@@ -180,6 +187,7 @@ PARTS: dict[str, Callable[[Any, Shapes], bool]] = {
     "scaler": _is_scaler,
     "skipped": _is_count,
     "carried": _are_carried,
+    "seconds": lambda value, _: type(value) is float and 0 <= value < math.inf,
     "recent": _are_losses,
     "text": lambda value, _: isinstance(value, str),
     "random": _are_random_states,

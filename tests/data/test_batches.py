@@ -1,7 +1,7 @@
 """A batch follows from its number; epochs cover the text; validation counts every token once."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmlong.data.batches import IGNORED, CausalBatch, TrainingBatches, validation_batches
+from lmlong.data.batches import (
+    IGNORED,
+    VALIDATION_STREAMS,
+    CausalBatch,
+    TrainingBatches,
+    streams_of_each,
+    validation_batches,
+    validation_streams,
+)
 from lmlong.data.cyclic_tokens import CyclicTokens
 from lmlong.data.packing import pack
 from lmlong.data.rows import Documents, Streams, Windows
@@ -17,6 +25,8 @@ from lmlong.data.shuffle import shuffled
 
 BOS, EOS = 1, 2
 LENGTH = 8
+
+FACTORS = pytest.mark.parametrize("factor", [2, 3, 8])
 
 
 def text(size: int, first: int = 10) -> np.ndarray:
@@ -30,13 +40,18 @@ def cyclic(tokens: np.ndarray, factor: int = 1) -> CyclicTokens:
     return CyclicTokens(tokens, np.flatnonzero(tokens == BOS), BOS, EOS, factor)
 
 
-def batches(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, seed: int = 0) -> TrainingBatches:
+def batches(
+    *sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, ranks: int = 1, seed: int = 0
+) -> TrainingBatches:
     cut = [Windows(cyclic(tokens), LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
     return TrainingBatches(cut, weights, EOS, rows)
 
 
-def streams(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4) -> TrainingBatches:
-    cut = [Streams(cyclic(tokens), LENGTH, (0, number)) for number, tokens in enumerate(sources)]
+def streams(
+    *sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, ranks: int = 1
+) -> TrainingBatches:
+    each = streams_of_each(weights, rows * ranks)
+    cut = [Streams(cyclic(tokens), LENGTH, (0, number), each[number]) for number, tokens in enumerate(sources)]
     return TrainingBatches(cut, weights, EOS, rows, streams=True)
 
 
@@ -72,7 +87,7 @@ def test_a_batch_is_a_function_of_its_number() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("order", [batches, streams])
 def test_ranks_share_one_order(order: Callable[..., TrainingBatches], ranks: int) -> None:
-    alone, together = order(text(1000), rows=8), order(text(1000), rows=8 // ranks)
+    alone, together = order(text(1000), rows=8), order(text(1000), rows=8 // ranks, ranks=ranks)
     for step in range(5):
         slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
         assert equal(alone.batch(step), CausalBatch(*map(np.concatenate, zip(*slices, strict=True))))
@@ -87,6 +102,15 @@ def test_as_streams_each_row_goes_on_where_it_was() -> None:
     assert len({row.tobytes() for row in read[0].tokens}) == 4  # each begins at a place of its own
     first = np.concatenate([batch.tokens[0] for batch in read])[:1000]
     assert sorted(first) == tokens.tolist()  # once round is the whole text
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_streams_read_all_of_a_text_before_they_read_any_of_it_again(rows: int) -> None:
+    tokens = np.arange(10, 1210, dtype=np.uint16)
+    loader = streams(tokens, rows=rows)
+    read = [loader.batch(step).tokens for step in range(1200 // LENGTH // rows)]
+    counts = np.bincount(np.concatenate(read, axis=1).ravel() - 10, minlength=1200)
+    assert (counts <= 1).all() and (counts == 0).sum() < rows * LENGTH
 
 
 def test_sources_have_streams_by_their_weight() -> None:
@@ -137,13 +161,56 @@ def test_a_shuffle_is_a_permutation(size: int, key: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 10, 99, 100, 1000])
-@pytest.mark.parametrize("limit", [None, 57])
-def test_validation_counts_each_target_once(length: int, limit: int | None) -> None:
+def test_validation_counts_each_target_once(length: int) -> None:
     tokens = text(100)
-    expected = [int(after) for before, after in pairwise(tokens[:limit]) if before != EOS]
-    found = [batch.targets for batch in validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit)]
-    assert [target for rows in found for target in rows.ravel().tolist() if target != IGNORED] == expected
-    assert all(rows.shape[0] <= 3 and rows.shape[1] == min(length, len(tokens[:limit]) - 1) for rows in found)
+    found = [batch.targets for batch in validation_batches(tokens, BOS, EOS, length, rows=3)]
+    assert scored(found) == targets(tokens)
+    assert all(rows.shape[0] <= 3 and rows.shape[1] == min(length, len(tokens) - 1) for rows in found)
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "windows"), [(10, 57, 5), (10, 100, 10), (7, 3, 1), (50, 60, 1), (10, 20, 2)]
+)
+def test_a_limited_validation_scores_windows_from_all_over_the_text(length: int, limit: int, windows: int) -> None:
+    tokens = np.arange(10, 1010, dtype=np.uint16)
+    found = list(validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit))
+    begins = [int(row[0]) - 10 for batch in found for row in batch.tokens]
+    assert len(begins) == windows and sum(batch.tokens.size for batch in found) <= limit
+    assert len({begin // (1000 // windows) for begin in begins}) == windows, "one in each part of the text"
+    assert all(batch.tokens.shape[1] == min(length, limit) for batch in found)
+
+
+@FACTORS
+@pytest.mark.parametrize("limit", [None, 1, 100])
+@pytest.mark.parametrize(("rows", "ranks"), [(1, 1), (3, 2), (20, 3)])
+def test_streams_of_a_validation_text_go_on_from_batch_to_batch(
+    factor: int, limit: int | None, rows: int, ranks: int
+) -> None:
+    tokens = text(1000)
+
+    def batches_of(rank: int) -> list[CausalBatch]:
+        return list(validation_streams(tokens, BOS, EOS, 24, rows, limit, rank, ranks, factor))
+
+    found = [batches_of(rank) for rank in range(ranks)]
+    assert len({len(of_rank) for of_rank in found}) == 1
+    assert {len(batch.tokens) for of_rank in found for batch in of_rank} == {min(rows, VALIDATION_STREAMS)}
+    every = sorted(scored(batch.targets for of_rank in found for batch in of_rank))
+    if limit is None:
+        assert every == sorted(targets(tokens))
+    else:
+        assert set(every) < set(targets(tokens)) and len(every) <= max(limit, VALIDATION_STREAMS * factor)
+    for before, after in pairwise(found[0]):
+        goes_on = ~after.document_starts[:, 0] & (before.targets[:, -1] != IGNORED) & (after.targets[:, 0] != IGNORED)
+        assert np.array_equal(before.targets[goes_on, -1], after.tokens[goes_on, 0])
+    assert found[0][0].document_starts[:, 0].all(), "each part begins with an empty state"
+
+
+def scored(batches: Iterable[np.ndarray]) -> list[int]:
+    return [target for rows in batches for target in rows.ravel().tolist() if target != IGNORED]
+
+
+def targets(tokens: np.ndarray) -> list[int]:
+    return [int(after) for before, after in pairwise(tokens) if before != EOS]
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 57, 100])
@@ -210,9 +277,6 @@ def test_documents_of_one_length_come_in_another_order_each_epoch() -> None:
     assert sorted(first) == sorted(second) and first.tolist() != second.tolist()
 
 
-FACTORS = pytest.mark.parametrize("factor", [2, 3, 8])
-
-
 def is_padded(batch: CausalBatch, factor: int) -> bool:
     """Whether documents begin at multiples of a factor, and what fills the place before them is never a target."""
     assert all(start % factor == 0 for _, start in np.argwhere(batch.document_starts))
@@ -222,11 +286,11 @@ def is_padded(batch: CausalBatch, factor: int) -> bool:
 
 @FACTORS
 @pytest.mark.parametrize("length", [24, 48, 240])
-@pytest.mark.parametrize("limit", [None, 1, 2, 11, 57])
-def test_validation_with_padding_counts_each_target_once(factor: int, length: int, limit: int | None) -> None:
-    tokens = text(100)
-    expected = [int(after) for before, after in pairwise(tokens[:limit]) if before != EOS]
-    found = list(validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit, factor=factor))
+@pytest.mark.parametrize("size", [1, 2, 11, 57, 100])
+def test_validation_with_padding_counts_each_target_once(factor: int, length: int, size: int) -> None:
+    tokens = text(100)[:size]
+    expected = targets(tokens)
+    found = list(validation_batches(tokens, BOS, EOS, length, rows=3, factor=factor))
     assert all(is_padded(batch, factor) for batch in found)
     assert [target for batch in found for target in batch.targets.ravel().tolist() if target != IGNORED] == expected
 
@@ -251,7 +315,7 @@ def test_an_epoch_of_padded_windows_reads_each_token_once(factor: int) -> None:
 
 @FACTORS
 def test_padded_streams_go_on_at_a_border(factor: int) -> None:
-    loader = TrainingBatches([Streams(cyclic(text(1000), factor), 24, (0, 0))], [1.0], EOS, 4, streams=True)
+    loader = TrainingBatches([Streams(cyclic(text(1000), factor), 24, (0, 0), 4)], [1.0], EOS, 4, streams=True)
     read = [loader.batch(step) for step in range(70)]
     assert all(is_padded(batch, factor) for batch in read)
     once = {token for batch in read for token in batch.tokens[0].tolist()}

@@ -161,6 +161,14 @@ def test_validation_reads_every_token_once_and_hides_the_same_at_every_length(
     assert 0.05 * 370 < others.total() <= some.total() < 0.3 * 370
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_limited_validation_reads_pieces_from_all_over_the_text(whole: bool) -> None:
+    file = text(*[20] * 50)
+    pieces = ValidationPieces.of(file, 10, whole, limit=100)
+    assert (pieces.ends - pieces.begins).tolist() == [10] * 10
+    assert sorted(begin // 100 for begin in pieces.begins.tolist()) == list(range(10))
+
+
 def test_the_first_tokens_of_a_validation_text_are_hidden_alike() -> None:
     file = text(200, 90)
     some = file.first(64)

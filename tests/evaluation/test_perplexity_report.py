@@ -61,6 +61,11 @@ def test_the_table() -> None:
     assert max(map(len, EXPECTED.splitlines())) <= 80
 
 
+def test_a_run_trained_with_carried_states_says_so() -> None:
+    assert "at length 1k with carried states\n" in table([dataclasses.replace(LINEAR, carried_states=True)])
+    assert to_json([LINEAR])["runs"][0]["carried_states"] is False
+
+
 def test_no_note_where_the_trained_length_was_not_measured() -> None:
     assert "*" not in table([SOFTMAX])
 

@@ -161,14 +161,14 @@ def test_only_an_attention_is_refused_for_seeing_the_future(file: Path) -> None:
 def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
     text = "training:\n  batch_size: 2\nmodel:\n  width: 250\n  heads: 4\n"
     assert complaints(file, text) == [
-        "file:1: training.steps: neither steps nor tokens is given, so training has no end. Set one of them.",
+        "file:1: training.steps: none of steps, tokens and minutes is given, so training has no end. Set one of them.",
         "file:5: model.heads: 4 heads do not divide a width of 250.",
     ]
 
 
 def test_an_unknown_key_of_a_long_section_names_the_three_nearest(file: Path) -> None:
     assert complaints(file, "training: {steps: 1, weigh: 2}\n") == [
-        "file:1: training.weigh: unknown key. Nearest here: weight_decay, segment, learning_rate; "
+        "file:1: training.weigh: unknown key. Nearest here: weight_decay, state_passing, segment; "
         "`lmlong recipe options training` lists all."
     ]
 
@@ -186,7 +186,7 @@ def test_counts_of_tokens_may_have_units(file: Path) -> None:
 
 
 def test_a_recipe_without_training_is_told_what_it_lacks(file: Path) -> None:
-    message = "training.steps: neither steps nor tokens is given, so training has no end. Set one of them."
+    message = "training.steps: none of steps, tokens and minutes is given, so training has no end. Set one of them."
     assert complaints(file, "seed: 1\n") == [f"file:1: {message}"]
 
 
@@ -300,7 +300,10 @@ def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> N
         "steps: expected a whole number, above 0, or null, got -1.",
     ]
     for wrong, message in (
-        (lambda: Training(), "steps: neither steps nor tokens is given, so training has no end. Set one of them."),
+        (
+            lambda: Training(),
+            "steps: none of steps, tokens and minutes is given, so training has no end. Set one of them.",
+        ),
         (lambda: Model(width=30, heads=4), "heads: 4 heads do not divide a width of 30."),
         (lambda: Recipe(), "training: missing. Expected a section."),  # type: ignore[call-arg]
         (

@@ -58,6 +58,22 @@ def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Pat
     assert all(torch.equal(mine[name], other[name]) for name in other)
 
 
+def test_it_is_validated_along_its_state(recipe_of: Recipes, tmp_path: Path) -> None:
+    """The figure is that of the parts of the text, each read at once, and not that of short windows."""
+    options = (CARRY, "training.steps=40", "text.validation.fraction=0.2")
+    outcome = train(recipe_of(*options), tmp_path / "run")
+    setup = set_up(recipe_of(*options), read.find(tmp_path / "run"))
+    batches = [as_tensors(batch) for batch in setup.data.validation()]
+    nats = 0.0
+    half = len(batches) // 2  # of the batches: 8 parts are read 4 at a time
+    for group in (batches[:half], batches[half:]):
+        whole = [torch.cat(part, dim=1) for part in zip(*group, strict=True)]
+        nats += float(setup.model.eval().token_nll(*whole)[0].sum())
+    assert outcome.validation is not None and outcome.validation.nats == pytest.approx(nats, rel=1e-5)
+    alone = sum(float(setup.model.token_nll(*batch)[0].sum()) for batch in batches)
+    assert abs(alone - nats) > 1e-3 * nats
+
+
 def test_what_is_carried_is_in_the_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of(CARRY), tmp_path / "carried")
     train(recipe_of(), tmp_path / "not")

@@ -128,6 +128,7 @@ STATES: dict[str, Callable[[dict], Any]] = {
            "no dictionary": lambda m: None,
        }.items()},
     "skipped negative": lambda s: {**s, "skipped": -1},
+    **{f"seconds {value}": lambda s, value=value: {**s, "seconds": value} for value in (-1.0, NAN, INF, 3, "long")},
     "losses not finite": lambda s: {**s, "recent": [NAN]},
     "carried NaN": lambda s: {**s, "carried": [torch.tensor(NAN)]},
     "random of another kind": lambda s: {**s, "random": {**s["random"], "torch": torch.zeros(3)}},
@@ -166,6 +167,18 @@ def test_carried_states_of_another_model(recipe_of: Recipes, tmp_path: Path) -> 
         sign(checkpoint)
         with pytest.raises(CheckpointError, match="carried"):
             train(recipe_of("training.carry_state=true"), tmp_path / f"new-{number}", resume=str(checkpoint))
+
+
+def test_a_checkpoint_of_before_there_were_minutes_is_gone_on_from(checkpoint: Path, recipe_of: Recipes) -> None:
+    """It has trained for no time, and on as many tokens as its steps had."""
+    state = read.read_training(checkpoint)
+    del state["seconds"]
+    torch.save(state, checkpoint / TRAINING)
+    sign(checkpoint)
+    assert read.trained_tokens(checkpoint) == 2 * 256
+    new = checkpoint.parents[2] / "new"
+    assert train(recipe_of("training.steps=4"), new, resume=str(checkpoint)).step == 4
+    assert read.read_training(read.find(new))["seconds"] > 0 and read.trained_tokens(read.find(new)) == 4 * 256
 
 
 def test_what_is_sound_is_gone_on_from(checkpoint: Path, recipe_of: Recipes) -> None:

@@ -36,8 +36,11 @@ BESIDE = {"decay_fraction": ["schedule=warmup-stable-decay"]}
 
 FILES: dict[str, tuple[list[str], Callable[[Path], bool]]] = {
     "validate_every": (["validate_every=7"], lambda run: 7 in validated(run)),
-    "validation_tokens": (["validate_every=7", "validation_tokens=64"], lambda run: validated(run)[7] < 64),
-    "sample_tokens": (["validate_every=7", "sample_tokens=3"], lambda run: "sample" in str(metrics(run))),
+    "validation_tokens": (["validate_every=7", "validation_tokens=64"], lambda run: validated(run)[7] <= 64),
+    "final_validation_tokens": (
+        ["validation_tokens=64", "final_validation_tokens=200"],
+        lambda run: any("final_validation" in line for line in metrics(run)),
+    ),
     "checkpoint_every": (["checkpoint_every=7", "keep_last=9"], lambda run: 7 in kept(run)),
     "keep_last": (["checkpoint_every=1", "keep_last=3"], lambda run: len(kept(run)) == 3),
     "keep_every": (["checkpoint_every=1", "keep_every=3"], lambda run: {6} <= kept(run)),
@@ -45,13 +48,15 @@ FILES: dict[str, tuple[list[str], Callable[[Path], bool]]] = {
         ["log_every=5"],
         lambda run: [line["step"] for line in metrics(run) if "loss" in line][-2:] == [5, 8],
     ),
+    "sample_tokens": (["sample_tokens=2"], lambda run: any("sample" in line for line in metrics(run))),
     "tensorboard": (["tensorboard=true"], lambda run: (run / "tensorboard").is_dir()),
 }
 """What changes what is written."""
 
-REFUSED = {"carry_state": "true", "init_from": "/nowhere", "batch_size": "2", "accumulate": "3"}
+REFUSED = {"carry_state": "true", "init_from": "/nowhere", "state_passing": "0.5", "batch_size": "2", "accumulate": "3"}
 
 FROM_THE_RECIPE = {
+    "minutes": "3",
     "strategy": "ddp",
     "deepspeed": "{stage: 3}",
     "compile": "true",

@@ -10,8 +10,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lmlong.attention.linear import triton
 from lmlong.checkpoint import manifest, read
+from lmlong.cli.report import after_training
 from lmlong.data.batches import validation_batches
 from lmlong.errors import CheckpointError, DivergedError, UsageError
+from lmlong.inference.loading import open_run
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import loss_totals
 from lmlong.recipe import Recipe
@@ -48,6 +50,29 @@ def test_a_run_learns_and_its_last_figure_is_that_of_its_weights(recipe_of: Reci
     assert again.nats == pytest.approx(outcome.validation.nats, rel=1e-6)
     assert again.bytes == outcome.validation.bytes == len(tokens.tokenizer.decode_bytes(tokens.validation.tokens))
     assert metrics(tmp_path / "run")[-1]["validation"]["bits_per_byte"] == outcome.validation.bits_per_byte
+
+
+def test_the_best_is_chosen_by_one_even_sample_and_all_of_the_text_is_scored_beside_it(
+    recipe_of: Recipes, tmp_path: Path
+) -> None:
+    outcome = train(recipe_of("training.validation_tokens=200", "training.checkpoint_every=6"), tmp_path / "run")
+    lines = [line for line in metrics(tmp_path / "run") if "loss" not in line]
+    samples = [line["validation"] for line in lines if "validation" in line]
+    (whole,) = (line["final_validation"] for line in lines if "final_validation" in line)
+    assert [sample["tokens"] for sample in samples] == [samples[0]["tokens"]] * 2
+    assert samples[0]["tokens"] <= 200 < whole["tokens"] == outcome.validation.tokens  # type: ignore[union-attr]
+    assert (
+        manifest.read(read.find(tmp_path / "run")).validation == samples[1]["bits_per_byte"] != whole["bits_per_byte"]
+    )
+    assert "on all" in after_training(outcome) and not outcome.sampled
+
+
+@pytest.mark.parametrize(("limit", "scored"), [(0, 200), (100, 200), (400, 400)])
+def test_the_last_validation_can_be_limited(recipe_of: Recipes, tmp_path: Path, limit: int, scored: int) -> None:
+    options = ("training.validation_tokens=200", f"training.final_validation_tokens={limit}", "training.steps=1")
+    outcome = train(recipe_of(*options), tmp_path / "run")
+    assert outcome.validation is not None and scored - 70 < outcome.validation.tokens <= scored
+    assert "on an even sample of" in after_training(outcome) and outcome.sampled
 
 
 @pytest.mark.parametrize("rows", ["windows", "documents"])
@@ -146,6 +171,16 @@ def test_fine_tuning_may_change_the_attention(recipe_of: Recipes, tmp_path: Path
     with pytest.raises(CheckpointError, match=r"mixer\.(attention|forget)"):
         set_up(recipe, read.find(tmp_path / "base"))
     train(recipe_of("model.attention.kind=softmax", f"training.init_from={tmp_path / 'base'}"), tmp_path / "back")
+
+
+def test_tokens_trained_on_are_those_of_all_runs_that_led_here(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.steps=3"), tmp_path / "base")
+    from_base = f"training.init_from={tmp_path / 'base'}"
+    for steps in (2, 4):
+        train(recipe_of(f"training.steps={steps}", from_base), tmp_path / "tuned", resume="auto")
+    train(recipe_of("training.steps=1", f"training.init_from={tmp_path / 'tuned'}"), tmp_path / "last")
+    found = {name: open_run(tmp_path / name, "cpu").trained_tokens for name in ("base", "tuned", "last")}
+    assert found == {"base": 3 * 256, "tuned": 7 * 256, "last": 8 * 256}
 
 
 def test_fine_tuning_must_not_change_anything_else(recipe_of: Recipes, tmp_path: Path) -> None:

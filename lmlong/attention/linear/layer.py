@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.gates import fixed_log_decay, forget_gate
+from lmlong.attention.gates import LONGEST_MEMORY, fixed_log_decay, forget_gate
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear import native
 from lmlong.attention.linear.autograd import IdentityFeatures, Scan, ScanInputs, scan_forward, without_autocast
@@ -22,12 +22,20 @@ class LinearAttention(CausalAttention[LinearState]):
 
     log_decay: Tensor | None
 
-    def __init__(self, heads: int, head_dim: int, feature_map: FeatureMap, decay: str = "none"):
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        feature_map: FeatureMap,
+        decay: str = "none",
+        longest_memory: int = LONGEST_MEMORY,
+    ):
         super().__init__()
         self.heads, self.head_dim, self.feature_map = heads, head_dim, feature_map
         self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
-        self.inputs = {"log_decay": forget_gate(heads)} if decay == "learned" else {}
-        self.register_buffer("log_decay", fixed_log_decay(heads) if decay == "fixed" else None, persistent=False)
+        self.inputs = {"log_decay": forget_gate(heads, longest_memory)} if decay == "learned" else {}
+        fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None
+        self.register_buffer("log_decay", fixed, persistent=False)
         self.kernel: Scan = native.scan
         """The scan over many tokens: native code, chunks in torch, or Triton."""
         self.state_dtype = torch.float32
@@ -50,7 +58,7 @@ class LinearAttention(CausalAttention[LinearState]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, LinearState]:
-        log_decay = self._log_decay(q, inputs)
+        log_decay = self.token_log_decay(q, inputs)
         if q.shape[2] != 1:
             y, S, z = self.kernel(self.feature_map, ScanInputs(q, k, v, document_starts, log_decay), *state)
             return y, LinearState(S, z)
@@ -72,7 +80,7 @@ class LinearAttention(CausalAttention[LinearState]):
         """Return the denominators (B, H, T) of the outputs: sums of all weights, which must stay away from 0."""
         with without_autocast(q):
             fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-            of_scan = ScanInputs(fq, fk, v.to(fq.dtype), document_starts, self._log_decay(q, inputs))
+            of_scan = ScanInputs(fq, fk, v.to(fq.dtype), document_starts, self.token_log_decay(q, inputs))
             return scan_forward(ChunkKernel(), IdentityFeatures(), of_scan, *state)[0].denominators
 
     def reference(
@@ -84,7 +92,7 @@ class LinearAttention(CausalAttention[LinearState]):
         inputs: Inputs = NOTHING,
     ) -> Tensor:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-        return quadratic(fq, fk, v, document_starts, self._log_decay(q, inputs))
+        return quadratic(fq, fk, v, document_starts, self.token_log_decay(q, inputs))
 
     def state_numbers(self, tokens: int) -> int:
         return self.heads * self.feature_map.features * (self.head_dim + 1)
@@ -92,7 +100,7 @@ class LinearAttention(CausalAttention[LinearState]):
     def native_spec(self) -> NativeSpec:
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
 
-    def _log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
+    def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
         """Return the log decay of each token: the learned one, the fixed one, or none."""
         if self.log_decay is None:
             return inputs["log_decay"] if self.inputs else None

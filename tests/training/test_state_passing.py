@@ -1,0 +1,107 @@
+"""Rows that begin with the state after another text: which they are, what they read from, and exact resume."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong.checkpoint import read
+from lmlong.data.shuffle import draw
+from lmlong.errors import RecipeError
+from lmlong.model.loss import IGNORED
+from lmlong.model.state import detach_state, where_state
+from lmlong.recipe import Recipe
+from lmlong.training.module import PASSED, as_tensors
+from lmlong.training.run import train
+from lmlong.training.setup import set_up
+
+from .conftest import lmlong, metrics
+
+Recipes = Callable[..., Recipe]
+HALF = "training.state_passing=0.5"
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in metrics(run) if "loss" in line]
+
+
+def test_a_share_of_the_rows_reads_on_from_another_text(recipe_of: Recipes, tmp_path: Path) -> None:
+    """With weights that do not move, the loss is that of rows read by hand, some from the state of the row before."""
+    train(recipe_of(), tmp_path / "base")  # for a fresh model makes nothing of its state
+    still = [f"training.init_from={tmp_path / 'base'}", "training.learning_rate=1e-30", "training.steps=6", HALF]
+    train(recipe_of(*still), tmp_path / "run")
+    setup = set_up(recipe_of(*still), read.find(tmp_path / "base"))
+    before, expected, rows = None, [], []
+    for number in range(6):
+        tokens, targets, starts = as_tensors(setup.data.training().batch(number))
+        state = setup.model.init_state(4)
+        if before is not None:
+            passed = torch.tensor([draw(0, PASSED, number, row) < 2**63 for row in range(4)])
+            starts = starts & ~(passed[:, None] & (torch.arange(64) == 0))
+            state = where_state(passed, before, state)
+            rows += passed.tolist()
+        with torch.no_grad():
+            nats, after = setup.model.loss(tokens, targets, starts, state)
+        before = detach_state(after)
+        expected.append(float(nats / (targets != IGNORED).sum()))
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+    assert 5 <= sum(rows) <= 15, "of 20, about a half"
+    assert before is not None and before.position.max() > 64, "positions go on"
+
+
+def test_every_row_of_a_share_of_one_goes_on_for_ever(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.state_passing=1.0", "text.validation.fraction=0.5"), tmp_path / "run")
+    *_, position = (t for t in read.read_training(read.find(tmp_path / "run"))["carried"] if t.dtype == torch.int64)
+    assert (position > 64).any(), "but where a document has begun since"
+
+
+OPTIONS = [
+    [],
+    ["training.accumulate=2", "training.segment=16"],
+    ["model.attention.kind=[ngram, window]", "model.attention.window=20"],
+    ["model.downsample={factor: 4, layers: 1}"],
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "segments", "window", "blocks"])
+def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(recipe_of(HALF, "training.schedule=constant", *options), whole)
+    for steps in (5, 12):
+        train(recipe_of(HALF, "training.schedule=constant", f"training.steps={steps}", *options), parts, resume="auto")
+    assert losses(parts) == losses(whole)
+    mine, other = (read.read_weights(read.find(run)) for run in (parts, whole))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+@pytest.mark.slow
+def test_a_run_killed_goes_on_to_the_same_bit(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+    often = (HALF, "training.steps=40", "training.checkpoint_every=3")
+    child = lmlong("train", tiny, *often, "--out", tmp_path / "cut")
+    while len(metrics(tmp_path / "cut")) < 8 and child.poll() is None:
+        time.sleep(0.001)
+    child.kill()
+    child.communicate(timeout=120)
+    assert child.returncode == -9
+    train(recipe_of(*often), tmp_path / "cut", resume="auto")
+    train(recipe_of(*often), tmp_path / "whole")
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    cut, whole = (read.read_weights(read.find(tmp_path / run)) for run in ("cut", "whole"))
+    assert all(torch.equal(cut[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["training.carry_state=true"], "carry_state begins no row with the state of another text"),
+        (["model.attention.kind=softmax"], "the state of softmax attention grows"),
+        (["text.rows=documents"], "whole documents need nothing from the batch before"),
+        (["objective=masked", "model.attention.kind=full"], "an encoder reads its text at once"),
+        (["model.attention.feature_map=favor", "model.attention.favor.resample_every=5"], "features drawn anew"),
+    ],
+)
+def test_what_has_no_state_to_pass_is_refused(recipe_of: Recipes, options: list[str], why: str) -> None:
+    with pytest.raises(RecipeError, match=f"training.state_passing.*{why}"):
+        recipe_of(HALF, *options)
