@@ -21,7 +21,10 @@ for _title in ("context", "+unigram", "document", "+unigram"):
 
 def recurrence_lines(report: PerplexityReport) -> list[str]:
     """Return a table for tokens and one for words: the loss by bucket and length, and the change from the shortest."""
-    return [text for kind in KINDS if report.recurrence for text in _of_kind(report.recurrence, kind)]
+    if not report.recurrence:
+        return []
+    token, word = (list(_of_kind(report.recurrence, kind)) for kind in KINDS)
+    return [*token, "", *word]
 
 
 def _of_kind(points: Sequence[AtRecurrence], kind: Kind) -> Iterator[str]:
@@ -61,8 +64,8 @@ def cache_lines(report: PerplexityReport) -> list[str]:
         for length, model, mixed in report.cache
     ]
     return [
-        "cache baseline: nats/token that counts of bigrams and trigrams, and of unigrams too,",
-        "add to the model: counts of the tokens it reads (context), or of all before",
+        "cache baseline: nats/token that counts of bigrams and trigrams (and unigrams)",
+        "add to the model, among the tokens it reads (context), or among all before",
         *format_table(CACHE, rows),
     ]
 

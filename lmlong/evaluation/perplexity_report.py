@@ -6,6 +6,7 @@ from typing import Any
 
 from lmlong.evaluation import context_views_report, differences
 from lmlong.evaluation.context_views_report import cache_lines, recurrence_lines, remembrance_lines
+from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.sums_report import BITS, ERROR, NATS, bits, change_values, nats, perplexity, sum_values
 from lmlong.inference.state_size import StateSize
@@ -64,11 +65,13 @@ def _clusters(report: PerplexityReport) -> list[str]:
     """Say what errors are over where documents of one cluster count as one."""
     if report.cluster_by is None or report.clusters is None:
         return []
-    return [f"  errors over {plural(report.clusters, 'cluster')} of documents, by {report.cluster_by}"]
+    return [f"  documents in {plural(report.clusters, 'cluster')} by {report.cluster_by}: the errors are over clusters"]
 
 
-def _counted(report: PerplexityReport, documents: int) -> str:
-    return plural(documents, "document" if report.parts_of is None else "part")
+def _counted(report: PerplexityReport, sums: Sums) -> str:
+    """Say how many documents have targets, and how many clusters of them where the errors are over these."""
+    documents = plural(sums.documents, "document" if report.parts_of is None else "part")
+    return documents if sums.cluster is None else f"{documents} in {plural(sums.clusters, 'cluster')}"
 
 
 def _state(state: StateSize) -> str:
@@ -87,7 +90,7 @@ def _context(report: PerplexityReport) -> list[str]:
         rows.append([name_length(length) + mark, *nats(sums), perplexity(sums), *bits(sums), *change])
         before = sums
     return [
-        f"by context: the same {sums.totals.tokens:,} tokens of {_counted(report, sums.documents)} each time",
+        f"by context: the same {sums.totals.tokens:,} tokens of {_counted(report, sums)} each time",
         *format_table(CONTEXT, rows),
     ]
 
@@ -114,7 +117,7 @@ def _protocol(report: PerplexityReport) -> list[str]:
     ]
     level = f"{carried.totals.nats_per_token:.4f} ± {format_number(carried.nats_error, '.4f')}"
     return [
-        f"by protocol: all {carried.totals.tokens:,} tokens of {_counted(report, carried.documents)}, in nats/token;",
+        f"by protocol: all {carried.totals.tokens:,} tokens of {_counted(report, carried)}, in nats/token;",
         f"carried from the beginning {level}; in windows so much more",
         *format_table(PROTOCOL, rows),
     ]

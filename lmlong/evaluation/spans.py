@@ -10,6 +10,9 @@ from lmlong.evaluation.document_sums import Sums
 BLOCK = 640
 """Most targets side by side where contexts are compared: one reading of a long context serves all of them."""
 
+GOLDEN = (5**0.5 - 1) / 2
+"""Steps of this share of a whole, taken round and round, never gather anywhere."""
+
 
 class Documents(NamedTuple):
     """The positions of the documents in a text."""
@@ -114,9 +117,10 @@ def choose_blocks(documents: Documents, longest: int, size: int, targets: int, l
     if len(eligible) > wanted:
         eligible = eligible[np.arange(wanted) * len(eligible) // wanted]
     numbers, firsts = [], []
-    for document in eligible:
+    for number, document in enumerate(eligible):
         count = min(max(1, wanted // len(eligible)), room[document])
-        positions = np.arange(count) * room[document] // count
+        # each document begins elsewhere, else one block of each would tell of beginnings alone
+        positions = ((np.arange(count) + number * GOLDEN % 1) * room[document] / count).astype(np.int64)
         numbers.append(np.full(count, document))
         firsts.append(documents.begins[document] + longest + positions * size)
     return Blocks(np.concatenate(numbers), np.concatenate(firsts), size)

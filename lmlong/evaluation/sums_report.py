@@ -32,6 +32,7 @@ def sum_values(sums: Sums) -> dict[str, float]:
         "tokens": totals.tokens,
         "bytes": totals.bytes,
         "documents": sums.documents,
+        **({} if sums.cluster is None else {"clusters": sums.clusters}),
         "nats_per_token": totals.nats_per_token,
         "nats_error": sums.nats_error,
         "perplexity": totals.perplexity,

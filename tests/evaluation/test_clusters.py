@@ -68,7 +68,9 @@ def test_files_and_records_are_clustered_from_python(run: Path, tmp_path: Path) 
     pairs = (sums[0].nats.reshape(3, 2).sum(1), sums[0].tokens.reshape(3, 2).sum(1))
     assert sums[1].nats_error == sums[2].nats_error == pytest.approx(error_of_ratio(*pairs))
     assert sums[1].nats_error != sums[0].nats_error
-    assert "  errors over 3 clusters of documents, by author\n" in table([by_name])
+    assert "  documents in 3 clusters by author: the errors are over clusters\n" in table([by_name])
+    assert "tokens of 6 documents in 3 clusters each time" in table([by_name])
+    assert to_json([by_name])["runs"][0]["context"][0]["clusters"] == 3
     assert (to_json([by_field])["runs"][0]["cluster_by"], by_field.clusters, plain.clusters) == ("writer", 3, None)
     with pytest.raises(UsageError, match="no field 'writer', only file, folder, author"):
         lmlong.evaluate(run, tmp_path / "a-0.txt", cluster_by="writer", **options)

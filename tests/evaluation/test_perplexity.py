@@ -20,7 +20,7 @@ from lmlong.evaluation.perplexity import VIEWS, PerplexityOptions, fill, measure
 from lmlong.evaluation.perplexity_report import table
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.scorer import Scorer
-from lmlong.evaluation.spans import block_size, choose_blocks, documents_of
+from lmlong.evaluation.spans import GOLDEN, block_size, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.state_size import StateSize
 
@@ -119,7 +119,8 @@ def test_every_target_is_scored_by_its_definition(
     for length, sums, _ in report.context:
         for number, begin in enumerate(begins):
             room = (ends[number] - begin - 40) // 20
-            places = [begin + 40 + place * room // 2 * 20 + more for place in range(2) for more in range(20)]
+            offsets = [int((place + number * GOLDEN) * room / 2) * 20 for place in range(2)]
+            places = [begin + 40 + offset + more for offset in offsets for more in range(20)]
             read = [length + more % block_size(length) for _ in range(2) for more in range(20)]
             pairs = zip(places, read, strict=True)
             nats = [by_definition(loaded, text.tokens, target - before, target) for target, before in pairs]
@@ -229,7 +230,8 @@ def test_blocks_are_spread_evenly() -> None:
     documents = documents_of(TokenFile(np.zeros(1000, np.uint16), np.arange(0, 1000, 100)))
     blocks = choose_blocks(documents, longest=40, size=10, targets=40, least=1)
     assert blocks.document.tolist() == [0, 2, 5, 7]
-    assert (blocks.first - documents.begins[blocks.document]).tolist() == [40] * 4
+    # six places in each, of which the golden ratio takes the shares 0, 0.618, 0.236 and 0.854
+    assert (blocks.first - documents.begins[blocks.document]).tolist() == [40, 70, 50, 90]
     blocks = choose_blocks(documents, longest=40, size=10, targets=300, least=1)
     assert np.bincount(blocks.document).tolist() == [3] * 10
     assert (blocks.first[:3] - documents.begins[0]).tolist() == [40, 60, 80]
