@@ -86,10 +86,10 @@ def place_of(path: PurePath) -> dict[str, str]:
     return {"file": path.name, "folder": path.parent.name}
 
 
-def text_document(name: str, text: str, errors: Errors, fields: Mapping[str, Any]) -> Document:
+def text_document(name: str, text: str, errors: Errors, fields: Mapping[str, Any] | None = None) -> Document:
     """Return a text in memory as a document; a lone surrogate in it is an error like any other."""
     data = text.encode("utf-8", "surrogatepass")
-    return Document(name, lambda: slices(data), errors, fields=fields)
+    return Document(name, lambda: slices(data), errors, fields=fields or {})
 
 
 def read(path: Path, decompress: bool = True) -> Iterator[bytes]:
