@@ -32,8 +32,9 @@ DEFAULT_VIEWS = "context,position,state"
     metavar="VIEW,...",
     default=DEFAULT_VIEWS,
     show_default=True,
-    help="What to measure, of context, position, protocol and state.",
+    help="What to measure, of context, recurrence, remembrance, position, protocol and state.",
 )
+@click.option("--cache-baseline", is_flag=True, help="Tell what counts of the document's n-grams add to the model.")
 @click.option(
     "--targets",
     default=8192,
@@ -49,6 +50,11 @@ DEFAULT_VIEWS = "context,position,state"
     type=click.IntRange(1),
     help="Leave out lengths that fewer documents reach; documents that are too few are cut into so many parts.",
 )
+@click.option(
+    "--cluster-by",
+    metavar="FIELD",
+    help="Let documents with the same FIELD count as one for the errors: author, folder, file, or one of records.",
+)
 @options.tokens
 @options.json_file
 @options.plot("bits per byte")
@@ -61,8 +67,10 @@ def eval_(
     data: tuple[str, ...],
     lengths: str | None,
     views: str,
+    cache_baseline: bool,
     targets: int,
     min_documents: int,
+    cluster_by: str | None,
     tokens: int | None,
     json_file: Path | None,
     plot: Path | None,
@@ -73,16 +81,21 @@ def eval_(
     """Measure how well each RUN predicts text, and the gain from text further back.
 
     \b
-    context   the same tokens at each length, with so many tokens before them
-    position  each document read once, by how many tokens are before
-    protocol  the state emptied at each window, overlapping windows, or carried
-    state     norm of S, features in use, smallest denominator while it reads
+    context      the same tokens at each length, with so many tokens before them
+    recurrence   those by how far back the same token or word last occurred
+    remembrance  how far the text before a point changes the predictions
+    position     each document read once, by how many tokens are before
+    protocol     the state emptied at each window, overlapping windows, or carried
+    state        norm of S, features in use, smallest denominator while it reads
 
     The text is what the run held out of its training, unless --data names another. Standard errors are over documents,
     or over parts of them where there are few, as of one book; a change between lengths has the error of the differences
-    on the same tokens. Of several runs on the same text the differences from the first come first, with their paired
-    errors. Compare runs with different tokenizers by bits per byte. An encoder is measured by the perplexity of hidden
-    tokens instead.
+    on the same tokens. Documents of one author, say, are alike: --cluster-by lets them count as one. For the files of
+    --data, author is what stands before the first "-" of a file's name. --cache-baseline mixes the model with plain
+    counts of the bigrams and trigrams that the document had before, weighted as suits the text that the run was trained
+    on: what they add is what the model leaves lying. Of several runs on the same text the differences from the first
+    come first, with their paired errors. Compare runs with different tokenizers by bits per byte. An encoder is
+    measured by the perplexity of hidden tokens instead.
 
     \b
     Example: one run on its own held-out text, then two on the same books.
@@ -91,21 +104,24 @@ def eval_(
     """
     from lmlong.checkpoint.read import read_recipe, reading
     from lmlong.evaluation.perplexity import VIEWS, evaluate
-    from lmlong.evaluation.perplexity_report import figure, table, to_json
+    from lmlong.evaluation.perplexity_figure import figure
+    from lmlong.evaluation.perplexity_report import table, to_json
     from lmlong.inference.loading import load
     from lmlong.recipe.lengths import parse_lengths
 
     wanted = parse_lengths(lengths) if lengths is not None else None
     chosen = parse_names("--by", views, VIEWS)
     check_files(json_file, plot)
-    if plot and chosen == ("state",):
-        raise UsageError("--plot: draws context, position and protocol. Name one of them in --by.")
+    if plot and chosen == ("state",) and not cache_baseline:
+        raise UsageError("--plot: draws all views but the state. Name another in --by.")
     causal_only = {
         "--lengths": lengths is not None,
         "--plot": plot is not None,
         "--by": views != DEFAULT_VIEWS,
         "--weights": weights != "32",
         "--state-dtype": state_dtype != "32",
+        "--cache-baseline": cache_baseline,
+        "--cluster-by": cluster_by is not None,
     }
     recipes = [reading(run, read_recipe) for run in runs]
     if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
@@ -125,6 +141,8 @@ def eval_(
             tokens=tokens,
             name=run_name(run),
             trained_lengths=[recipe.text.sequence_length for recipe in recipes],
+            cache_baseline=cache_baseline,
+            cluster_by=cluster_by,
         )
         _note_left_out(report, min_documents)
         reports.append(report)

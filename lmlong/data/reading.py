@@ -3,11 +3,11 @@
 import gzip
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import zstandard
 
@@ -48,6 +48,8 @@ class Document:
     chunks: Callable[[], Iterator[bytes]]
     errors: Errors = "strict"
     encoding: str = UTF8
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of it beside its text: the file and folder it lies in, or the fields of its record."""
 
     def pieces(self) -> Iterator[str]:
         """Iterate over the text as strings of bounded size, none of them empty."""
@@ -76,13 +78,18 @@ class Document:
 
 def file_document(path: Path, errors: Errors, encoding: str = UTF8) -> Document:
     """Return a whole file as one document."""
-    return Document(str(path), lambda: read(path), errors, encoding)
+    return Document(str(path), lambda: read(path), errors, encoding, place_of(path))
 
 
-def text_document(name: str, text: str, errors: Errors) -> Document:
+def place_of(path: PurePath) -> dict[str, str]:
+    """Return the fields of a document that is a file."""
+    return {"file": path.name, "folder": path.parent.name}
+
+
+def text_document(name: str, text: str, errors: Errors, fields: Mapping[str, Any] | None = None) -> Document:
     """Return a text in memory as a document; a lone surrogate in it is an error like any other."""
     data = text.encode("utf-8", "surrogatepass")
-    return Document(name, lambda: slices(data), errors)
+    return Document(name, lambda: slices(data), errors, fields=fields or {})
 
 
 def read(path: Path, decompress: bool = True) -> Iterator[bytes]:

@@ -63,7 +63,8 @@ def documents_of(name: str, load: Callable[[], Records], column: str, errors: Er
         if text is None:
             yield Skipped(place, "no text")
         elif isinstance(text, str):
-            yield text_document(place, text, errors)
+            others = {key: value for key, value in record.items() if key != column}
+            yield text_document(place, text, errors, others)
         else:
             raise UsageError(f"{place}: column '{column}' holds {type(text).__name__}, not text. Name another column.")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lmlong import recipe
 from lmlong.data.encoding import UTF8, find_encoding, marked
 from lmlong.data.files import builder_of, find_files, kind, refuse
-from lmlong.data.reading import COMPRESSED, Document, Errors, Skipped, file_document, read, text_document
+from lmlong.data.reading import COMPRESSED, Document, Errors, Skipped, file_document, place_of, read, text_document
 from lmlong.data.records import documents_of, file_records, hub_records, hub_revision
 from lmlong.errors import UsageError
 
@@ -58,7 +58,7 @@ def _python_stdlib() -> Source:
 def _stdlib_document(root: Path, name: str) -> Document | Skipped:
     """Return a module; the few that declare another encoding are left out, whatever text.errors says."""
     try:
-        return text_document(name, (root / name).read_bytes().decode(), "strict")
+        return text_document(name, (root / name).read_bytes().decode(), "strict", place_of(root / name))
     except UnicodeDecodeError:
         return Skipped(name, "not UTF-8", (root / name).stat().st_size)
 

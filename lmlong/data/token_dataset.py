@@ -6,6 +6,7 @@ training source, and beside each token file the positions at which its documents
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from lmlong.data.encoding import UTF8
 from lmlong.data.notes import by_reason
 from lmlong.data.reading import Skipped
 from lmlong.data.sources import Input, check, open_inputs
-from lmlong.data.split import split
+from lmlong.data.split import Part, split
 from lmlong.data.token_file import Count, TokenFile, TokenWriter, read_tokens
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.data.tokenizer_training import tokenizer_of
@@ -56,6 +57,18 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None) -> TokenDatas
         source["left_out"] = by_reason(entry.source.left_out)
     _check(tokens, text)
     return tokens
+
+
+def validation_fields(text: recipe.Text) -> list[Mapping[str, Any]]:
+    """Return the fields of each validation document, in the order of the token file. The sources are read again: token
+    files are the same for the same text, whatever its files are called."""
+    return [
+        part.document.fields
+        for entry in open_inputs(text)
+        if entry.held_out
+        for part in split(entry.source.documents(), entry.held_out)
+        if isinstance(part, Part) and part.split == "validation" and next(part.pieces(), None)
+    ]
 
 
 def _write(folder: Path, inputs: list[Input], tokenizer: Tokenizer) -> None:

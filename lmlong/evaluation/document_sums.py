@@ -1,6 +1,7 @@
 """Sums of the loss for each document, and the standard errors of their ratios.
 
-Tokens of one document are alike, so the standard errors are over documents, not tokens.
+Tokens of one document are alike, so the standard errors are over documents, not tokens; where documents are alike too,
+as those of one author, over clusters of them.
 """
 
 import math
@@ -11,20 +12,32 @@ from lmlong.model.metrics import LossTotals
 
 
 class Sums:
-    """The nats, tokens and bytes of the targets of each document of a text."""
+    """The nats, tokens and bytes of the targets of each document of a text; `cluster` is the number of each document's
+    cluster, by default its own."""
 
-    def __init__(self, documents: int):
+    def __init__(self, documents: int, cluster: np.ndarray | None = None):
         self.nats, self.tokens, self.bytes = (np.zeros(documents) for _ in range(3))
+        self.cluster = cluster
 
     def add(self, document: int, nats: float, tokens: int, size: int) -> None:
         self.nats[document] += nats
         self.tokens[document] += tokens
         self.bytes[document] += size
 
+    def add_targets(self, document: np.ndarray, nats: np.ndarray, sizes: np.ndarray) -> None:
+        """Add single targets: the document, nats and bytes of each."""
+        for total, values in ((self.nats, nats), (self.tokens, None), (self.bytes, sizes)):
+            total += np.bincount(document, values, minlength=len(total))
+
     @property
     def documents(self) -> int:
         """The number of documents with targets."""
         return int(np.count_nonzero(self.tokens))
+
+    @property
+    def clusters(self) -> int:
+        """The number of clusters of documents with targets."""
+        return int(np.count_nonzero(self._by_cluster(self.tokens)))
 
     @property
     def totals(self) -> LossTotals:
@@ -33,16 +46,16 @@ class Sums:
     @property
     def nats_error(self) -> float:
         """Standard error of the nats per token."""
-        return error_of_ratio(self.nats, self.tokens)
+        return self._error(self.nats, self.tokens)
 
     @property
     def bits_error(self) -> float:
         """Standard error of the bits per byte."""
-        return error_of_ratio(self.nats / math.log(2), self.bytes)
+        return self._error(self.nats / math.log(2), self.bytes)
 
     def bits_error_from(self, other: "Sums") -> float:
         """Return the standard error of the change in bits per byte from other sums of the same targets."""
-        return error_of_ratio((self.nats - other.nats) / math.log(2), self.bytes)
+        return self._error((self.nats - other.nats) / math.log(2), self.bytes)
 
     def has_targets_of(self, other: "Sums") -> bool:
         """Return whether the targets of both are the same bytes of each document, of documents that are the same."""
@@ -57,8 +70,14 @@ class Sums:
     def above(self, other: "Sums") -> tuple[float, float]:
         """Return by how many nats per token these exceed others on the same targets, and the standard error."""
         assert np.array_equal(self.tokens, other.tokens), "not the same targets"
-        more = self.nats - other.nats
-        return float(more.sum() / self.tokens.sum()), error_of_ratio(more, self.tokens)
+        more, tokens = self.nats - other.nats, self.tokens.sum()
+        return float(more.sum() / tokens) if tokens else math.nan, self._error(more, self.tokens)
+
+    def _error(self, above: np.ndarray, below: np.ndarray) -> float:
+        return error_of_ratio(self._by_cluster(above), self._by_cluster(below))
+
+    def _by_cluster(self, values: np.ndarray) -> np.ndarray:
+        return values if self.cluster is None else np.bincount(self.cluster, values)
 
 
 def error_of_ratio(above: np.ndarray, below: np.ndarray) -> float:

@@ -1,8 +1,10 @@
 """Perplexity against length: the gain from text further back, on the same targets at every length.
 
-Three views. By context: the same targets, far into their documents, each time with so many tokens before them.
-By position: each document is read once, from its beginning, and targets are told apart by how many tokens are before
-them. By protocol: all targets, the state emptied at each window, or the windows overlapping, against carrying it.
+By context: the same targets, far into their documents, each time with so many tokens before them. Of the same reading:
+by recurrence, the targets told apart by how far back the same token or word last occurred; and remembrance, how far the
+text before changes the predictions. By position: each document is read once, from its beginning, and targets are told
+apart by how many tokens are before them. By protocol: all targets, the state emptied at each window, or the windows
+overlapping, against carrying it.
 """
 
 import time
@@ -10,14 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 from tqdm import tqdm
 
-from lmlong.data.token_dataset import prepare
+from lmlong.data.token_dataset import prepare, validation_fields
 from lmlong.data.token_file import TokenFile, tokens_of
 from lmlong.errors import UsageError, nearest
 from lmlong.evaluation import spans as cut
+from lmlong.evaluation.clusters import Clusters, clusters_by
+from lmlong.evaluation.context_views import ContextViews, training_targets
 from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.results import AtLength, AtPosition, InWindows, PerplexityReport
+from lmlong.evaluation.results import AtPosition, InWindows, PerplexityReport
 from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.evaluation.state_health import health
@@ -26,7 +31,7 @@ from lmlong.inference.state_size import state_size
 from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
 from lmlong.model.device import peak_memory
-from lmlong.recipe import Files, Validation
+from lmlong.recipe import Files, Text, Validation
 from lmlong.recipe.lengths import name_length
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
@@ -35,8 +40,10 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 IDENTITY = 1 << 16
 """Tokens whose text tells one text from another that has documents of the same sizes."""
 
-View = Literal["context", "position", "protocol", "state"]
+View = Literal["context", "recurrence", "remembrance", "position", "protocol", "state"]
 VIEWS: tuple[View, ...] = get_args(View)
+OF_CONTEXT = ("context", "recurrence", "remembrance")
+"""The views of the same targets at each length."""
 
 
 class PerplexityOptions(NamedTuple):
@@ -51,6 +58,8 @@ class PerplexityOptions(NamedTuple):
     """Lengths that fewer documents reach are left out; where there are fewer documents, they are cut into parts."""
     trained_lengths: tuple[int, ...] = ()
     """The trained lengths of other runs, which belong to the usual lengths of a comparison."""
+    cache_baseline: bool = False
+    """Whether to tell what a cache of counts adds to the model."""
 
 
 DEFAULTS = PerplexityOptions()
@@ -68,6 +77,8 @@ def evaluate(
     tokens: int | None = None,
     name: str | None = None,
     trained_lengths: Sequence[int] = (),
+    cache_baseline: bool = False,
+    cluster_by: str | None = None,
 ) -> PerplexityReport:
     """Measure how well a model predicts text, and the gain from text further back.
 
@@ -79,8 +90,10 @@ def evaluate(
     `tokens` reads only so many. The other options are those of `lmlong eval`: `views` is its --by, `lengths` the
     contexts in tokens, `targets` how many tokens are scored at each of them; lengths that fewer than `min_documents`
     documents reach are left out. Fewer documents are cut into as many parts. For runs that are to be compared, give
-    each the `trained_lengths` of all, so that their targets are the same. All numbers are sums for each document, from
-    which ratios and errors follow.
+    each the `trained_lengths` of all, so that their targets are the same. With `cache_baseline`, counts of the
+    document's n-grams are mixed with the model, to see what it leaves lying. With `cluster_by`, documents of which that
+    field is the same count as one for the errors. All numbers are sums for each document, from which ratios and errors
+    follow.
     """
     if unknown := [view for view in views if view not in VIEWS]:
         raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Name some of {VIEWS}.")
@@ -92,24 +105,32 @@ def evaluate(
     if given is not None and not (given if isinstance(given, str | Path) else any(map(str, given))):
         raise UsageError("files, texts: no text in them. Name others, or none for the text held out of training.")
     loaded = model if isinstance(model, TrainedLanguageModel) else load(model)
+    if texts is not None and cluster_by:
+        raise UsageError("cluster_by, texts: texts in memory have no fields. Give files, or leave cluster_by out.")
+    clusters = None
     if texts is not None:
         text = tokens_of([texts] if isinstance(texts, str) else texts, loaded.tokenizer).first(tokens)
     else:
-        text = validation_text(loaded, [files] if isinstance(files, str | Path) else files or (), tokens)
+        paths = [files] if isinstance(files, str | Path) else files or ()
+        text = validation_text(loaded, paths, tokens)
+        clusters = validation_clusters(loaded, cluster_by, paths) if cluster_by else None
     wanted = tuple(sorted(set(lengths))) if lengths is not None else None
-    options = PerplexityOptions(tuple(views), wanted, targets, min_documents, tuple(trained_lengths))
-    return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options)
+    options = PerplexityOptions(tuple(views), wanted, targets, min_documents, tuple(trained_lengths), cache_baseline)
+    return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options, clusters)
 
 
 def measure_perplexity(
-    name: str, loaded: TrainedLanguageModel, text: TokenFile, options: PerplexityOptions = DEFAULTS
+    name: str,
+    loaded: TrainedLanguageModel,
+    text: TokenFile,
+    options: PerplexityOptions = DEFAULTS,
+    clusters: Clusters | None = None,
 ) -> PerplexityReport:
     """Return the views of a model on a text that the options ask for."""
-    whole = cut.documents_of(text)
+    whole = cut.documents_of(text, clusters and clusters.number[: len(text.starts)])
     trained = loaded.recipe.text.sequence_length
     documents, wanted = _enough(whole, trained, options)
-    size = cut.block_size(min(wanted))
-    lengths = [length for length in wanted if cut.reached(documents, length, size) >= options.min_documents]
+    lengths = [length for length in wanted if cut.reached(documents, length) >= options.min_documents]
     report = PerplexityReport(
         name=name,
         checkpoint=str(loaded.checkpoint),
@@ -121,10 +142,16 @@ def measure_perplexity(
         documents=len(documents.begins),
         parts_of=None if documents is whole else len(whole.begins),
         text=_identity(text, whole, loaded),
+        cluster_by=clusters and clusters.field,
+        clusters=None if documents.cluster is None else len(np.unique(documents.cluster)),
+        lengths=lengths,
         left_out=[length for length in wanted if length not in lengths],
     )
-    scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer.token_bytes, loaded.device)
-    fill(report, scorer, lengths, size, options)
+    if "remembrance" in options.views and len(lengths) < 2:
+        told = f"only {name_length(lengths[0])} is" if lengths else "none is"
+        raise UsageError(f"--by remembrance: compares lengths, and {told} reached. Give several in --lengths.")
+    scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
+    fill(report, scorer, lengths, options, loaded if options.cache_baseline else None)
     if "state" in options.views:
         longest = int(documents.sizes.argmax())
         begin, end = documents.begins[longest], documents.ends[longest]
@@ -139,7 +166,7 @@ def _enough(documents: Documents, trained: int, options: PerplexityOptions) -> t
     wanted = set(options.lengths or (*LENGTHS, trained, *options.trained_lengths))
     while True:
         need = min(wanted) + cut.block_size(min(wanted))
-        if (documents.sizes >= need).sum() >= options.min_documents:
+        if cut.reached(documents, min(wanted)) >= options.min_documents:
             return documents, sorted(wanted)
         if parts := cut.parts(documents, need, options.min_documents):
             return parts, sorted(wanted)
@@ -151,44 +178,65 @@ def _enough(documents: Documents, trained: int, options: PerplexityOptions) -> t
 def _identity(text: TokenFile, documents: Documents, loaded: TrainedLanguageModel) -> str:
     """Return a hash of the sizes of the documents in bytes and of the beginning of the text."""
     sizes = loaded.tokenizer.token_bytes
-    found = [int(sizes[text.tokens[begin:end]].sum()) for begin, end in zip(*documents, strict=True)]
+    found = [
+        int(sizes[text.tokens[begin:end]].sum()) for begin, end in zip(documents.begins, documents.ends, strict=True)
+    ]
     return key_of(found, loaded.tokenizer.decode(text.tokens[:IDENTITY])[: IDENTITY // 4])
 
 
-def fill(report: PerplexityReport, scorer: Scorer, lengths: list[int], size: int, options: PerplexityOptions) -> None:
-    """Read the spans of all views, one kind after the other, and fill in the report."""
-    jobs = _jobs(scorer.documents, lengths, size, options)
+def fill(
+    report: PerplexityReport,
+    scorer: Scorer,
+    lengths: list[int],
+    options: PerplexityOptions,
+    cached: TrainedLanguageModel | None = None,
+) -> None:
+    """Read the spans of all views, one kind after the other, and fill in the report; with `cached`, also what a cache
+    of counts adds to that model."""
+    blocks = None
+    if cached or any(view in OF_CONTEXT for view in options.views):
+        size = cut.block_size(lengths[-1])
+        blocks = cut.choose_blocks(scorer.documents, lengths[-1], size, options.targets, options.min_documents)
+    jobs = _jobs(scorer.documents, lengths, options)
     report.tokens = sum(tokens_read(spans) for spans in jobs.values())
-    positions: dict[int, Sums] = {}
+    if blocks:
+        report.tokens += sum(tokens_read(blocks.after(length)) for length in lengths)
     with tqdm(total=report.tokens, unit="token", unit_scale=True, leave=False, disable=None) as bar:
-        done = {}
-        for (kind, length), spans in jobs.items():
-            bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
-            begun = time.perf_counter()
-            sums = scorer.sums(spans, bar, positions if kind == "carried" else None)
-            done[kind, length] = AtLength(length, sums, time.perf_counter() - begun)
-    report.seconds = sum(point.seconds for point in done.values())
-    if "context" in options.views:
-        report.context = [done["context", length] for length in lengths]
-    if ("carried", 0) in done:
-        report.carried = done["carried", 0].sums
+        if blocks:
+            views = ContextViews(scorer, blocks, lengths, options.views, bar)
+            views.fill(report)
+            if cached:
+                views.fill_cache(report, training_targets(cached, lengths, max(1, options.targets // 2), bar))
+        _fill_whole(report, scorer, lengths, jobs, options, bar)
+
+
+def _fill_whole(
+    report: PerplexityReport,
+    scorer: Scorer,
+    lengths: list[int],
+    jobs: dict[tuple[str, int], Spans],
+    options: PerplexityOptions,
+    bar: tqdm,
+) -> None:
+    """Fill in the views of whole documents."""
+    positions: dict[int, Sums] = {}
+    done = {}
+    begun = time.perf_counter()
+    for (kind, length), spans in jobs.items():
+        bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
+        done[kind, length] = scorer.sums(spans, bar, positions if kind == "carried" else None)
+    report.seconds += time.perf_counter() - begun
+    report.carried = done.get(("carried", 0))
     if "position" in options.views:
         reached = [bucket for bucket in sorted(positions) if positions[bucket].documents >= options.min_documents]
         report.position = [AtPosition(1 << bucket, (2 << bucket) - 1, positions[bucket]) for bucket in reached]
     if "protocol" in options.views:
-        report.windows = [
-            InWindows(length, done["reset", length].sums, done["sliding", length].sums) for length in lengths
-        ]
+        report.windows = [InWindows(length, done["reset", length], done["sliding", length]) for length in lengths]
 
 
-def _jobs(
-    documents: Documents, lengths: list[int], size: int, options: PerplexityOptions
-) -> dict[tuple[str, int], Spans]:
-    """Return the spans to read, by kind and length."""
+def _jobs(documents: Documents, lengths: list[int], options: PerplexityOptions) -> dict[tuple[str, int], Spans]:
+    """Return the spans of whole documents to read, by kind and length."""
     jobs: dict[tuple[str, int], Spans] = {}
-    if "context" in options.views:
-        blocks = cut.choose_blocks(documents, lengths[-1], size, options.targets, options.min_documents)
-        jobs |= {("context", length): blocks.after(length) for length in lengths}
     if "position" in options.views or "protocol" in options.views:
         jobs["carried", 0] = cut.whole(documents)
     if "protocol" in options.views:
@@ -208,10 +256,20 @@ def _too_short(documents: Documents, need: int, wanted: int) -> str:
 
 def validation_text(loaded: TrainedModel, files: Sequence[str | Path] = (), limit: int | None = None) -> TokenFile:
     """Return the tokens to measure on: the text held out of training, or all of some files; the first `limit`."""
+    return prepare(_text_options(loaded, files), loaded.tokenizer).validation.first(limit)
+
+
+def validation_clusters(loaded: TrainedModel, field: str, files: Sequence[str | Path] = ()) -> Clusters:
+    """Return the clusters of all documents of that text by a field of theirs."""
+    return clusters_by(field, validation_fields(_text_options(loaded, files)))
+
+
+def _text_options(loaded: TrainedModel, files: Sequence[str | Path]) -> Text:
+    """Return the recipe's text, or one whose validation text is some files."""
     text = loaded.recipe.text
-    if files:
-        source = Files(kind="files", paths=list(map(str, files)))
-        # a recipe's text trains too; the shortest sequence lets files of any size pass as that
-        validation = Validation(sources=[source])
-        text = text.model_copy(update={"sources": [source], "validation": validation, "sequence_length": 8})
-    return prepare(text, loaded.tokenizer).validation.first(limit)
+    if not files:
+        return text
+    source = Files(kind="files", paths=list(map(str, files)))
+    # a recipe's text trains too; the shortest sequence lets files of any size pass as that
+    validation = Validation(sources=[source])
+    return text.model_copy(update={"sources": [source], "validation": validation, "sequence_length": 8})

@@ -1,21 +1,19 @@
-"""Perplexity against length as tables for an 80-column terminal, as JSON and as a plot."""
+"""Perplexity against length as tables for an 80-column terminal and as JSON."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from lmlong.evaluation import differences
+from lmlong.evaluation import context_views_report, differences
+from lmlong.evaluation.context_views_report import cache_lines, recurrence_lines, remembrance_lines
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.results import PerplexityReport
+from lmlong.evaluation.sums_report import BITS, ERROR, NATS, bits, change_values, nats, perplexity, sum_values
 from lmlong.inference.state_size import StateSize
 from lmlong.recipe.lengths import name_length
-from lmlong.report.figure import Figure, Level, Line, Mark, Panel, Style, style
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_number, format_range, format_table, plural
 
-ERROR = Column("±", 8, ".4f")
-NATS = (Column("nats/token", 12, ".4f"), ERROR)
-BITS = (Column("bits/byte", 11, ".4f"), ERROR)
 CONTEXT = [Column("length", 9), *NATS, Column("perplexity", 13), *BITS, Column("change", 10, "+.4f"), ERROR]
 POSITION = [Column("tokens before", 17), *NATS, *BITS, Column("tokens", 13, ","), Column("documents", 11, ",")]
 CHANGE = (Column("more", 10, "+.4f"), ERROR)
@@ -45,10 +43,11 @@ def _section(report: PerplexityReport) -> str:
         f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}{on}",
         f"  {_state(report.state)}",
         *_parts(report),
+        *_clusters(report),
         f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second)"
         + ("" if report.peak_bytes is None else f", {report.peak_bytes / 1e6:,.0f} MB at most"),
     ]
-    parts = [part(report) for part in (_context, _position, _protocol, _health)]
+    parts = [part(report) for part in VIEWS]
     return "\n".join([*facts, *(line for part in parts if part for line in ("", *part))])
 
 
@@ -63,8 +62,17 @@ def _parts(report: PerplexityReport) -> list[str]:
     ]
 
 
-def _counted(report: PerplexityReport, documents: int) -> str:
-    return plural(documents, "document" if report.parts_of is None else "part")
+def _clusters(report: PerplexityReport) -> list[str]:
+    """Say what errors are over where documents of one cluster count as one."""
+    if report.cluster_by is None or report.clusters is None:
+        return []
+    return [f"  documents in {plural(report.clusters, 'cluster')} by {report.cluster_by}: the errors are over clusters"]
+
+
+def _counted(report: PerplexityReport, sums: Sums) -> str:
+    """Say how many documents have targets, and how many clusters of them where the errors are over these."""
+    documents = plural(sums.documents, "document" if report.parts_of is None else "part")
+    return documents if sums.cluster is None else f"{documents} in {plural(sums.clusters, 'cluster')}"
 
 
 def _state(state: StateSize) -> str:
@@ -80,10 +88,10 @@ def _context(report: PerplexityReport) -> list[str]:
     for length, sums, _ in report.context:
         mark = "*" if length == report.trained_length else " "
         change = sums.above(before) if before else (math.nan, math.nan)
-        rows.append([name_length(length) + mark, *_nats(sums), _perplexity(sums), *_bits(sums), *change])
+        rows.append([name_length(length) + mark, *nats(sums), perplexity(sums), *bits(sums), *change])
         before = sums
     return [
-        f"by context: the same {sums.totals.tokens:,} tokens of {_counted(report, sums.documents)} each time",
+        f"by context: the same {sums.totals.tokens:,} tokens of {_counted(report, sums)} each time",
         *format_table(CONTEXT, rows),
     ]
 
@@ -92,7 +100,7 @@ def _position(report: PerplexityReport) -> list[str]:
     if not report.position:
         return []
     rows = [
-        [format_range(first, last), *_nats(sums), *_bits(sums), sums.totals.tokens, sums.documents]
+        [format_range(first, last), *nats(sums), *bits(sums), sums.totals.tokens, sums.documents]
         for first, last, sums in report.position
     ]
     unit = "document" if report.parts_of is None else "part"
@@ -110,7 +118,7 @@ def _protocol(report: PerplexityReport) -> list[str]:
     ]
     level = f"{carried.totals.nats_per_token:.4f} ± {format_number(carried.nats_error, '.4f')}"
     return [
-        f"by protocol: all {carried.totals.tokens:,} tokens of {_counted(report, carried.documents)}, in nats/token;",
+        f"by protocol: all {carried.totals.tokens:,} tokens of {_counted(report, carried)}, in nats/token;",
         f"carried from the beginning {level}; in windows so much more",
         *format_table(PROTOCOL, rows),
     ]
@@ -124,17 +132,7 @@ def _health(report: PerplexityReport) -> list[str]:
     return [title, *format_table(HEALTH, rows)]
 
 
-def _nats(sums: Sums) -> tuple[float, float]:
-    return sums.totals.nats_per_token, sums.nats_error
-
-
-def _bits(sums: Sums) -> tuple[float, float]:
-    return sums.totals.bits_per_byte, sums.bits_error
-
-
-def _perplexity(sums: Sums) -> str:
-    value = sums.totals.perplexity
-    return f"{value:,.2f}" if value < 1e8 else f"{value:.2e}"
+VIEWS = (_context, recurrence_lines, remembrance_lines, cache_lines, _position, _protocol, _health)
 
 
 def to_json(reports: Sequence[PerplexityReport]) -> dict[str, Any]:
@@ -158,116 +156,26 @@ def _report_values(report: PerplexityReport) -> dict[str, Any]:
         "state_numbers_per_token": report.state.per_token.numbers,
         "documents": report.documents,
         "parts_of": report.parts_of,
+        "cluster_by": report.cluster_by,
+        "clusters": report.clusters,
         "tokens_read": report.tokens,
         "seconds": report.seconds,
         "peak_bytes": report.peak_bytes,
         "left_out": report.left_out,
         "context": [
-            {"length": length, **_sum_values(sums), "seconds": seconds, **_change_values(sums, before)}
+            {"length": length, **sum_values(sums), "seconds": seconds, **change_values(sums, before)}
             for (length, sums, seconds), before in zip(report.context, befores, strict=False)
         ],
-        "position": [{"first": first, "last": last, **_sum_values(sums)} for first, last, sums in report.position],
-        "carried": _sum_values(carried) if carried else None,
+        **context_views_report.values(report),
+        "position": [{"first": first, "last": last, **sum_values(sums)} for first, last, sums in report.position],
+        "carried": sum_values(carried) if carried else None,
         "windows": [
             {
                 "length": length,
-                "reset": {**_sum_values(reset), **_change_values(reset, carried)},
-                "sliding": {**_sum_values(sliding), **_change_values(sliding, carried)},
+                "reset": {**sum_values(reset), **change_values(reset, carried)},
+                "sliding": {**sum_values(sliding), **change_values(sliding, carried)},
             }
             for length, reset, sliding in report.windows
         ],
         "state": report.health,
     }
-
-
-def _sum_values(sums: Sums) -> dict[str, float]:
-    totals = sums.totals
-    return {
-        "nats": totals.nats,
-        "tokens": totals.tokens,
-        "bytes": totals.bytes,
-        "documents": sums.documents,
-        "nats_per_token": totals.nats_per_token,
-        "nats_error": sums.nats_error,
-        "perplexity": totals.perplexity,
-        "bits_per_byte": totals.bits_per_byte,
-        "bits_error": sums.bits_error,
-    }
-
-
-def _change_values(sums: Sums, other: Sums | None) -> dict[str, float]:
-    """Return by how many nats per token these sums exceed others of the same targets."""
-    change, error = sums.above(other) if other else (math.nan, math.nan)
-    return {"change": change, "change_error": error}
-
-
-def figure(reports: Sequence[PerplexityReport]) -> Figure:
-    """Describe bits per byte against context, position and window, with bands of two standard errors.
-
-    All contexts have the same targets, so an error in the height of that line shifts all of it alike: its band is that
-    of the change from the shortest context.
-    """
-    panels = [
-        _panel(reports, label, describe)
-        for view, describe, label in (
-            ("context", _context_lines, "tokens read before the same targets\n(band: the change from the shortest)"),
-            ("position", _position_lines, "tokens before, read from the beginning"),
-            ("windows", _window_lines, "tokens in a window"),
-        )
-        if any(getattr(report, view) for report in reports)
-    ]
-    panels[0] = panels[0]._replace(y_label="bits per byte, ± 2 standard errors")
-    return Figure([panels], size=(max(6.4, 4.6 * len(panels)), 4.4), legend_columns=3)
-
-
-def _panel(reports: Sequence[PerplexityReport], label: str, describe: Any) -> Panel:
-    """Describe one view of all runs, with a mark at each length that a run was trained at and a shade beyond them."""
-    lines, levels = [], []
-    for number, report in enumerate(reports):
-        more_lines, more_levels = describe(report, style(number))
-        lines += more_lines
-        levels += more_levels
-    ticks = sorted({int(x) for line in lines for x in line.x})
-    trained = sorted({report.trained_length for report in reports})
-    inside = [length for length in trained if ticks[0] <= length <= ticks[-1]]
-    return Panel(
-        lines,
-        x_label=label,
-        ticks=ticks,
-        tick_name=name_length,
-        levels=levels,
-        marks=[Mark(length, f"trained at {name_length(length)}") for length in inside],
-        shade_from=trained[-1] if ticks[0] <= trained[-1] < ticks[-1] else None,
-    )
-
-
-Lines = tuple[list[Line], list[Level]]
-
-
-def _context_lines(report: PerplexityReport, style: Style) -> Lines:
-    points = [(length, sums) for length, sums, _ in report.context]
-    errors = [sums.bits_error_from(points[0][1]) for _, sums in points]
-    return [_line(report.name, points, style, errors)], []
-
-
-def _position_lines(report: PerplexityReport, style: Style) -> Lines:
-    return [_line(report.name, [(first, sums) for first, _, sums in report.position], style)], []
-
-
-def _window_lines(report: PerplexityReport, style: Style) -> Lines:
-    """Describe windows that reset (filled) and slide (hollow), and the loss with a carried state as a level."""
-    reset = _line(f"{report.name}, reset", [(length, sums) for length, sums, _ in report.windows], style)
-    hollow = style._replace(hollow=True)
-    sliding = _line(f"{report.name}, sliding", [(length, sums) for length, _, sums in report.windows], hollow)
-    if not report.carried or not report.windows:
-        return [reset, sliding], []
-    dotted = Style(style.color, (0, (1, 2)))
-    return [reset, sliding], [Level(report.carried.totals.bits_per_byte, dotted, text="carried", width=1)]
-
-
-def _line(name: str, points: Sequence[tuple[int, Sums]], style: Style, errors: Sequence[float] | None = None) -> Line:
-    """Describe bits per byte at some lengths, with a band of two of the errors, by default their own."""
-    bits = [sums.totals.bits_per_byte for _, sums in points]
-    errors = errors or [sums.bits_error for _, sums in points]
-    low, high = ([bit + 2 * sign * error for bit, error in zip(bits, errors, strict=True)] for sign in (-1, 1))
-    return Line(name, [length for length, _ in points], bits, style, low, high)

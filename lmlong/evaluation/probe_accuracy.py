@@ -1,5 +1,6 @@
 """Accuracy of the likeliest token where a text repeats something, by how far back it was said."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -32,6 +33,8 @@ class ProbeScore(NamedTuple):
     distance: int
     right: np.ndarray  # (trials,)
     asked: np.ndarray  # (trials,)
+    chance: float
+    """Accuracy of the answers of another text of this probe, which is that of a guess; nan where there is only one."""
 
     @property
     def accuracy(self) -> float:
@@ -71,13 +74,15 @@ def measure_probes(
             bar.set_description(f"{name}: {probe} at {name_length(distance)}")
             key = (seed, list(PROBES).index(probe), distance)
             texts = (PROBES[probe](source, distance, np.random.default_rng([*key, row])) for row in range(trials))
-            right, asked = [], []
+            right, asked, answers = [], [], []
             for few in _batches(texts):
-                for correct in answered(loaded.model, few, loaded.tokenizer.bos):
+                for trial, correct in zip(few, answered(loaded.model, few, loaded.tokenizer.bos), strict=True):
                     right.append(correct.sum())
                     asked.append(len(correct))
+                    answers.append(trial.tokens[trial.asked])
                 bar.update(distance * len(few))
-            found.append(ProbeScore(probe, distance, np.array(right, float), np.array(asked, float)))
+            scores = np.array(right, float), np.array(asked, float)
+            found.append(ProbeScore(probe, distance, *scores, chance_of(answers)))
     return ProbeResult(name, loaded.recipe.text.sequence_length, found)
 
 
@@ -101,6 +106,17 @@ def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np
             likeliest = model.logits(hidden[wanted]).argmax(-1)
             correct[:, begin:end][wanted] = likeliest == given[:, begin + 1 : end + 1][wanted]
     return [correct[row][positions[row]].cpu().numpy() for row in range(len(trials))]
+
+
+def chance_of(answers: Sequence[np.ndarray]) -> float:
+    """Return how often two texts have the same token at the same place of their answers: the mean over all pairs, place
+    by place; nan where no place is in two texts."""
+    same, pairs = 0.0, 0.0
+    for place in range(max(map(len, answers))):
+        counts = np.unique([answer[place] for answer in answers if len(answer) > place], return_counts=True)[1]
+        same += float((counts * (counts - 1)).sum())
+        pairs += float(counts.sum() * (counts.sum() - 1))
+    return same / pairs if pairs else math.nan
 
 
 def _batches(trials: Iterator[Trial]) -> Iterator[list[Trial]]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from lmlong.data.tokenizer import Tokenizer
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.model.language_model import PIECE
@@ -20,58 +21,90 @@ TOKENS_AT_ONCE = 16_384
 class Predictor(Protocol):
     """A model that carries a state along a text: a `LanguageModel`, or an oracle in tests."""
 
-    def token_nll(
-        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """Return -log p of each target (B, T), 0 where it is IGNORED, and the state after."""
+    def hidden_states(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Return the last hidden states (B, T, width), and the state after."""
+
+    def target_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return -log p of targets (N,) from the hidden states (N, width) before them."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits (N, V) of hidden states (N, width)."""
 
 
 class Scored(NamedTuple):
-    """Consecutive targets of one document."""
+    """Consecutive targets of one span."""
 
-    document: int
+    span: int
     first: int  # place of the first in the text
     nats: np.ndarray  # (targets,) float64
+    hidden: Tensor  # (targets, width)
+
+
+class Predictions(NamedTuple):
+    """What a model says of the targets of some spans, in their order."""
+
+    nats: np.ndarray  # (targets,) float64
+    hidden: Tensor  # (targets, width)
 
 
 class Scorer:
     """Reads spans of one text with one model."""
 
     def __init__(
-        self, model: Predictor, text: np.ndarray, documents: Documents, token_bytes: np.ndarray, device: torch.device
+        self, model: Predictor, text: np.ndarray, documents: Documents, tokenizer: Tokenizer, device: torch.device
     ):
         self.model, self.text, self.documents = model, text, documents
-        self.token_bytes, self.device = token_bytes, device
+        self.tokenizer, self.device = tokenizer, device
 
     def sums(self, spans: Spans, bar: tqdm, positions: dict[int, Sums] | None = None) -> Sums:
         """Return the sums of each document. With `positions`, sums by position are added to it: those of targets
         with 2^n to 2^(n + 1) - 1 tokens of their document before them are put under n."""
-        sums = Sums(len(self.documents.begins))
-        for document, first, nats in self.scored(spans, bar):
-            sizes = self.token_bytes[self.text[first : first + len(nats)]]
+        sums = self.documents.sums()
+        for span, first, nats, _ in self.scored(spans, bar):
+            document = int(spans.document[span])
+            sizes = self.sizes(slice(first, first + len(nats)))
             sums.add(document, nats.sum(), len(nats), sizes.sum())
             if positions is not None:
                 before = np.arange(first, first + len(nats)) - self.documents.begins[document]
                 bucket = np.frexp(before)[1] - 1
                 for number in np.unique(bucket):
                     inside = bucket == number
-                    found = positions.setdefault(int(number), Sums(len(self.documents.begins)))
+                    found = positions.setdefault(int(number), self.documents.sums())
                     found.add(document, nats[inside].sum(), inside.sum(), sizes[inside].sum())
         return sums
 
+    def predictions(self, spans: Spans, bar: tqdm) -> Predictions:
+        """Return what the model says of all targets: memory grows with them, not with what is read before them."""
+        counts = spans.end - spans.first
+        offsets = counts.cumsum() - counts - spans.first
+        nats, hidden = np.zeros(counts.sum()), torch.zeros(0)
+        for each in self.scored(spans, bar):
+            if not len(hidden):
+                hidden = each.hidden.new_zeros(len(nats), each.hidden.shape[1])
+            begin = int(offsets[each.span]) + each.first
+            nats[begin : begin + len(each.nats)] = each.nats
+            hidden[begin : begin + len(each.nats)] = each.hidden
+        return Predictions(nats, hidden)
+
+    def sizes(self, place: np.ndarray | slice) -> np.ndarray:
+        """Return the bytes of the tokens at some places of the text."""
+        return self.tokenizer.token_bytes[self.text[place]]
+
     def scored(self, spans: Spans, bar: tqdm) -> Iterator[Scored]:
-        """Yield the targets of all spans, in any order; those of a long span in several pieces."""
-        for rows in _groups(spans):
-            state = None
+        """Yield the targets of all spans, in any order; those of a long span in several pieces. Of a token that is no
+        target no logits are computed."""
+        for numbers in _groups(spans):
+            rows, state = spans.take(numbers), None
             longest = int((rows.end - rows.begin).max()) - 1
             for place in range(0, longest, PIECE):
                 tokens, targets, read = _piece(self.text, rows, place, min(PIECE, longest - place))
+                counted = targets != IGNORED
                 with torch.inference_mode():
-                    nll, state = self.model.token_nll(tokens.to(self.device), targets.to(self.device), state=state)
-                nats, counted = nll.cpu().double().numpy(), (targets != IGNORED).numpy()
+                    hidden, state = self.model.hidden_states(tokens.to(self.device), state)
+                    hidden = hidden[counted.to(self.device)]
+                    nll = self.model.target_nll(hidden, targets[counted].to(self.device))
                 firsts = np.maximum(rows.first, rows.begin + 1 + place)
-                for number in np.flatnonzero(counted.any(axis=1)):
-                    yield Scored(int(rows.document[number]), int(firsts[number]), nats[number][counted[number]])
+                yield from _by_span(numbers, firsts, counted.sum(1).tolist(), nll, hidden)
                 bar.update(read)
 
 
@@ -80,14 +113,24 @@ def tokens_read(spans: Spans) -> int:
     return int((spans.end - spans.begin - 1).sum())
 
 
-def _groups(spans: Spans) -> Iterator[Spans]:
-    """Yield spans of about equal length together."""
+def _by_span(
+    numbers: np.ndarray, firsts: np.ndarray, counts: list[int], nll: Tensor, hidden: Tensor
+) -> Iterator[Scored]:
+    """Yield the targets of each span that has some."""
+    parts = zip(nll.cpu().double().split(counts), hidden.split(counts), strict=True)
+    for span, first, (nats, states) in zip(numbers.tolist(), firsts.tolist(), parts, strict=True):
+        if len(nats):
+            yield Scored(span, first, nats.numpy(), states)
+
+
+def _groups(spans: Spans) -> Iterator[np.ndarray]:
+    """Yield the numbers of spans of about equal length together."""
     sizes = spans.end - spans.begin - 1
     order = np.argsort(-sizes, kind="stable")
     begin = 0
     while begin < len(order):
         end = begin + max(1, TOKENS_AT_ONCE // int(sizes[order[begin]]))
-        yield spans.take(order[begin:end])
+        yield order[begin:end]
         begin = end
 
 

@@ -5,10 +5,13 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong.data.token_file import TokenFile
+from lmlong.evaluation.document_sums import Sums
 
-BLOCK = 256
-"""Most targets of one span where contexts are compared: the first has just the context asked for, the last so many
-tokens more."""
+BLOCK = 640
+"""Most targets side by side where contexts are compared: one reading of a long context serves all of them."""
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Steps of this share of a whole, taken round and round, never gather anywhere."""
 
 
 class Documents(NamedTuple):
@@ -16,10 +19,23 @@ class Documents(NamedTuple):
 
     begins: np.ndarray  # (documents,) place of each document's bos
     ends: np.ndarray  # (documents,) place after its last token
+    cluster: np.ndarray | None = None  # (documents,) number of each one's cluster; None where each is its own
 
     @property
     def sizes(self) -> np.ndarray:
         return self.ends - self.begins
+
+    def sums(self) -> Sums:
+        """Return sums to add to."""
+        return Sums(len(self.begins), self.cluster)
+
+
+class Targets(NamedTuple):
+    """Single tokens to score."""
+
+    document: np.ndarray  # (targets,) number of the document
+    place: np.ndarray  # (targets,) in the text
+    begin: np.ndarray  # (targets,) place of the first token that is read before it
 
 
 class Spans(NamedTuple):
@@ -33,6 +49,13 @@ class Spans(NamedTuple):
     def take(self, which: np.ndarray) -> "Spans":
         return Spans(*(values[which] for values in self))
 
+    def targets(self) -> Targets:
+        """Return the targets of all spans, one span after the other."""
+        counts = self.end - self.first
+        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        place = np.repeat(self.first, counts) + within
+        return Targets(np.repeat(self.document, counts), place, np.repeat(self.begin, counts))
+
 
 class Blocks(NamedTuple):
     """Targets that all have as much text before them as the longest context takes."""
@@ -42,26 +65,30 @@ class Blocks(NamedTuple):
     size: int
 
     def after(self, context: int) -> Spans:
-        """Return the same targets with so many tokens before them."""
-        return Spans(self.document, self.first - context, self.first, self.first + self.size)
+        """Return the same targets with so many tokens before them, at most half as many again before the last of a
+        span: in a short context a block is several spans, in a long one it is read at once."""
+        size = block_size(context)
+        firsts = self.first[:, None] + np.arange(0, self.size, size)
+        ends = np.minimum(firsts + size, self.first[:, None] + self.size).ravel()
+        return Spans(np.repeat(self.document, firsts.shape[1]), firsts.ravel() - context, firsts.ravel(), ends)
 
 
-def documents_of(text: TokenFile) -> Documents:
-    """Return the documents of two tokens or more: a shorter one has no target."""
+def documents_of(text: TokenFile, cluster: np.ndarray | None = None) -> Documents:
+    """Return the documents of two tokens or more: a shorter one has no target. `cluster` is of all documents."""
     begins = np.asarray(text.starts, dtype=np.int64)
     ends = np.append(begins[1:], len(text.tokens))
     kept = ends - begins >= 2
-    return Documents(begins[kept], ends[kept])
+    return Documents(begins[kept], ends[kept], None if cluster is None else cluster[kept])
 
 
-def block_size(shortest: int) -> int:
-    """Return the targets in one block: the last of them has at most half as much context again as the first."""
-    return max(1, min(BLOCK, shortest // 2))
+def block_size(context: int) -> int:
+    """Return the most targets of one span: the last of them has at most half as much context again as the first."""
+    return max(1, min(BLOCK, context // 2))
 
 
-def reached(documents: Documents, length: int, size: int) -> int:
-    """Return how many documents have a block of targets with so much context."""
-    return int((documents.sizes >= length + size).sum())
+def reached(documents: Documents, length: int, size: int | None = None) -> int:
+    """Return how many documents have so many targets with so much context, by default a block of them."""
+    return int((documents.sizes >= length + (block_size(length) if size is None else size)).sum())
 
 
 def parts(documents: Documents, shortest: int, least: int) -> Documents | None:
@@ -77,7 +104,8 @@ def parts(documents: Documents, shortest: int, least: int) -> Documents | None:
     document = np.repeat(np.arange(len(counts)), counts)
     number = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
     begins, sizes, counts = documents.begins[document], documents.sizes[document], counts[document]
-    return Documents(begins + number * sizes // counts, begins + (number + 1) * sizes // counts)
+    cluster = None if documents.cluster is None else documents.cluster[document]
+    return Documents(begins + number * sizes // counts, begins + (number + 1) * sizes // counts, cluster)
 
 
 def choose_blocks(documents: Documents, longest: int, size: int, targets: int, least: int) -> Blocks:
@@ -89,9 +117,10 @@ def choose_blocks(documents: Documents, longest: int, size: int, targets: int, l
     if len(eligible) > wanted:
         eligible = eligible[np.arange(wanted) * len(eligible) // wanted]
     numbers, firsts = [], []
-    for document in eligible:
+    for number, document in enumerate(eligible):
         count = min(max(1, wanted // len(eligible)), room[document])
-        positions = np.arange(count) * room[document] // count
+        # each document begins elsewhere, else one block of each would tell of beginnings alone
+        positions = ((np.arange(count) + number * GOLDEN % 1) * room[document] / count).astype(np.int64)
         numbers.append(np.full(count, document))
         firsts.append(documents.begins[document] + longest + positions * size)
     return Blocks(np.concatenate(numbers), np.concatenate(firsts), size)

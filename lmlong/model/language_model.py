@@ -119,8 +119,13 @@ class LanguageModel(TextModel):
             piece = slice(begin, begin + PIECE)
             document_starts = None if mask is None else mask[:, piece]
             hidden, state = self.hidden_states(tokens[:, piece], state, document_starts)
-            nll.append(self.lm_head(token_nll, hidden, targets[:, piece]))
+            nll.append(self.target_nll(hidden, targets[:, piece]))
         return torch.cat(nll, dim=1), state
+
+    @torch.no_grad()
+    def target_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return -log p of targets (N,) from the hidden states (N, width) before them."""
+        return self.lm_head(token_nll, hidden, targets)
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state as a prefill leaves it, where steps keep it in another form."""

@@ -40,17 +40,22 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
         squeeze=False,
         width_ratios=figure.column_widths,
     )
+    drawn_panels: list[tuple[Axes, Panel | HeatMap]] = []
     for row, panels in zip(grid, figure.rows, strict=True):
-        for axes, panel in zip(row, panels, strict=True):
-            if isinstance(panel, HeatMap):
-                _draw_heat_map(axes, panel)
-            else:
-                _draw_panel(axes, panel)
-    for axes, panel in zip(grid.flat, (panel for panels in figure.rows for panel in panels), strict=True):
+        drawn_panels += zip(row, panels, strict=False)
+        for axes in row[len(panels) :]:
+            axes.remove()
+    for axes, panel in drawn_panels:
+        if isinstance(panel, HeatMap):
+            _draw_heat_map(axes, panel)
+        else:
+            _draw_panel(axes, panel)
+    for axes, panel in drawn_panels:
         if isinstance(panel, Panel):
             _set_ranges(axes, panel)  # last, as an open end of a shared axis takes all panels into account
     if figure.legend_columns:
-        named = grid.flat if figure.legend_row is None else [grid[figure.legend_row, 0]]
+        named = [axes for axes, panel in drawn_panels if isinstance(panel, HeatMap) or not panel.legend]
+        named = named if figure.legend_row is None else [grid[figure.legend_row, 0]]
         told = [axes.get_legend_handles_labels() for axes in named]
         handles = {label: handle for pair in told for handle, label in zip(*pair, strict=True)}
         # beside the lines and never over them, wherever they run

@@ -15,7 +15,7 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
-from lmlong.data.token_dataset import prepare
+from lmlong.data.token_dataset import prepare, validation_fields
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
@@ -177,7 +177,7 @@ def test_token_files_are_read_by_others_as_written(text_of: TextOf) -> None:
 PEAK = """
 import resource, sys
 from lmlong import recipe
-from lmlong.data.token_dataset import prepare
+from lmlong.data.token_dataset import prepare, validation_fields
 source = recipe.Files(kind="files", paths=[sys.argv[1]])
 prepare(recipe.Text(sources=[source], tokenizer=recipe.Tokenizer(kind="bytes")))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -197,3 +197,16 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path, suffix: str) -> None:
         return int(done.stdout) // 1024
 
     assert peak(64) - peak(1) < 24
+
+
+def test_fields_of_validation_documents_are_in_the_order_of_their_tokens(text_of: TextOf) -> None:
+    texts = sentences(60)
+    text = text_of([*texts[:30], "", *texts[30:]], validation={"fraction": 0.3})
+    found = prepare(text)
+    folder = Path(text.sources[0].paths[0])  # type: ignore[union-attr]
+    named = [(folder / fields["file"]).read_bytes().decode() for fields in validation_fields(text)]
+    assert len(named) > 5 and named == documents(found.validation, found.tokenizer)
+    for path in folder.iterdir():
+        path.rename(folder / f"a-{path.name}")
+    assert prepare(text).folder == found.folder  # of the same text, though its files have other names
+    assert {fields["file"][:2] for fields in validation_fields(text)} == {"a-"}

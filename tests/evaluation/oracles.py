@@ -1,14 +1,12 @@
 """Sources whose entropy given so many symbols is known in closed form, and models that predict them perfectly."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmlong.data.token_file import TokenFile
-from lmlong.model.loss import IGNORED
 
 
 class Repeated:
@@ -16,6 +14,7 @@ class Repeated:
 
     def __init__(self, symbols: int, distance: int, wrong: float):
         self.symbols, self.distance, self.wrong = symbols, distance, wrong
+        self.memory = distance  # symbols that a prediction takes
 
     def entropy(self, context: int) -> float:
         if context < self.distance:
@@ -40,6 +39,8 @@ class Repeated:
 
 class Markov:
     """Symbols that follow from the two before them by a drawn table."""
+
+    memory = 2
 
     def __init__(self, symbols: int, seed: int):
         self.symbols = symbols
@@ -67,22 +68,24 @@ class Markov:
 
 
 class Oracle:
-    """Predicts a source from what it has read since its state was empty, as well as can be."""
+    """Predicts a source from what it has read since its state was empty, as well as can be from its last `memory`
+    symbols; a hidden state is these symbols, after as many -1 as they are fewer."""
 
-    def __init__(self, source: Repeated | Markov):
-        self.source = source
+    def __init__(self, source: Repeated | Markov, memory: int | None = None):
+        self.source, self.memory = source, source.memory if memory is None else memory
 
-    def token_nll(
-        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        known = [list(row) for row in state] if state else [[] for _ in tokens]
-        lost = torch.zeros(targets.shape, dtype=torch.float64)
-        for row, (read, wanted) in enumerate(zip(tokens.tolist(), targets.tolist(), strict=True)):
-            for place, (token, target) in enumerate(zip(read, wanted, strict=True)):
-                known[row].append(token)
-                if target != IGNORED:
-                    lost[row, place] = -math.log(self.source.likelihood(known[row])[target])
-        return lost, known
+    def hidden_states(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        state = tokens.new_full((len(tokens), self.memory), -1) if state is None else state
+        known = torch.cat([state, tokens], dim=1)
+        return known.unfold(1, self.memory, 1)[:, 1:], known[:, known.shape[1] - self.memory :]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        known = [[symbol for symbol in row if symbol >= 0] for row in hidden.tolist()]
+        chances = np.array([self.source.likelihood(row) for row in known]).reshape(len(known), self.source.symbols)
+        return torch.from_numpy(np.log(chances))
+
+    def target_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return -self.logits(hidden).gather(1, targets[:, None])[:, 0]
 
 
 def text_of(source: Repeated | Markov, lengths: list[int], seed: int = 2) -> TokenFile:

@@ -1,7 +1,15 @@
 """Reports with numbers that are easy to follow."""
 
 from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.results import AtLength, AtPosition, InWindows, PerplexityReport
+from lmlong.evaluation.results import (
+    CACHES,
+    AtLength,
+    AtPosition,
+    AtRecurrence,
+    CacheGain,
+    InWindows,
+    PerplexityReport,
+)
 from lmlong.evaluation.state_health import Health
 from lmlong.inference.state_size import Size, StateSize
 
@@ -31,6 +39,30 @@ LINEAR = PerplexityReport(
     tokens=123_456,
     seconds=12.3,
     peak_bytes=456_700_000,
+)
+NONE = sums(0, 0, tokens=0, size=0)
+VIEWED = PerplexityReport(
+    name="viewed",
+    checkpoint="/runs/viewed/checkpoints/step-00002000",
+    parameters=1_000,
+    state=StateSize(Size(577, 2308), Size(0, 0)),
+    trained_length=512,
+    documents=2,
+    cluster_by="author",
+    clusters=2,
+    lengths=[256, 4096],
+    recurrence=[
+        AtRecurrence(256, *2 * ([sums(6.0, 6.2), sums(2.0, 2.2), sums(3.0, 3.0), sums(4.0, 4.0), NONE, NONE],)),
+        AtRecurrence(4096, *2 * ([sums(6.0, 6.2), sums(2.0, 2.2), sums(2.9, 3.0), sums(3.5, 3.7), NONE, NONE],)),
+    ],
+    remembrance=[AtLength(256, sums(0.02, 0.03), 1.0)],
+    cache=[
+        CacheGain(256, sums(4.0, 4.2), dict.fromkeys(CACHES, sums(3.9, 4.0))),
+        CacheGain(4096, sums(4.0, 4.2), dict.fromkeys(CACHES, sums(3.8, 3.9))),
+    ],
+    tokens=1000,
+    seconds=0.5,
+    peak_bytes=1_000_000,
 )
 SOFTMAX = PerplexityReport(
     name="softmax",

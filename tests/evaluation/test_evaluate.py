@@ -73,7 +73,7 @@ def test_files_are_written_beside_the_table(run: Path, tmp_path: Path) -> None:
     [
         (["--lengths", "1k,2x"], "^--lengths: '2x' is no length"),
         (["--by", "contxt"], r"^--by: there is no 'contxt'\. Did you mean 'context'\?$"),
-        (["--by", "state", "--plot", "a.png"], "^--plot: draws context, position and protocol"),
+        (["--by", "state", "--plot", "a.png"], "^--plot: draws all views but the state"),
         (["--lengths", "64"], "^--lengths: the shortest takes documents of 96 tokens, and 10 of them"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),
@@ -113,6 +113,48 @@ def test_the_difference_of_two_runs_comes_first_with_its_paired_error(run: Path,
     assert [(row["length"], row["difference"], row["documents"]) for row in found["rows"]] == [(16, 0, 2), (None, 0, 2)]
     trained = evaluated(run, run / latest, "--data", tmp_path / "train.txt", "--lengths", "16", *FEW)
     assert "2 documents" not in trained.stdout
+
+
+OF_TARGETS = ("--by", "recurrence,remembrance", "--cache-baseline", "--lengths", "16,32", "--targets", 64, *FEW)
+
+
+def test_views_of_the_same_targets_are_told_drawn_and_written(run: Path, tmp_path: Path) -> None:
+    numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.png"
+    done = evaluated(run, *OF_TARGETS, "--cluster-by", "file", "--json", numbers, "--plot", plot)
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 80
+    for title in ("in 2 clusters by file", "same token last", "same word last", "remembrance:", "cache baseline:"):
+        assert title in done.stdout
+    (found,) = json.loads(numbers.read_text())["runs"]
+    near, far = found["recurrence"]
+    for kind in ("token", "word"):
+        assert sum(bucket["tokens"] for bucket in near[kind].values()) == 64
+        assert near[kind]["< 64"]["tokens"] > 0 and far[kind]["< 64"]["change_error"] is not None
+    (distance,) = found["remembrance"]
+    assert (distance["length"], distance["against"], distance["tokens"]) == (16, 32, 64)
+    assert distance["divergence"] > 0
+    for at in found["cache"]:
+        for mixed in at["mixed"].values():
+            assert mixed["gain"] == pytest.approx((at["model"]["nats"] - mixed["nats"]) / 64)
+    # a text that repeats itself, and a model that has not learned it
+    assert found["cache"][1]["mixed"]["document"]["gain"] > 0.5
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert found["context"] == found["position"] == []
+
+
+def test_a_cache_takes_the_text_that_the_run_was_trained_on(run: Path, tmp_path: Path) -> None:
+    words = [*OF_TARGETS, "--data", tmp_path / "validation-0.txt"]
+    with pytest.raises(UsageError, match=r"^--cache-baseline: .* no document of that has 128 tokens before a target"):
+        evaluated(run, *words[:-6], "--lengths", "128", "--by", "context", *FEW, "--cache-baseline")
+    (tmp_path / "train.txt").unlink()
+    with pytest.raises(
+        UsageError, match=r"^--cache-baseline: .* of that .*train\.txt: no such file .* leave the option"
+    ):
+        evaluated(run, *words)
+
+
+def test_remembrance_compares_lengths(run: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--by remembrance: compares lengths, and only 16 is reached"):
+        evaluated(run, "--by", "remembrance", "--lengths", "16", *FEW)
 
 
 def without_times(values: Any) -> Any:

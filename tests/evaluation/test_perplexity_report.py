@@ -8,7 +8,8 @@ import pytest
 from evaluation.reports import LINEAR, SOFTMAX, sums
 from matplotlib.axes import Axes
 
-from lmlong.evaluation.perplexity_report import figure, table, to_json
+from lmlong.evaluation.perplexity_figure import figure
+from lmlong.evaluation.perplexity_report import table, to_json
 from lmlong.evaluation.results import AtLength, PerplexityReport
 from lmlong.report.plot import draw
 

@@ -1,6 +1,7 @@
 """Probes ask for what was said exactly so far back, and answers are counted as right where they are."""
 
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation import probe_accuracy as recalls
 from lmlong.evaluation.perplexity import validation_text
-from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, measure_probes
+from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, measure_probes
 from lmlong.evaluation.probe_report import figure, table
 from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
 from lmlong.inference.loading import TrainedLanguageModel
@@ -121,7 +122,7 @@ FOUND = ProbeResult(
     "linear",
     512,
     [
-        ProbeScore(probe, distance, np.array([1.0, share]), np.array([1.0, 1.0]))
+        ProbeScore(probe, distance, np.array([1.0, share]), np.array([1.0, 1.0]), 0.25)
         for probe, share in (("copy", 1.0), ("induction", 0.0))
         for distance in (64, 1024)
     ],
@@ -134,8 +135,24 @@ def test_the_table() -> None:
         "  how often the likeliest token is the right one, in 2 texts each\n"
         "  distance      copy   ± induction   ±\n"
         "        64     1.000 .00     0.500 .50\n"
-        "        1k     1.000 .00     0.500 .50"
+        "        1k     1.000 .00     0.500 .50\n"
+        "    chance    0.2500        0.2500"
     )
+
+
+@pytest.mark.parametrize("probe", ["copy", "induction", "mqar", "passkey"])
+def test_chance_is_how_often_a_guess_of_the_same_kind_is_right(probe: str) -> None:
+    answers = [trial.tokens[trial.asked] for trial in (made(probe, 64, seed) for seed in range(400))]
+    if probe == "passkey":  # a space; of 90,000 numbers the first digit is one of nine, the others of ten
+        expected = (1 + 1 / 9 + 4 / 10) / 6
+    else:
+        expected = 1 / {"copy": 256, "induction": 255, "mqar": 256 - PAIRS}[probe]
+    assert chance_of(answers) == pytest.approx(expected, rel=0.15)
+
+
+def test_of_one_text_there_is_no_chance_to_tell() -> None:
+    assert math.isnan(chance_of([np.arange(3)]))
+    assert chance_of([np.array([1, 2]), np.array([1])]) == 1
 
 
 def test_the_chart_has_a_panel_for_each_probe() -> None:
