@@ -22,7 +22,7 @@ def test_all_candidates_are_of_one_size() -> None:
         chosen = recipe_file.load("compare", [f"model.attention.{option}" for option in options])
         with torch.device("meta"):
             counts[name] = count_parameters(LanguageModel(chosen.model, chosen.text.tokenizer.vocabulary))
-    assert max(counts.values()) / min(counts.values()) < 1.02, counts
+    assert max(counts.values()) / min(counts.values()) < 1.05, counts  # n-gram heads have no queries and keys
 
 
 def test_each_is_trained_at_every_rate_and_at_its_best_by_every_seed(

@@ -137,6 +137,7 @@ def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
             "sharing": draw.choice(words(recipe.Linformer, "sharing")),
             "projection": draw.choice(words(recipe.Linformer, "projection")),
         },
+        "longest_memory": draw.choice((3, 100, 8192, 65536)),
     }
 
 
@@ -208,7 +209,7 @@ def _in_use(model: dict[str, Any]) -> dict[str, Any]:
         "window": "window" in attention["kind"],
         "ngram": "ngram" in attention["kind"],
         "linformer": "linformer" in attention["kind"],
-        **dict.fromkeys(["feature_map", "decay"], "linear" in attention["kind"]),
+        **dict.fromkeys(["feature_map", "decay", "longest_memory"], "linear" in attention["kind"]),
         **{name: "linear" in attention["kind"] and features == name for name in ("taylor", "favor")},
     }
     return {**model, "attention": {name: value for name, value in attention.items() if owners.get(name, True)}}

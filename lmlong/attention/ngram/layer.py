@@ -81,7 +81,8 @@ class NgramAttention(CausalAttention[NgramState]):
 
     def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
         """Return the means of the values, weighed by a gate that sees how many values every head has found."""
-        dtype = sums.dtype
+        dtype = at_least_float32(sums.dtype)
+        sums, numbers = sums.to(dtype), numbers.to(dtype)
         with without_autocast(sums):
             seen = torch.einsum("hj,bjt->bht", self.number_weight.to(dtype), numbers.log1p())
             weight = (gate.to(dtype) + seen).sigmoid() / (numbers + self.raw_smoothing.to(dtype).exp()[:, None])
