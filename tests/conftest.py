@@ -3,7 +3,9 @@
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -21,6 +23,21 @@ SLOWEST = (
     *("test_deepspeed.py", "test_readme.py", "test_users.py", "test_tools_of_torch.py", "test_two_processes.py"),
     *("test_kill.py", "test_plan.py", "test_interrupt.py", "test_history.py", "test_hostile.py"),
 )
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def users_folder() -> Iterator[Path]:
+    """A folder of an ordinary user, which the test is while it runs: root may read and write everywhere."""
+    user = os.geteuid()
+    with TemporaryDirectory() as folder:
+        if user == 0:
+            os.chown(folder, NOBODY, -1)
+            os.seteuid(NOBODY)
+        yield Path(folder)
+        os.seteuid(user)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -65,8 +65,8 @@ def check_speeds(speeds: list[dict[str, Any]], names: set[str], page: str, title
         assert float(row[2].replace(",", "")) == pytest.approx(seconds * 1e3, rel=0.02, abs=0.01)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run("--out", str(tmp_path / "report"))
     assert done.returncode == 2
     assert "finds no NVIDIA GPU here; --tiny tries the tool on a CPU" in done.stderr
