@@ -8,43 +8,34 @@ runs the first ones. Prints each failure: a traceback, an exit code that is not 
 neither key nor file. Exits 1 if there is any.
 """
 
-import argparse
 import os
 import sys
 import tempfile
-import time
-from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from cli.override_draws import draw, run
+from fuzzing import numbers, try_all
 
 DRY_RUNS = 100
 """One in so many recipes that are sound gets a real dry run, which takes seconds."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0, help="number of the first recipe")
-    options = parser.parse_args()
-    begun, failed = time.perf_counter(), 0
-    counts: Counter[str] = Counter()
+    recipes = numbers(__doc__, "recipes", 2000)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["LMLONG_CACHE"] = str(folder / "cache")
         (folder / "book.txt").write_text("once upon a time there was a book. " * 60)
-        for number in range(options.seed, options.seed + options.recipes):
-            drawn = draw(number, folder / "book.txt")
-            found = run(drawn, folder, dry_run=number % DRY_RUNS == 0)
-            counts[f"exit code {found.code}"] += 1
-            if found.complaints:
-                failed += 1
-                print(f"\nrecipe {number}: {' '.join(drawn.words)} {drawn.overrides}\n{drawn.recipe!r}\n{found.told}")
-                print("\n".join(found.complaints), flush=True)
-    print(f"{options.recipes:,} recipes in {time.perf_counter() - begun:,.0f} s, {failed:,} failed; {dict(counts)}")
-    return int(failed > 0)
+        return try_all("recipes", recipes, lambda number: try_one(number, folder))
+
+
+def try_one(number: int, folder: Path) -> tuple[str, list[str]]:
+    drawn = draw(number, folder / "book.txt")
+    found = run(drawn, folder, dry_run=number % DRY_RUNS == 0)
+    case = f"{' '.join(drawn.words)} {drawn.overrides}\n{drawn.recipe!r}\n{found.told}"
+    return f"exit code {found.code}", [*found.complaints, case] if found.complaints else []
 
 
 if __name__ == "__main__":

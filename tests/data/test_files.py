@@ -60,7 +60,9 @@ def test_a_folder_that_may_not_be_searched_is_named(users_folder: Path) -> None:
     (users_folder / "closed").mkdir(mode=0)
     source = files(users_folder)
     assert texts(source) == ["a.txt"]
-    assert [(Path(entry.name).name, entry.reason) for entry in source.left_out] == [("closed", "cannot be read (Permission denied)")]
+    assert [(Path(entry.name).name, entry.reason) for entry in source.left_out] == [
+        ("closed", "cannot be read (Permission denied)")
+    ]
 
 
 def test_what_is_named_beside_its_folder_is_not_left_out(folder: Path) -> None:

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from lmlong.checkpoint import read
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.training.run import train
 
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "over", "mat", "tree", "and", "then"]
 
@@ -79,6 +82,27 @@ def metrics(run: Path) -> list[dict]:
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    """Each step that a run has logged, with its loss."""
+    return [(line["step"], line["loss"]) for line in metrics(run) if "loss" in line]
+
+
+def equal(run: Path, other: Path) -> bool:
+    """Whether losses and weights are the same to the last bit."""
+    mine, others = (read.read_weights(read.find(each)) for each in (run, other))
+    same = mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in others)
+    return same and losses(run) == losses(other)
+
+
+def assert_resumes_exactly(recipe_of: Callable[..., Recipe], folder: Path, *options: str) -> None:
+    """A run of 12 steps is the same as one that ends after 5 and goes on."""
+    options = ("training.schedule=constant", *options)
+    train(recipe_of(*options), folder / "whole")
+    for steps in (5, 12):
+        train(recipe_of(f"training.steps={steps}", *options), folder / "parts", resume="auto")
+    assert equal(folder / "parts", folder / "whole")
 
 
 def lmlong(*arguments: object, **options: object) -> subprocess.Popen:

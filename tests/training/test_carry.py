@@ -13,14 +13,10 @@ from lmlong.training.module import as_tensors
 from lmlong.training.run import train
 from lmlong.training.setup import set_up
 
-from .conftest import metrics
+from .conftest import assert_resumes_exactly, losses
 
 Recipes = Callable[..., Recipe]
 CARRY = "training.carry_state=true"
-
-
-def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
 def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -> None:
@@ -35,7 +31,7 @@ def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -
         nats, _ = setup.model.loss(tokens, targets, starts)
         scored = (targets != IGNORED).sum()
         alone = [setup.model.loss(*part) for part in parts]
-    assert sum(losses(tmp_path / "run")) / 3 == pytest.approx(float(nats / scored), rel=1e-4)
+    assert sum(loss for _, loss in losses(tmp_path / "run")) / 3 == pytest.approx(float(nats / scored), rel=1e-4)
     assert sum(float(nats) for nats, _ in alone) != pytest.approx(float(nats), rel=1e-6)
 
 
@@ -49,13 +45,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "segments", "window", "blocks"])
 def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(recipe_of(CARRY, "training.schedule=constant", *options), whole)
-    for steps in (5, 12):
-        train(recipe_of(CARRY, "training.schedule=constant", f"training.steps={steps}", *options), parts, resume="auto")
-    assert losses(parts) == losses(whole)
-    mine, other = (read.read_weights(read.find(run)) for run in (parts, whole))
-    assert all(torch.equal(mine[name], other[name]) for name in other)
+    assert_resumes_exactly(recipe_of, tmp_path, CARRY, *options)
 
 
 def test_it_is_validated_along_its_state(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lmlong.errors import UsageError
 from lmlong.recipe import Recipe
 from lmlong.training.run import train
 
-from .conftest import heard, lmlong, metrics
+from .conftest import equal, heard, lmlong, losses, metrics
 
 Recipes = Callable[..., Recipe]
 OFTEN = ["training.validate_every=1", "training.checkpoint_every=1"]
@@ -33,10 +33,6 @@ def linked(run: Path, name: str) -> int:
     return int((run / "checkpoints" / name).resolve().name[5:])
 
 
-def losses(run: Path) -> list[tuple[int, float]]:
-    return [(line["step"], line["loss"]) for line in metrics(run) if "loss" in line]
-
-
 def worth(run: Path) -> dict[int, float]:
     """What each step was found to be worth, by the metrics_log."""
     return {line["step"]: line["validation"]["bits_per_byte"] for line in metrics(run) if "validation" in line}
@@ -44,10 +40,6 @@ def worth(run: Path) -> dict[int, float]:
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
     return read.read_weights(read.find(run))
-
-
-def equal(one: Path, other: Path) -> bool:
-    return losses(one) == losses(other) and all(torch.equal(w, weights(other)[n]) for n, w in weights(one).items())
 
 
 # --- the best checkpoint

@@ -9,7 +9,7 @@ import pytest
 from lmlong.checkpoint import read
 from lmlong.io.files import sha256
 
-from .conftest import lmlong, metrics
+from .conftest import lmlong, losses, metrics
 
 STEPS, KILLS = 40, 4
 
@@ -34,8 +34,7 @@ def train(recipe: Path, run: Path, precision: str, kill_after: float | None = No
 
 def outcome(run: Path) -> tuple[list, str]:
     """The losses of all steps, and the weights' hash."""
-    lines = [(line["step"], line["loss"]) for line in metrics(run) if "loss" in line]
-    return lines, sha256(read.find(run) / "model.safetensors")
+    return losses(run), sha256(read.find(run) / "model.safetensors")
 
 
 @pytest.mark.parametrize("precision", ["32", pytest.param("bf16", marks=pytest.mark.slow)])

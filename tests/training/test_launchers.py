@@ -14,13 +14,9 @@ from lmlong.recipe import Recipe
 from lmlong.training.distributed import check_launch, is_main_process
 from lmlong.training.run import train
 
-from .conftest import metrics
+from .conftest import losses
 
 Recipes = Callable[..., Recipe]
-
-
-def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
 def free_port() -> int:
@@ -59,7 +55,9 @@ def test_two_machines_under_torchrun(tiny: Path, recipe_of: Recipes, tmp_path: P
     outputs = together([command, command], [{}, {}])
     assert sorted(output.count("validation ") for output in outputs) == [0, 1]
     train(recipe_of("training.batch_size=4"), tmp_path / "one")
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(
+        [loss for _, loss in losses(tmp_path / "one")], rel=1e-4
+    )
 
 
 def test_two_tasks_under_slurm(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
@@ -71,7 +69,9 @@ def test_two_tasks_under_slurm(tiny: Path, recipe_of: Recipes, tmp_path: Path) -
     outputs = together([[sys.executable, "-m", "lmlong", "train", str(tiny), *options]] * 2, tasks)
     assert [output.count("validation ") for output in outputs] == [1, 0]
     train(recipe_of("training.batch_size=4"), tmp_path / "one")
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(
+        [loss for _, loss in losses(tmp_path / "one")], rel=1e-4
+    )
 
 
 LAUNCHES = [

@@ -17,14 +17,10 @@ from lmlong.training.module import PASSED, as_tensors
 from lmlong.training.run import train
 from lmlong.training.setup import set_up
 
-from .conftest import lmlong, metrics
+from .conftest import assert_resumes_exactly, equal, lmlong, losses, metrics
 
 Recipes = Callable[..., Recipe]
 HALF = "training.state_passing=0.5"
-
-
-def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
 def test_a_share_of_the_rows_reads_on_from_another_text(recipe_of: Recipes, tmp_path: Path) -> None:
@@ -46,7 +42,7 @@ def test_a_share_of_the_rows_reads_on_from_another_text(recipe_of: Recipes, tmp_
             nats, after = setup.model.loss(tokens, targets, starts, state)
         before = detach_state(after)
         expected.append(float(nats / (targets != IGNORED).sum()))
-    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+    assert [loss for _, loss in losses(tmp_path / "run")] == pytest.approx(expected, rel=1e-5)
     assert 5 <= sum(rows) <= 15, "of 20, about a half"
     assert before is not None and before.position.max() > 64, "positions go on"
 
@@ -67,13 +63,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "segments", "window", "blocks"])
 def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(recipe_of(HALF, "training.schedule=constant", *options), whole)
-    for steps in (5, 12):
-        train(recipe_of(HALF, "training.schedule=constant", f"training.steps={steps}", *options), parts, resume="auto")
-    assert losses(parts) == losses(whole)
-    mine, other = (read.read_weights(read.find(run)) for run in (parts, whole))
-    assert all(torch.equal(mine[name], other[name]) for name in other)
+    assert_resumes_exactly(recipe_of, tmp_path, HALF, *options)
 
 
 @pytest.mark.slow
@@ -87,9 +77,7 @@ def test_a_run_killed_goes_on_to_the_same_bit(tiny: Path, recipe_of: Recipes, tm
     assert child.returncode == -9
     train(recipe_of(*often), tmp_path / "cut", resume="auto")
     train(recipe_of(*often), tmp_path / "whole")
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    cut, whole = (read.read_weights(read.find(tmp_path / run)) for run in ("cut", "whole"))
-    assert all(torch.equal(cut[name], whole[name]) for name in whole)
+    assert equal(tmp_path / "cut", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
