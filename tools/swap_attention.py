@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from lmlong.checkpoint import read
-from lmlong.data.batches import validation_batches
+from lmlong.data.batches import scored_tokens, validation_batches
 from lmlong.evaluation.perplexity import validation_text
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.language_model import LanguageModel
@@ -34,7 +34,8 @@ ATTENTIONS = {
 def bits_per_byte(loaded: TrainedLanguageModel) -> float:
     """On all of the held-out text, in windows as long as those of training."""
     length, tokenizer = loaded.recipe.text.sequence_length, loaded.tokenizer
-    batches = validation_batches(validation_text(loaded).tokens, tokenizer.bos, tokenizer.eos, length, 16)
+    text = scored_tokens(validation_text(loaded).tokens, tokenizer.bos, tokenizer.eos)
+    batches = validation_batches(text, length, 16)
     tensors = (tuple(torch.from_numpy(part) for part in batch) for batch in batches)
     return loss_totals(loaded.model, tensors, torch.from_numpy(tokenizer.token_bytes)).bits_per_byte  # type: ignore[arg-type]
 

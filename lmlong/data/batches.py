@@ -65,30 +65,27 @@ class TrainingBatches:
         return min(-(-filled // step) * step, length)
 
 
+def scored_tokens(tokens: np.ndarray, bos: int, eos: int, factor: int = 1) -> CyclicTokens:
+    """Return the tokens of a text that have a next one; documents begin at multiples of `factor`."""
+    return CyclicTokens(tokens, np.flatnonzero(tokens == bos), bos, eos, factor, count=max(len(tokens) - 1, 0))
+
+
 def validation_batches(
-    tokens: np.ndarray,
-    bos: int,
-    eos: int,
-    length: int,
-    rows: int,
-    limit: int | None = None,
-    ranks: int = 1,
-    factor: int = 1,
+    text: CyclicTokens, length: int, rows: int, limit: int | None = None, ranks: int = 1
 ) -> Iterator[CausalBatch]:
     """Iterate over a text in windows, or over those of an even sample of `limit` tokens: each token but the first is a
-    target exactly once. Documents begin at multiples of `factor`.
+    target exactly once.
 
     Batches without targets are added until their number is a multiple of `ranks`, so that each rank takes as many.
     """
-    text = _scored(tokens, bos, eos, factor)
     length = min(length, max(len(text), 1))
     starts = range(0, len(text), length)
     if limit is not None and limit < len(text):
-        length = min(length, -(-limit // factor) * factor)
+        length = min(length, -(-limit // text.factor) * text.factor)
         starts = [starts[n] for n in evenly(len(starts), limit // length)]  # type: ignore[assignment]
     for numbers in in_batches(len(starts), rows, ranks):
         windows = [text.row(starts[n], min(starts[n] + length, len(text))) for n in numbers]
-        yield _padded(windows, length, eos)
+        yield _padded(windows, length, text.eos)
 
 
 VALIDATION_STREAMS = 8
@@ -96,24 +93,15 @@ VALIDATION_STREAMS = 8
 
 
 def validation_streams(
-    tokens: np.ndarray,
-    bos: int,
-    eos: int,
-    length: int,
-    rows: int,
-    limit: int | None = None,
-    rank: int = 0,
-    ranks: int = 1,
-    factor: int = 1,
+    text: CyclicTokens, length: int, rows: int, limit: int | None = None, rank: int = 0, ranks: int = 1
 ) -> Iterator[CausalBatch]:
     """Iterate over the batches of one rank that read a text in a few even parts, or the first of `limit` tokens in each
     part, to be scored with the state passed from batch to batch: at the begin of a part it is reset.
 
     All ranks have as many batches, all with as many rows.
     """
-    text = _scored(tokens, bos, eos, factor)
-    blocks = -(-len(text) // (VALIDATION_STREAMS * factor))
-    part = blocks * factor
+    factor = text.factor
+    part = -(-len(text) // (VALIDATION_STREAMS * factor)) * factor
     read = part if limit is None else min(part, max(limit // (VALIDATION_STREAMS * factor), 1) * factor)
     rows = min(rows, VALIDATION_STREAMS)
     for numbers in islice(in_batches(VALIDATION_STREAMS, rows, ranks), rank, None, ranks):
@@ -121,7 +109,7 @@ def validation_streams(
         spans += [(0, 0)] * (rows - len(spans))
         for at in range(0, read, length):
             inside = [(min(begin + at, end), min(begin + at + length, end)) for begin, end in spans]
-            batch = _padded([text.row(*span) for span in inside], length, eos)
+            batch = _padded([text.row(*span) for span in inside], length, text.eos)
             batch.document_starts[:, 0] |= at == 0
             yield batch
 
@@ -130,11 +118,6 @@ def evenly(count: int, wanted: int) -> list[int]:
     """Return `wanted` of range(count), at least one, as far from each other as they can be."""
     wanted = min(max(wanted, 1), count)
     return [(2 * number + 1) * count // (2 * wanted) for number in range(wanted)]
-
-
-def _scored(tokens: np.ndarray, bos: int, eos: int, factor: int) -> CyclicTokens:
-    """Return the tokens of a text that have a next one."""
-    return CyclicTokens(tokens, np.flatnonzero(tokens == bos), bos, eos, factor, count=max(len(tokens) - 1, 0))
 
 
 def streams_of_each(weights: Sequence[float], rows: int) -> list[int]:

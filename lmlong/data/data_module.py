@@ -8,6 +8,7 @@ from lmlong.data.batches import (
     Arrays,
     CausalBatch,
     TrainingBatches,
+    scored_tokens,
     streams_of_each,
     validation_batches,
     validation_streams,
@@ -62,13 +63,11 @@ class CausalDataModule(DataModule):
         return TrainingBatches(self.rows(), self.tokens.weights, eos, training.batch_size, training.carry_state)
 
     def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[CausalBatch]:
-        tokens, bos, eos = self.tokens.validation.tokens, self.tokens.tokenizer.bos, self.tokens.tokenizer.eos
-        training = self.recipe.training
-        if training.carry_state:
-            rows = training.batch_size
-            return validation_streams(tokens, bos, eos, self.length, rows, limit, rank, ranks, self.factor)
-        batches = validation_batches(tokens, bos, eos, self.length, training.batch_size, limit, ranks, self.factor)
-        return islice(batches, rank, None, ranks)
+        tokenizer, rows = self.tokens.tokenizer, self.recipe.training.batch_size
+        text = scored_tokens(self.tokens.validation.tokens, tokenizer.bos, tokenizer.eos, self.factor)
+        if self.recipe.training.carry_state:
+            return validation_streams(text, self.length, rows, limit, rank, ranks)
+        return islice(validation_batches(text, self.length, rows, limit, ranks), rank, None, ranks)
 
     def _rows(self, text: CyclicTokens, key: tuple[int, ...]) -> Rows:
         if self.recipe.text.rows == "documents":

@@ -14,6 +14,7 @@ from lmlong.data.batches import (
     VALIDATION_STREAMS,
     CausalBatch,
     TrainingBatches,
+    scored_tokens,
     streams_of_each,
     validation_batches,
     validation_streams,
@@ -69,7 +70,7 @@ def equal(first: CausalBatch, second: CausalBatch) -> bool:
 
 def test_targets_and_starts() -> None:
     tokens = np.array([1, 7, 8, 2, 1, 9, 2], dtype=np.uint16)
-    (batch,) = validation_batches(tokens, BOS, EOS, length=8, rows=4)
+    (batch,) = validation_batches(scored_tokens(tokens, BOS, EOS), length=8, rows=4)
     assert batch.tokens.tolist() == [[1, 7, 8, 2, 1, 9]]
     assert batch.targets.tolist() == [[7, 8, 2, IGNORED, 9, 2]]
     assert batch.document_starts.tolist() == [[True, False, False, False, True, False]]
@@ -163,7 +164,7 @@ def test_a_shuffle_is_a_permutation(size: int, key: int) -> None:
 @pytest.mark.parametrize("length", [1, 3, 7, 10, 99, 100, 1000])
 def test_validation_counts_each_target_once(length: int) -> None:
     tokens = text(100)
-    found = [batch.targets for batch in validation_batches(tokens, BOS, EOS, length, rows=3)]
+    found = [batch.targets for batch in validation_batches(scored_tokens(tokens, BOS, EOS), length, rows=3)]
     assert scored(found) == targets(tokens)
     assert all(rows.shape[0] <= 3 and rows.shape[1] == min(length, len(tokens) - 1) for rows in found)
 
@@ -173,7 +174,7 @@ def test_validation_counts_each_target_once(length: int) -> None:
 )
 def test_a_limited_validation_scores_windows_from_all_over_the_text(length: int, limit: int, windows: int) -> None:
     tokens = np.arange(10, 1010, dtype=np.uint16)
-    found = list(validation_batches(tokens, BOS, EOS, length, rows=3, limit=limit))
+    found = list(validation_batches(scored_tokens(tokens, BOS, EOS), length, rows=3, limit=limit))
     begins = [int(row[0]) - 10 for batch in found for row in batch.tokens]
     assert len(begins) == windows and sum(batch.tokens.size for batch in found) <= limit
     assert len({begin // (1000 // windows) for begin in begins}) == windows, "one in each part of the text"
@@ -183,13 +184,13 @@ def test_a_limited_validation_scores_windows_from_all_over_the_text(length: int,
 @FACTORS
 @pytest.mark.parametrize("limit", [None, 1, 100])
 @pytest.mark.parametrize(("rows", "ranks"), [(1, 1), (3, 2), (20, 3)])
-def test_streams_of_a_validation_text_go_on_from_batch_to_batch(
+def test_streams_of_a_scored_tokens_go_on_from_batch_to_batch(
     factor: int, limit: int | None, rows: int, ranks: int
 ) -> None:
     tokens = text(1000)
 
     def batches_of(rank: int) -> list[CausalBatch]:
-        return list(validation_streams(tokens, BOS, EOS, 24, rows, limit, rank, ranks, factor))
+        return list(validation_streams(scored_tokens(tokens, BOS, EOS, factor), 24, rows, limit, rank, ranks))
 
     found = [batches_of(rank) for rank in range(ranks)]
     assert len({len(of_rank) for of_rank in found}) == 1
@@ -217,8 +218,8 @@ def targets(tokens: np.ndarray) -> list[int]:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_validate_as_many_batches_each(size: int, ranks: int) -> None:
     tokens = text(100)[:size]
-    found = list(validation_batches(tokens, BOS, EOS, 4, rows=2, ranks=ranks))
-    alone = list(validation_batches(tokens, BOS, EOS, 4, rows=2))
+    found = list(validation_batches(scored_tokens(tokens, BOS, EOS), 4, rows=2, ranks=ranks))
+    alone = list(validation_batches(scored_tokens(tokens, BOS, EOS), 4, rows=2))
     assert len(found) % ranks == 0 and len(found) - len(alone) < ranks
     assert all(equal(one, other) for one, other in zip(found, alone, strict=False))
     assert all((batch.targets == IGNORED).all() for batch in found[len(alone) :])
@@ -290,7 +291,7 @@ def is_padded(batch: CausalBatch, factor: int) -> bool:
 def test_validation_with_padding_counts_each_target_once(factor: int, length: int, size: int) -> None:
     tokens = text(100)[:size]
     expected = targets(tokens)
-    found = list(validation_batches(tokens, BOS, EOS, length, rows=3, factor=factor))
+    found = list(validation_batches(scored_tokens(tokens, BOS, EOS, factor), length, rows=3))
     assert all(is_padded(batch, factor) for batch in found)
     assert [target for batch in found for target in batch.targets.ravel().tolist() if target != IGNORED] == expected
 

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lmlong.attention.linear import triton
 from lmlong.checkpoint import manifest, read
 from lmlong.cli.report import after_training
-from lmlong.data.batches import validation_batches
+from lmlong.data.batches import scored_tokens, validation_batches
 from lmlong.errors import CheckpointError, DivergedError, UsageError
 from lmlong.inference.loading import open_run
 from lmlong.model.language_model import LanguageModel
@@ -43,7 +43,9 @@ def test_a_run_learns_and_its_last_figure_is_that_of_its_weights(recipe_of: Reci
 
     setup = set_up(recipe_of(), read.find(tmp_path / "run"))
     tokens = setup.tokens
-    batches = validation_batches(tokens.validation.tokens, tokens.tokenizer.bos, tokens.tokenizer.eos, 64, 3)
+    batches = validation_batches(
+        scored_tokens(tokens.validation.tokens, tokens.tokenizer.bos, tokens.tokenizer.eos), 64, 3
+    )
     again = loss_totals(
         setup.model.eval(), (as_tensors(batch) for batch in batches), torch.from_numpy(tokens.tokenizer.token_bytes)
     )
@@ -90,7 +92,7 @@ def test_a_run_that_reads_blocks_learns_and_scores_as_many_bytes(recipe_of: Reci
         if number < 3:  # the text is one document, so its windows are cut alike
             nats, _ = setup.model.loss(text[:, :-1], text[:, 1:], text[:, :-1] == tokenizer.bos)
             lost += float(nats.detach())
-    found = list(validation_batches(tokens, tokenizer.bos, tokenizer.eos, 64, 3, factor=4))
+    found = list(validation_batches(scored_tokens(tokens, tokenizer.bos, tokenizer.eos, factor=4), 64, 3))
     assert float(setup.model.loss(*as_tensors(found[0]))[0].detach()) == pytest.approx(lost, rel=1e-4)
 
 
