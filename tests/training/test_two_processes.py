@@ -23,6 +23,19 @@ def run_two(recipe: Path, run: Path, *options: str) -> tuple[int, str, str]:
     return child.returncode, output, errors
 
 
+def stop_two(recipe: Path, run: Path, to_all: bool, draw: random.Random, *options: str) -> None:
+    """Go on with a run, and end it by a signal soon after its next step."""
+    child = lmlong("train", recipe, *TWO, *options, "--out", run, "--resume", "auto", start_new_session=True)
+    before = len(metrics(run))
+    while len(metrics(run)) in (0, before) and child.poll() is None:
+        time.sleep(0.002)
+    time.sleep(draw.random() * 0.05)
+    (os.killpg if to_all else os.kill)(child.pid, signal.SIGTERM)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 143, errors
+    assert output.count("stopped after step") == 1 and "Traceback" not in errors
+
+
 @pytest.fixture
 def whole(tiny: Path, tmp_path: Path) -> Path:
     code, output, errors = run_two(tiny, tmp_path / "whole")
@@ -47,19 +60,24 @@ def test_two_processes_learn_what_one_does_and_go_on_after_a_signal(
 
     draw, run = random.Random(0), tmp_path / "cut"
     for to_all in (False, True):  # as `kill PID` does, then as a terminal or a scheduler does
-        child = lmlong("train", tiny, *TWO, "--out", run, "--resume", "auto", start_new_session=True)
-        before = len(metrics(run))
-        while len(metrics(run)) in (0, before) and child.poll() is None:
-            time.sleep(0.002)
-        time.sleep(draw.random() * 0.05)
-        (os.killpg if to_all else os.kill)(child.pid, signal.SIGTERM)
-        output, errors = child.communicate(timeout=60)
-        assert child.returncode == 143, errors
-        assert output.count("stopped after step") == 1 and "Traceback" not in errors
+        stop_two(tiny, run, to_all, draw)
     assert len(losses(run)) < 40
     code, _, errors = run_two(tiny, run, "--resume", "auto")
     assert code == 0, errors
     assert equal(run, whole)
+
+
+@pytest.mark.slow
+def test_states_passed_on_by_two_processes_go_on_after_a_signal(tiny: Path, tmp_path: Path) -> None:
+    """Each has its own rows, and they read on from its own."""
+    half, run = "training.state_passing=0.5", tmp_path / "cut"
+    for folder in (tmp_path / "whole", run):
+        if folder == run:
+            stop_two(tiny, run, False, random.Random(0), half)
+            assert 0 < len(losses(run)) < 40
+        code, _, errors = run_two(tiny, folder, half, "--resume", "auto")
+        assert code == 0, errors
+    assert equal(run, tmp_path / "whole")
 
 
 def test_whole_documents_of_unequal_lengths(tiny: Path, tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
