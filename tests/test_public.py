@@ -72,8 +72,9 @@ dir(lmlong), lmlong.errors.RecipeError
 assert not {"torch", "pydantic", "numpy"} & set(sys.modules)
 lmlong.Recipe.load("quickstart", {"training.steps": 3}), lmlong.recipe.Model()
 assert "torch" not in sys.modules
-lmlong.LinearAttention
+lmlong.LinearAttention, lmlong.LanguageModel
 assert "lightning" not in sys.modules
+assert "torch._dynamo" not in sys.modules, "the compiler takes as long to import as torch itself"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

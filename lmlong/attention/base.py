@@ -4,7 +4,7 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -39,6 +39,18 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     """Whether RoPE is applied to queries and keys, unless the recipe says otherwise: an attention with no other notion
     of order needs it."""
 
+    kernels: Mapping[str, Callable[[], Any]] = MappingProxyType({})
+    """What computes many tokens, by its name in recipes, each as a function that loads it: `torch`, `native` code,
+    `triton`; none where torch's own functions do."""
+
+    traceable_kernels: Collection[str] = ()
+    """Those that torch.compile can trace; the others run beside what it compiles."""
+
+    kernel: Any
+    """The one in use."""
+
+    kernel_name: str
+
     state_growth: Literal["constant", "per token"] = "constant"
     """Whether the size of the state grows with the tokens read."""
 
@@ -71,6 +83,12 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         inputs: Inputs = NOTHING,
     ) -> Tensor:
         """Return the outputs by the formula, a T x T matrix of weights or the token loop; `forward` must equal it."""
+
+    def use_kernel(self, name: str) -> None:
+        """Compute many tokens by a kernel, or by torch where there is none of that name."""
+        if self.kernels:
+            self.kernel_name = name if name in self.kernels else "torch"
+            self.kernel = self.kernels[self.kernel_name]()
 
     def settle(self, state: State) -> State:
         """Return the state as a prefill leaves it, where steps keep it in another form."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.delta.features import INNER
+from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.attention.encoder.efficient import EfficientAttention
 from lmlong.attention.encoder.full import FullAttention
@@ -37,6 +39,9 @@ CAUSAL: dict[str, Callable[[int, int, recipe.Attention], CausalAttention]] = {
         FEATURE_MAPS[options.feature_map](heads, head_dim, options),
         options.decay,
         options.longest_memory,
+    ),
+    "delta": lambda heads, head_dim, options: DeltaAttention(
+        heads, head_dim, INNER[options.delta.feature_map](head_dim), options.decay, options.longest_memory
     ),
     "window": lambda heads, head_dim, options: WindowAttention(heads, head_dim, options.window),
     "softmax": lambda heads, head_dim, options: SoftmaxAttention(heads, head_dim),

@@ -17,6 +17,7 @@ ATTENTIONS: dict[str, dict[str, object]] = {
     "elu-fixed": {"feature_map": "elu", "decay": "fixed"},
     "elu-learned": {"feature_map": "elu", "decay": "learned"},
     "favor-learned": {"feature_map": "favor", "decay": "learned"},
+    "delta": {"kind": "delta", "decay": "learned"},
 }
 """What is compared, by name: options below model.attention."""
 

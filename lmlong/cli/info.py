@@ -41,7 +41,7 @@ def info(run: str | None, as_json: bool) -> None:
 def _installation() -> dict[str, Any]:
     import torch
 
-    from lmlong.attention.linear.native.library import library
+    from lmlong.attention.linear.native import library
     from lmlong.model.device import pick_device
     from lmlong.native.build import find_compiler
     from lmlong.training.setup import computes_in_bf16
@@ -121,11 +121,11 @@ def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | Non
 
 
 def _state_health(checkpoint: Path, step: int | None) -> dict[str, Any]:
-    """Return what the heads of each linear layer kept of the past at that validation."""
+    """Return what the heads of each recurrence kept of the past at that validation."""
     known = [entry["state"] for entry in _entries(checkpoint, step) if isinstance(entry.get("state"), list)]
     named = {"effective memory by head": "effective_memory", "smallest denominators": "smallest_denominator"}
     return {
-        name: {f"layer {numbers['layer']}": numbers[key] for numbers in known[-1]}
+        name: {f"layer {numbers['layer']}": numbers[key] for numbers in known[-1] if key in numbers}
         for name, key in (named if known else {}).items()
     }
 

@@ -28,6 +28,7 @@ CANDIDATES = {
     "taylor": ["feature_map=taylor", "decay=none"],
     "favor": ["feature_map=favor", "decay=none"],
     "elu-learned": ["feature_map=elu", "decay=learned"],
+    "delta": ["kind=delta", "decay=learned"],
     "elu-learned-window": ["kind=[linear, linear, linear, window]", "feature_map=elu", "decay=learned", "window=64"],
     "elu-learned-ngram": ["kind=[linear, ngram, linear, linear]", "feature_map=elu", "decay=learned"],
 }

@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,10 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import LastTokens, last_tokens
-from lmlong.attention.linear import native
-from lmlong.attention.linear.autograd import Scan
-from lmlong.attention.linear.chunk import scan as chunk_scan
-from lmlong.attention.linear.layer import LinearAttention
+from lmlong.attention.recurrence import Recurrence
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, QuantizedLMHead, TextModel
 from lmlong.model.block import Block, BlockState, Positions
@@ -221,24 +218,22 @@ class LanguageModel(TextModel):
         return self._compiled_run is not None
 
     def compile_blocks(self) -> None:
-        for attention in self._linear_attentions():
-            if attention.kernel in (chunk_scan, native.scan):
+        for attention in self.attentions:
+            if attention.kernels and attention.kernel_name not in attention.traceable_kernels:
                 # a loop over spans would be unrolled to no gain, and native code cannot be traced
                 attention.kernel = torch.compiler.disable(attention.kernel)
         self._compiled_run = torch.compile(self._run)
 
     def set_state_dtype(self, dtype: torch.dtype) -> None:
-        """Set the least precise dtype of the states of linear attentions."""
-        for attention in self._linear_attentions():
-            attention.state_dtype = dtype
+        """Set the least precise dtype of the states of recurrences."""
+        for attention in self.attentions:
+            if isinstance(attention, Recurrence):
+                attention.state_dtype = dtype
 
-    def set_kernel(self, kernel: Scan) -> None:
-        """Set the implementation of the scans of linear attentions."""
-        for attention in self._linear_attentions():
-            attention.kernel = kernel
-
-    def _linear_attentions(self) -> Iterator[LinearAttention]:
-        return (attention for attention in self.attentions if isinstance(attention, LinearAttention))
+    def use_kernel(self, name: str) -> None:
+        """Let all attentions compute many tokens by `torch`, `native` code or `triton`."""
+        for attention in self.attentions:
+            attention.use_kernel(name)
 
     def native_spec(self) -> NativeSpec:
         options = {

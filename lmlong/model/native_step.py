@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lmlong.attention.delta.features import TINY
+from lmlong.attention.delta.naive import DeltaState
 from lmlong.attention.feature_maps import ELU_FLOOR, Cosine, Relu, Softmax
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.autograd import MIN_DENOMINATOR
@@ -34,6 +36,7 @@ CONSTANTS = {
     "COSINE_SHRINK": Cosine.SHRINK,
     "COSINE_TINY": Cosine.TINY,
     "SOFTMAX_FLOOR": Softmax.FLOOR,
+    "UNIT_TINY": TINY,
     "MIN_LOG_DECAY": MIN_LOG_DECAY,
     "RMS_EPS": RMS_EPS,
     "ROPE_BASE": ROPE_BASE,
@@ -88,6 +91,9 @@ def _block_as_packed(block: BlockState) -> BlockState:
         if S.dtype == torch.float64:
             return BlockState(LinearState(S.contiguous(), z.double().contiguous()), tail)
         return BlockState(LinearState(_floats(S), _floats(z)), tail)
+    if isinstance(attention, DeltaState):
+        (S,) = attention
+        return BlockState(DeltaState(S.contiguous() if S.dtype == torch.float64 else _floats(S)), tail)
     if isinstance(attention, NgramState):
         S, number, ngram, recent_ngram, recent_v = attention
         integers = number.int().contiguous(), ngram.long().contiguous(), recent_ngram.long().contiguous()
@@ -120,6 +126,9 @@ def _layer_state(block: BlockState) -> Sequence[int]:
     if isinstance(attention, LinearState):  # written out, since by names it takes as long as the layer itself
         S, z = attention
         return S.data_ptr(), z.data_ptr(), 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
+    if isinstance(attention, DeltaState):
+        S = attention.S
+        return S.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
     found = {name: x.data_ptr() for name, x in attention._asdict().items()}
     if isinstance(attention, WindowState):
         found = {"keys": found["k"], "values": found["v"], "current": found["current"]}

@@ -21,4 +21,13 @@ inline FloatVec relu(FloatVec x, FloatVec& derivative) {
     return (x < zero ? zero : x) + RELU_FLOOR;
 }
 
+// x / (1 + e^-x), and its derivative; NaN stays NaN
+inline FloatVec silu(FloatVec x, FloatVec& derivative) {
+    const FloatVec zero = {}, one = zero + 1.0f, size = x < zero ? x : -x;
+    const FloatVec power = simd_exp(size), small = power / (one + power);  // of the sigmoid at -|x|
+    const FloatVec sigmoid = x < zero ? small : one - small;
+    derivative = sigmoid * (one + x * (one - sigmoid));
+    return x * sigmoid;
+}
+
 }  // namespace

@@ -11,3 +11,4 @@ class FeatureMap(IntEnum):
     SOFTMAX = 4
     TAYLOR = 5
     FAVOR = 6
+    SILU = 7

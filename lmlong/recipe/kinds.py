@@ -42,6 +42,10 @@ class FeatureMapInfo(NamedTuple):
 
 ATTENTION_KINDS: dict[str, AttentionInfo] = {
     "linear": AttentionInfo(encoder=True, uses_feature_map=True),
+    "delta": AttentionInfo(
+        misfit="delta replaces what was read before, in the order of reading, and an encoder looks at both sides. Use "
+        "linear, efficient, linformer or full.",
+    ),
     "window": AttentionInfo(
         uses_rope=True,
         misfit="window looks at the past alone, and an encoder at both sides. Use full, or linformer, efficient or "

@@ -100,25 +100,34 @@ class Ngram(Options):
     """Rows of a head's state; n-grams that share a row replace each other."""
 
 
+class Delta(Options):
+    """kind: delta: the delta rule, by which a value replaces what its key has stored."""
+
+    feature_map: Literal["silu", "elu", "relu"] = "silu"
+    """What queries and keys pass through before they are scaled to length one."""
+
+
 class Attention(Options):
     """Attention of each token to others. A kind ignores options that it does not have."""
 
     kind: KindName | Annotated[list[KindName], Field(min_length=1)] = "linear"
-    """To the past: linear (constant state), window (exact over the last tokens, constant state) or softmax (exact,
-    growing state). For an encoder, to all of the text: full (exact), linformer, efficient, or linear. A list is a
-    pattern repeated over the layers."""
+    """To the past: linear (constant state), delta (the same, replacing what a key has stored), ngram (looking up the
+    last tokens), window (exact over the last tokens, constant state) or softmax (exact, growing state). For an encoder,
+    to all of the text: full (exact), linformer, efficient, or linear. A list is a pattern repeated over the layers."""
     feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned"] = "learned"
-    """linear: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has none."""
+    """linear, delta: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has
+    none."""
     longest_memory: Annotated[int, Field(gt=2, le=bounds.TOKENS), IsLength()] = 8192
-    """linear with a fixed or learned decay: tokens after which 1/e of the state is left in the head that keeps longest
-    (a learned decay begins there); the heads before it keep from 2 tokens on, evenly on a log scale."""
+    """linear, delta with a fixed or learned decay: tokens after which 1/e of the state is left in the head that keeps
+    longest (a learned decay begins there); the heads before it keep from 2 tokens on, evenly on a log scale."""
     window: Annotated[int, Field(gt=0, le=bounds.TOKENS), IsLength()] = 256
     """window: how many tokens are seen, the token itself among them."""
     taylor: Taylor = Taylor()
     favor: Favor = Favor()
     linformer: Linformer = Linformer()
+    delta: Delta = Delta()
     ngram: Ngram = Ngram()
 
     def plugin_options(self, name: str) -> Options:

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from lmlong.attention.linear import chunk, triton
+from lmlong.attention.linear import triton
 from lmlong.checkpoint import read
 from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.token_dataset import TokenDataset, prepare
@@ -78,7 +78,7 @@ def check_kernel(kernel: Kernel, device: torch.device) -> None:
 def set_kernel(model: LanguageModel, kernel: Kernel) -> None:
     """Let the linear attentions of a model read many tokens by a kernel; `auto` is what they begin with."""
     if kernel != "auto":
-        model.set_kernel(triton.load_scan() if kernel == "triton" else chunk.scan)
+        model.use_kernel(kernel)
 
 
 Format = Literal["32", "bf16", "16"]

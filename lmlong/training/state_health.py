@@ -1,4 +1,4 @@
-"""What each head of the linear attentions keeps of the past, measured while a model is validated.
+"""What each head of the recurrences keeps of the past, measured while a model is validated.
 
 B batch, H heads, T time.
 """
@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lmlong.attention.linear.layer import LinearAttention
+from lmlong.attention.recurrence import Recurrence
 from lmlong.model.base import TextModel
 from lmlong.model.device import as_float64
 from lmlong.model.language_model import LanguageModel
@@ -22,7 +23,7 @@ HeadNumbers = dict[str, list[float | None]]
 
 
 class StateHealth:
-    """The effective memory, and the smallest denominator, of each head of the linear attentions of a model.
+    """The effective memory of each head of a model's recurrences, and the smallest denominator of linear attention.
 
     The effective memory is the number of tokens after which 1/e of what a head has read is left, at the mean of its log
     decays; None for a head that forgets nothing.
@@ -30,12 +31,12 @@ class StateHealth:
 
     def __init__(self, model: TextModel):
         self.heads: dict[int, Tensor] = {}  # of a layer: sums of log decays, counts, smallest denominators (3, H)
-        self.layers: dict[int, LinearAttention] = {}
+        self.layers: dict[int, Recurrence[Any]] = {}
         self.block_sizes: dict[int, int] = {}  # tokens that a layer reads as one
         # torch.compile traces no hooks, and in DeepSpeed's stage 3 a weight is whole only in its own module
         if isinstance(model, LanguageModel) and not model.is_compiled and not model.partitioned:
             for layer, attention in enumerate(model.attentions):
-                if isinstance(attention, LinearAttention):
+                if isinstance(attention, Recurrence):
                     self.layers[layer] = attention
                     inner = model.hourglass and layer in model.downsampled_layers
                     self.block_sizes[layer] = model.hourglass.factor if model.hourglass and inner else 1
@@ -51,14 +52,14 @@ class StateHealth:
             yield
 
     def by_layer(self, trainer: Trainer) -> list[dict[str, Any]]:
-        """Return the numbers of each linear layer, over what all ranks have read; all of them call this together."""
+        """Return the numbers of each recurrence, over what all ranks have read; all of them call this together."""
         device = trainer.strategy.root_device if trainer.world_size > 1 else torch.device("cpu")
         gathered = {layer: all_gather(trainer, held.to(device)) for layer, held in self.heads.items()}
         return [{"layer": layer + 1, **self._numbers(layer, held.cpu())} for layer, held in gathered.items()]
 
     def _counter(self, layer: int) -> Callable[..., None]:
         @torch.no_grad()
-        def count(attention: LinearAttention, arguments: tuple[Any, ...]) -> None:
+        def count(attention: Recurrence[Any], arguments: tuple[Any, ...]) -> None:
             q, *_, inputs = arguments
             if not q.shape[2]:
                 return
@@ -66,8 +67,9 @@ class StateHealth:
             if log_decay is not None:
                 held[0] += as_float64(log_decay).sum(dim=(0, 2)).cpu()
             held[1] += q.shape[0] * q.shape[2]
-            smallest = as_float64(attention.denominators(*arguments)).amin(dim=(0, 2)).cpu()
-            held[2] = torch.minimum(held[2], smallest)
+            if isinstance(attention, LinearAttention):
+                smallest = as_float64(attention.denominators(*arguments)).amin(dim=(0, 2)).cpu()
+                held[2] = torch.minimum(held[2], smallest)
 
         return count
 
@@ -76,7 +78,8 @@ class StateHealth:
         log_decay, count, smallest = held.reshape(-1, *held.shape[-2:]).unbind(1)
         rate = log_decay.sum(0) / count.sum(0)
         memory = torch.where(rate < 0, -self.block_sizes[layer] / rate, torch.nan)
-        return {
-            "effective_memory": [round(tokens, 1) if tokens == tokens else None for tokens in memory.tolist()],
-            "smallest_denominator": [float(f"{x:.4g}") if x < torch.inf else None for x in smallest.amin(0).tolist()],
-        }
+        numbers = {"effective_memory": [round(tokens, 1) if tokens == tokens else None for tokens in memory.tolist()]}
+        if isinstance(self.layers[layer], LinearAttention):
+            found = smallest.amin(0).tolist()
+            numbers["smallest_denominator"] = [float(f"{x:.4g}") if x < torch.inf else None for x in found]
+        return numbers

@@ -32,17 +32,21 @@ def _forms() -> list[recipe.Attention]:
         for norms in ("chi", "fixed", "quantile")
     ]
     windows = [recipe.Attention(kind="window", window=window) for window in (1, 16, 100)]
+    deltas = [recipe.Attention(kind="delta", decay=decay) for decay in DECAYS]
+    deltas.append(recipe.Attention(kind="delta", delta=recipe.Delta(feature_map="elu")))
     # of three tokens: rows that n-grams share, and rows enough for all
     ngrams = [
         recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=sizes, buckets=buckets))
         for sizes, buckets in (([1, 2, 3], 5), ([1, 2, 4], 64))
     ]
-    return linear + favor[1:] + windows + [recipe.Attention(kind="softmax"), *ngrams]
+    return linear + favor[1:] + deltas + windows + [recipe.Attention(kind="softmax"), *ngrams]
 
 
 def name(options: recipe.Attention) -> str:
     if options.kind == "ngram":
         return f"ngram-{options.ngram.buckets}"
+    if options.kind == "delta":
+        return f"delta-{options.delta.feature_map}-{options.decay}"
     if options.kind != "linear":
         return f"window-{options.window}" if options.kind == "window" else str(options.kind)
     favor = f"-{options.favor.form}-{options.favor.norms}" if options.favor != recipe.Favor() else ""

@@ -13,16 +13,9 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import at_least_float32, state_tensors
+from lmlong.attention.chunks import CHUNK_SIZE
 from lmlong.attention.laws import Text
-from lmlong.attention.linear import chunk
-from lmlong.attention.linear.chunk import CHUNK_SIZE
-from lmlong.attention.linear.layer import LinearAttention
-from lmlong.attention.ngram.layer import NgramAttention
-from lmlong.attention.ngram.scan import scan as ngram_scan
 from lmlong.model.state import rebuild_state
-
-TORCH_ENGINES = {"linear": chunk.scan, "ngram": ngram_scan}
-"""What takes the place of native code, for the kinds that have both."""
 
 ROUNDING = {torch.float32: 16 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
 """Errors below which that of the definition in the same type is no measure."""
@@ -86,23 +79,16 @@ def test_the_state_is_not_touched(form: recipe.Attention, dtype: torch.dtype) ->
 @each_type
 @lengths
 @pytest.mark.parametrize(
-    ("form", "engine"),
-    [
-        (form, engine)
-        for form in FORMS
-        for engine in ("usual", "torch")
-        if engine == "usual" or form.kind in TORCH_ENGINES
-    ],
+    ("form", "kernel"),
+    [(form, kernel) for form in FORMS for kernel in ("native", "torch") if kernel == "native" or build(form).kernels],
     ids=lambda value: value if isinstance(value, str) else name(value),
 )
 def test_values_and_gradients_match_the_definition(
-    form: recipe.Attention, dtype: torch.dtype, time: int, engine: str
+    form: recipe.Attention, dtype: torch.dtype, time: int, kernel: str
 ) -> None:
     """Read in two parts, so that the gradient of the first part's keys and values flows through the state."""
     attention = build(form)
-    if engine == "torch":
-        assert isinstance(attention, LinearAttention | NgramAttention) and isinstance(form.kind, str)
-        attention.kernel = TORCH_ENGINES[form.kind]
+    attention.use_kernel(kernel)
     x = inputs(attention, time, torch.float64)
     upstream = torch.randn(2, HEADS, time, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     truth = _with_gradients(lambda y: laws.reference(attention, y), x, upstream)

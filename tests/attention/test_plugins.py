@@ -96,7 +96,7 @@ model:
     with pytest.raises(RecipeError) as refused:
         load(text.replace("memory: 50", "memory: 0, memroy: 1").replace("linear]", "two_gats]"), tmp_path)
     assert [mistake.removeprefix(f"{tmp_path}/mine.yaml") for mistake in refused.value.mistakes] == [
-        ":5: model.attention.kind.1: 'two_gats' is not one of linear, window, softmax, ngram, full, linformer, "
+        ":5: model.attention.kind.1: 'two_gats' is not one of linear, delta, window, softmax, ngram, full, linformer, "
         "efficient, two_gates. Did you mean 'two_gates'?",
         ":6: model.attention.two_gates.memory: expected a number, above 1, got 0.",
         ":6: model.attention.two_gates.memroy: unknown key. Did you mean 'memory'?",

@@ -33,7 +33,7 @@ def lmlong(*arguments: str) -> subprocess.CompletedProcess[str]:
         (
             ["model.attention.kind=linaer"],
             2,
-            "'linaer' is not one of linear, window, softmax, ngram, full, linformer, efficient. Did you mean 'linear'?",
+            "'linaer' is not one of linear, delta, window, softmax, ngram, full, linformer, efficient. Did you mean",
         ),
         (
             ["model.attention.kind=linformer"],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.attention.linear.native.library import library
+from lmlong.attention.linear.native import library
 from lmlong.cli import main as cli
 from lmlong.model import memory, native_step
 

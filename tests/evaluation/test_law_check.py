@@ -14,7 +14,6 @@ from models import stirred
 from lmlong import recipe
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.linear import chunk, layer, native
-from lmlong.attention.linear.native import library
 from lmlong.cli.check import check as command
 from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.evaluation.law_check import LawReport, check
@@ -23,6 +22,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampled_text import sampled_text
 from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.native import build
 
 ELU = recipe.Attention(feature_map="elu", decay="none")
 
@@ -77,20 +77,20 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_torch")
 def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    masked = chunk._masked
-    monkeypatch.setattr(chunk, "_masked", lambda weights, reach: masked(weights, reach) + 1e-3)
+    masked = chunk.masked
+    monkeypatch.setattr(chunk, "masked", lambda weights, reach: masked(weights, reach) + 1e-3)
     assert {"the future never changes the past", "token by token = forward"} <= broken(checked(ELU))
 
 
 @needs_compiler
 def test_native_code_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in (*library.CODE.glob("*.h"), *library.CODE.glob("*.cpp")):
+    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp"), build.HERE / "decay.h"):
         (tmp_path / path.name).write_text(path.read_text().replace("t >= float(s)", "t >= float(s - 1)"))
-    monkeypatch.setattr(library, "CODE", tmp_path)
+    monkeypatch.setattr(native, "CODE", tmp_path)
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
-    library.library.cache_clear()
+    native.library.cache_clear()
     found = broken(checked(ELU))
-    library.library.cache_clear()
+    native.library.cache_clear()
     assert {"the future never changes the past", "token by token = forward"} <= found
 
 

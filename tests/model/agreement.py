@@ -22,9 +22,6 @@ from models import stirred
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
-from lmlong.attention.linear import chunk
-from lmlong.attention.ngram.layer import NgramAttention
-from lmlong.attention.ngram.scan import scan as ngram_scan
 from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.errors import RecipeError
 from lmlong.inference import state_file
@@ -78,10 +75,7 @@ class Exact:
 
     def __init__(self, model: LanguageModel, text: Text):
         self.text, narrow = text, copy.deepcopy(model)
-        narrow.set_kernel(chunk.scan)  # native code would round as it likes
-        for attention in narrow.attentions:
-            if isinstance(attention, NgramAttention):
-                attention.kernel = ngram_scan
+        narrow.use_kernel("torch")  # native code would round as it likes
         self.models = {torch.float32: narrow, torch.float64: copy.deepcopy(model).double()}
         self.truth = self._read(torch.float64, at_once)
         self.norms = {name: errors(x, torch.zeros_like(x)) for name, x in self.truth.items()}

@@ -128,6 +128,7 @@ def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
             "norms": draw.choice(words(recipe.Favor, "norms")),
             "resample_every": draw.choice((None, 3)),
         },
+        "delta": {"feature_map": draw.choice(words(recipe.Delta, "feature_map"))},
         "ngram": {
             "sizes": [draw.randint(1, 4) for _ in range(draw.randint(1, 4))],
             "buckets": draw.choice((1, 2, 7, 64, draw.randint(1, 300))),

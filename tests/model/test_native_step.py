@@ -26,7 +26,7 @@ from lmlong.recipe import Attention, Downsample, Favor, Model
 pytestmark = needs_compiler
 
 CONSTANT = [form for form in FORMS if form.kind != "softmax"]
-MIXED = Attention(kind=["linear", "window"], window=5)
+MIXED = Attention(kind=["linear", "window", "delta"], window=5)
 SHAPES: list[dict[str, Any]] = [
     {},
     {"positions": "rotary"},
@@ -89,7 +89,8 @@ def assert_as_exact_as_torch(model: LanguageModel, tokens: Tensor) -> None:
 def test_these_have_native_code() -> None:
     """So that none of them is skipped below."""
     maps = ("elu", "relu", "cosine", "softmax", "taylor", "favor")
-    known = [Attention(feature_map=feature_map) for feature_map in maps] + [Attention(kind="window")]  # type: ignore[arg-type]
+    known = [Attention(feature_map=feature_map) for feature_map in maps]  # type: ignore[arg-type]
+    known += [Attention(kind="window"), Attention(kind="delta")]
     assert [why_no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
 
 

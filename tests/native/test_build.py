@@ -13,7 +13,7 @@ from lmlong.native.build import CODE, LIBRARY, find_compiler
 
 pytestmark = needs_compiler
 
-ASK = "from lmlong.attention.linear.native.library import library; print('native' if library() else 'none')"
+ASK = "from lmlong.attention.linear.native import library; print('native' if library() else 'none')"
 
 PLANTED = """
 #include <cstdio>

@@ -12,7 +12,7 @@ from lmlong.recipe.file import load
 from lmlong.recipe.reference import reference
 
 ENOUGH = "training: {steps: 1}\n"
-KINDS = "linear, window, softmax, ngram, full, linformer, efficient"
+KINDS = "linear, delta, window, softmax, ngram, full, linformer, efficient"
 
 
 def complaints(file: Path, text: str, *overrides: str) -> list[str]:

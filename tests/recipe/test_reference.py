@@ -38,8 +38,8 @@ def test_an_option_is_described_in_plain_words() -> None:
     assert options["training", None].type == "a section"
     assert options["training", None].required
     assert options["model.attention.kind", None].type == (
-        "one of linear, window, softmax, ngram, full, linformer, efficient or a list of 1 or more, "
-        "each one of linear, window, softmax, ngram, full, linformer, efficient"
+        "one of linear, delta, window, softmax, ngram, full, linformer, efficient or a list of 1 or more, "
+        "each one of linear, delta, window, softmax, ngram, full, linformer, efficient"
     )
     assert options["text.sources", None].type == "a list of 1 or more, each a section of kind python-stdlib, files, hub"
     assert options["text.sources", None].default == [{"kind": "python-stdlib", "weight": 1.0}]

@@ -20,7 +20,6 @@ P_ts dP_ts is a part of fq_t . dfq_t and of fk_s . dfk_s alike, and of the gradi
 N chunks, B batch, H heads, C tokens in a chunk, T time, F features, V value dim.
 """
 
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -28,23 +27,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lmlong.attention.chunks import Decay, decay_masks, flat_chunks, from_chunks, masked, to_chunks
 from lmlong.attention.linear import autograd
-from lmlong.attention.linear.autograd import (
-    MIN_DENOMINATOR,
-    FeatureVjp,
-    QKFeatures,
-    SavedSpan,
-    Scan,
-    ScanGrads,
-    ScanInputs,
-    ScanOutputs,
-)
-
-CHUNK_SIZE = 64
-"""Tokens in a chunk: within it attention is a masked product, between chunks it is the state."""
-
-MIN_LOG2_DECAY = -100.0
-"""Lower bound of exponents of 2: negligible beside a token's own weight, and no slow denormal number."""
+from lmlong.attention.linear.autograd import MIN_DENOMINATOR, Scan
+from lmlong.attention.scan import FeatureVjp, QKFeatures, SavedSpan, ScanGrads, ScanInputs, ScanOutputs
 
 
 class Chunks(NamedTuple):
@@ -53,15 +39,6 @@ class Chunks(NamedTuple):
     fq: Tensor  # (N, B, H, C, F)
     fk: Tensor  # (N, B, H, C, F)
     v: Tensor  # (N, B, H, C, V)
-
-
-class Decay(NamedTuple):
-    """The decay masks of all chunks, (N, B or 1, H or 1, ...); None where nothing decays and no document starts."""
-
-    mask: Tensor | None  # W (..., C, C)
-    from_state: Tensor | None  # a (..., C, 1), multiplies the queries' outputs from the state
-    to_end: Tensor | None  # u (..., C, 1), multiplies what keys add to the state
-    chunk: Tensor | None  # r (..., 1, 1), multiplies the state, in its dtype
 
 
 class ChunkGrads(NamedTuple):
@@ -77,12 +54,15 @@ class ChunkGrads(NamedTuple):
 class ChunkKernel:
     """A span in chunks of equal length."""
 
+    has_denominators = True
+
     def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
-        fq, fk = features.query(_flat_chunks(inputs.q)), features.key(_flat_chunks(inputs.k))
+        fq, fk = features.query(flat_chunks(inputs.q)), features.key(flat_chunks(inputs.k))
         x = _feature_chunks(fq, fk, inputs)
         decay = decay_masks(inputs.document_starts, inputs.log_decay, fq.dtype, state.dtype)
         states = chunk_states(x, decay, state)
         numerators, denominators = chunk_outputs(x, decay, states)
+        assert out.denominators is not None
         from_chunks(denominators.clamp_(min=MIN_DENOMINATOR), out.denominators)
         from_chunks(numerators / denominators[..., None], out.y)
         # cloned: a view would keep the states of all chunks alive
@@ -90,11 +70,12 @@ class ChunkKernel:
 
     def backward(self, features: QKFeatures, weights: list[Tensor], saved: SavedSpan, out: ScanGrads) -> Tensor:
         inputs, outputs, state, dy, dstate = saved
-        vjp = FeatureVjp(features, weights, _flat_chunks(inputs.q), _flat_chunks(inputs.k))
+        vjp = FeatureVjp(features, weights, flat_chunks(inputs.q), flat_chunks(inputs.k))
         x = _feature_chunks(vjp.fq, vjp.fk, inputs)
         decay = decay_masks(inputs.document_starts, inputs.log_decay, vjp.fq.dtype, dstate.dtype)
         states = chunk_states(x, decay, state)
-        y, denominators = map(to_chunks, outputs)
+        assert outputs.denominators is not None
+        y, denominators = to_chunks(outputs.y), to_chunks(outputs.denominators)
         denominators = denominators.clamp(min=MIN_DENOMINATOR)  # the last chunk is padded with zeros
         dn = to_chunks(dy) / denominators[..., None]
         dm = (dn * y).sum(-1, keepdim=True).neg_().mul_((denominators > MIN_DENOMINATOR)[..., None])
@@ -102,7 +83,7 @@ class ChunkKernel:
         grads = chunk_grads(x, decay, states, dn, dstate, out.inputs.log_decay is not None)
         dq, dk = vjp.backward(grads.fq.flatten(0, 1), grads.fk.flatten(0, 1), out.weights)
         shape = x.v.shape[:2]
-        dinputs = (dq.unflatten(0, shape), dk.unflatten(0, shape), grads.v, None, grads.log_decay)
+        dinputs = (dq.unflatten(0, shape), dk.unflatten(0, shape), grads.v, None, grads.log_decay, None)
         for into, grad in zip(out.inputs, dinputs, strict=True):
             if into is not None and grad is not None:
                 from_chunks(grad, into)
@@ -110,32 +91,6 @@ class ChunkKernel:
 
 
 scan: Scan = partial(autograd.scan, ChunkKernel())
-
-
-def decay_masks(
-    document_starts: Tensor | None, log_decay: Tensor | None, dtype: torch.dtype, state_dtype: torch.dtype
-) -> Decay:
-    """Return the decay masks of a span, from its document starts (B, T) and log decays (B, H, T)."""
-    mask = from_state = None
-    if log_decay is not None:
-        # exp2, which torch computes three times as fast as exp
-        total = to_chunks(log_decay.to(state_dtype) / math.log(2)).cumsum(-1)
-        # clamped before exp2: differences to the future are positive and could overflow
-        mask = (total[..., :, None] - total[..., None, :]).clamp_(MIN_LOG2_DECAY, 0).exp2_()
-        from_state = total.clamp_(min=MIN_LOG2_DECAY).exp2_()
-    # checking the starts costs nothing on a CPU, but would wait for a GPU
-    if document_starts is not None and (document_starts.device.type != "cpu" or bool(document_starts.any())):
-        starts = to_chunks(document_starts[:, None].to(state_dtype))
-        before = starts.sum(-1, keepdim=True).cumsum(0) - starts.sum(-1, keepdim=True)
-        document = before + starts.cumsum(-1)  # documents that started in this span up to each token
-        same = (document[..., :, None] == document[..., None, :]).to(state_dtype)
-        carried = (document == before).to(state_dtype)
-        mask = same if mask is None else mask.mul_(same)
-        from_state = carried if from_state is None else from_state.mul_(carried)
-    if mask is None or from_state is None:
-        return Decay(None, None, None, None)
-    to_end, chunk = mask[..., -1, :, None], from_state[..., -1:, None]
-    return Decay(mask.to(dtype).tril_(), from_state[..., None].to(dtype), to_end.to(dtype), chunk)
 
 
 def chunk_states(x: Chunks, decay: Decay, S: Tensor) -> Tensor:
@@ -152,7 +107,7 @@ def chunk_outputs(x: Chunks, decay: Decay, states: Tensor) -> tuple[Tensor, Tens
     """Return numerators (N, B, H, C, V) and denominators (N, B, H, C)."""
     fq = x.fq if decay.from_state is None else x.fq * decay.from_state
     S, z = states[:-1, ..., :-1].to(fq.dtype), states[:-1, ..., None, :, -1].contiguous()
-    weights = _masked(x.fq @ x.fk.mT, decay)
+    weights = masked(x.fq @ x.fk.mT, decay)
     denominators = (fq * z).sum(-1)
     return _add_matmul(fq @ S, weights, x.v), denominators + weights.sum(-1, dtype=denominators.dtype)
 
@@ -166,39 +121,16 @@ def chunk_grads(x: Chunks, decay: Decay, states: Tensor, dn: Tensor, dS: Tensor,
     dfk, dv = v @ dS_after.mT, x.fk @ dS_after[..., :-1]
     if decay.to_end is not None:
         dfk, dv = dfk.mul_(decay.to_end), dv.mul_(decay.to_end)
-    A = _masked(dn @ v.mT, decay)
+    A = masked(dn @ v.mT, decay)
     dfq = _add_matmul(dn_state @ states[:-1].to(dn.dtype).mT, A, x.fk)
     dfk = _add_matmul(dfk, A.mT, x.fq)
-    weights = _masked(x.fq @ x.fk.mT, decay)
+    weights = masked(x.fq @ x.fk.mT, decay)
     dv = _add_matmul(dv, weights.mT, dn[..., :-1])
     dlog_decay = None
     if decays:
         pairs = (x.fq * dfq).sum(-1, dtype=dS.dtype) - (x.fk * dfk).sum(-1, dtype=dS.dtype)
         dlog_decay = pairs.flip(-1).cumsum(-1).flip(-1) + (states[1:] * dstates[1:]).sum((-1, -2))[..., None]
     return ChunkGrads(dfq, dfk, dv, dlog_decay, dstates[0])
-
-
-def to_chunks(x: Tensor) -> Tensor:
-    """Return (B, H, T, ...) as (N, B, H, C, ...), contiguous, padded with zeros."""
-    size = min(CHUNK_SIZE, x.shape[2])
-    missing = -x.shape[2] % size
-    if missing:
-        x = pad(x, (*(0, 0) * (x.ndim - 3), 0, missing))
-    return x.unflatten(2, (-1, size)).movedim(2, 0).contiguous()
-
-
-def from_chunks(x: Tensor, out: Tensor) -> None:
-    """Write (N, B, H, C, ...) to (B, H, T, ...)."""
-    size = x.shape[3]
-    whole, rest = divmod(out.shape[2], size)
-    out[:, :, : whole * size].unflatten(2, (whole, size)).copy_(x[:whole].movedim(0, 2))
-    if rest:
-        out[:, :, whole * size :] = x[whole, :, :, :rest]
-
-
-def _flat_chunks(x: Tensor) -> Tensor:
-    """Return (B, H, T, ...) as (N B, H, C, ...)."""
-    return to_chunks(x).flatten(0, 1)
 
 
 def _feature_chunks(fq: Tensor, fk: Tensor, inputs: ScanInputs) -> Chunks:
@@ -220,10 +152,6 @@ def _accumulate(states: Tensor, decay: Tensor | None, backwards: bool = False) -
         into, source = (each[n], each[n + 1]) if backwards else (each[n + 1], each[n])
         into.add_(source if decay is None else source * decay[n])
     return states
-
-
-def _masked(weights: Tensor, decay: Decay) -> Tensor:
-    return weights.tril_() if decay.mask is None else weights.mul_(decay.mask)
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -4,18 +4,20 @@ B batch, H heads, T time, V value dim, R rows.
 """
 
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
-from lmlong.attention.linear.autograd import without_autocast
 from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import scan as native_scan
+from lmlong.attention.ngram.scan import scan as torch_scan
 from lmlong.attention.ngram.state import RECENT, NgramState, empty_state
 from lmlong.attention.ngram.step import settle, step
+from lmlong.attention.scan import without_autocast
 from lmlong.native.spec import NativeSpec
 
 
@@ -26,6 +28,7 @@ class NgramAttention(CausalAttention[NgramState]):
     they are new. It has neither queries nor keys.
     """
 
+    kernels = MappingProxyType({"native": lambda: native_scan, "torch": lambda: torch_scan})
     has_keys = False
     normalizes_heads = False
 
@@ -37,8 +40,7 @@ class NgramAttention(CausalAttention[NgramState]):
             "ngram": LastTokens(max(self.sizes) + 1, partial(ngram_hashes, sizes=self.sizes)),
             "read_gate": Gate("read_gate", "identity", torch.zeros(heads)),
         }
-        self.kernel = native_scan
-        """The scan over many tokens: native code, or torch."""
+        self.use_kernel("native")
         self.number_weight = nn.Parameter(torch.zeros(heads, heads))
         self.raw_smoothing = nn.Parameter(torch.zeros(heads))
 

@@ -42,6 +42,14 @@ void project(const float* weight, Int rows, Int head, const float* x, Int width,
     matmul({weight + head * rows * width, nullptr, FLOAT32, rows, width}, {0, rows}, x, 0, 1, y, 0, nullptr);
 }
 
+// x = x / |x|
+void scale_to_unit(float* x, Int size) {
+    float square = UNIT_TINY;
+    for (Int i = 0; i < size; i++) square += x[i] * x[i];
+    const float factor = 1 / std::sqrt(square);
+    for (Int i = 0; i < size; i++) x[i] *= factor;
+}
+
 void cosine_features(const float* x, Int head_dim, float* y) {
     float square = COSINE_TINY;
     for (Int i = 0; i < head_dim; i++) square += x[i] * x[i];
@@ -80,10 +88,12 @@ void apply_feature_map(
     switch (attention.feature_map) {
         case ELU:
         case RELU:
+        case SILU:
             for (Int i = 0; i < head_dim; i += LANES) {
                 FloatVec derivative;
-                const bool elu = attention.feature_map == ELU;
-                lanes(y + i) = elu ? elu_plus_one(lanes(x + i), derivative) : relu(lanes(x + i), derivative);
+                lanes(y + i) = attention.feature_map == ELU    ? elu_plus_one(lanes(x + i), derivative)
+                               : attention.feature_map == RELU ? relu(lanes(x + i), derivative)
+                                                               : silu(lanes(x + i), derivative);
             }
             break;
         case COSINE:

@@ -20,6 +20,7 @@ struct Attention {
     const float* favor_constants;                    // (heads, 3)
     const float* log_decay;                          // (heads), of a fixed decay
     const float *gate_weight, *gate_bias;            // (heads, width) and (heads), of a learned decay or a read gate
+    const float *beta_weight, *beta_bias;            // the same of the delta rule's beta
     Int rows;                                        // of the table of an n-gram head
     const Int* sizes;                                // (heads) n of each
     const float *number_weight, *raw_smoothing;      // (heads, heads) and (heads)
@@ -49,7 +50,7 @@ struct Model {
 };
 
 struct LayerState {
-    void *S, *z;           // of linear attention
+    void *S, *z;           // of linear attention, S of the delta rule too
     float *keys, *values;  // of window attention
     bool* current;         // which of these keys are of the current document
     int32_t* number;       // of n-gram attention, whose S this is too: the table, which is not written to,

@@ -49,6 +49,10 @@ struct Head {
             window_attention(token, line, head);
         else if (attention.kind == NGRAM)
             ngram_attention(token, line, head, normed);
+        else if (attention.kind == DELTA && before.float64)
+            delta_rule<double>(token, line, head, normed);
+        else if (attention.kind == DELTA)
+            delta_rule<float>(token, line, head, normed);
         else if (before.float64)
             linear_attention<double>(token, line, head, normed);
         else
@@ -122,23 +126,53 @@ struct Head {
         for (Int i = 0; i < V; i++) y[i] = numerator[i] / denominator;
     }
 
+    // The delta rule, in two passes over S: what the key has stored, then the change of it and the output
+    template <typename Float>
+    void delta_rule(const Token& token, Int line, Int head, const float* normed) {
+        const Int F = attention.features, V = head_dim;
+        apply_feature_map(attention, head, false, q, head_dim, fq, inner);
+        apply_feature_map(attention, head, true, k, head_dim, fk, inner);
+        scale_to_unit(fq, F), scale_to_unit(fk, F);
+        const Float* S = static_cast<const Float*>(before.S) + line * F * V;
+        Float* S_after = static_cast<Float*>(after.S) + line * F * V;
+        const Float decay = token.starts_document ? 0 : std::exp(Float(log_decay(head, normed)));
+        const Float beta = sigmoid(gate_logit(attention.beta_weight, attention.beta_bias, head, normed));
+        Float* change = reinterpret_cast<Float*>(numerators);
+        std::fill_n(change, V, Float(0));
+        if (!token.starts_document)
+            for (Int f = 0; f < F; f++) {
+                const Float key = decay * fk[f];
+#pragma GCC ivdep
+                for (Int i = 0; i < V; i++) change[i] += key * S[f * V + i];
+            }
+        for (Int i = 0; i < V; i++) change[i] = beta * (v[i] - change[i]), y[i] = 0;
+        for (Int f = 0; f < F; f++, S += V, S_after += V) {
+            const Float query = fq[f], key = fk[f];
+#pragma GCC ivdep
+            for (Int i = 0; i < V; i++) {
+                S_after[i] = (token.starts_document ? 0 : decay * S[i]) + key * change[i];
+                y[i] += query * S_after[i];
+            }
+        }
+    }
+
     float log_decay(Int head, const float* normed) const {
         if (attention.log_decay) return attention.log_decay[head];
         if (!attention.gate_weight) return 0;
-        const float logit = gate_logit(head, normed);
+        const float logit = gate_logit(attention.gate_weight, attention.gate_bias, head, normed);
         const float log_sigmoid = std::min(logit, 0.0f) - std::log1p(std::exp(-std::abs(logit)));
         return log_sigmoid < MIN_LOG_DECAY ? MIN_LOG_DECAY : log_sigmoid;
     }
 
-    float gate_logit(Int head, const float* normed) const {
+    float gate_logit(const float* weight, const float* bias, Int head, const float* normed) const {
         float logit;
-        project(attention.gate_weight, 1, head, normed, width, &logit);
-        return logit + attention.gate_bias[head];
+        project(weight, 1, head, normed, width, &logit);
+        return logit + bias[head];
     }
 
     // The mean of the values that followed the last n tokens, weighed by a gate that sees how many every head has found
     void ngram_attention(const Token& token, Int line, Int head, const float* normed) {
-        float logit = gate_logit(head, normed), smoothed = 0;
+        float logit = gate_logit(attention.gate_weight, attention.gate_bias, head, normed), smoothed = 0;
         for (Int other = 0; other < model.heads; other++) {
             const Found found = find(token, line - head + other, other);
             logit += attention.number_weight[head * model.heads + other] * std::log1p(float(found.number));

@@ -19,6 +19,17 @@ from lmlong.native.spec import NativeSpec, NoNativeForm, spec_of
 
 DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16, torch.int8: Dtype.INT8}
 
+INPUTS: dict[AttentionKind, list[tuple[str, ...]]] = {
+    AttentionKind.LINEAR: [(), ("log_decay",)],
+    AttentionKind.WINDOW: [()],
+    AttentionKind.NGRAM: [("ngram", "read_gate")],
+    AttentionKind.DELTA: [("beta",), ("log_decay", "beta")],
+}
+"""What an attention may ask for, by its kind."""
+
+ACTIVATIONS = {"log_decay": "log_sigmoid", "read_gate": "identity", "beta": "sigmoid"}
+"""That of each gate."""
+
 
 def packed_for_decoding(model: nn.Module) -> "PackedModel":
     """Return a packed model whose matrices have been moved, so that they lie as they are fetched."""
@@ -132,18 +143,20 @@ class PackedModel:
         whole.any_rope |= spec.options["uses_rope"]
 
     def _gates(self, module: nn.Module, spec: NativeSpec, packed: structures.Attention) -> None:
-        names, gates = spec.options["inputs"], spec.parts["gates"]
-        assert isinstance(gates, Sequence)
-        if not names and not gates:
-            return
-        known = {AttentionKind.LINEAR: ("log_decay",), AttentionKind.NGRAM: ("ngram", "read_gate")}
-        if names != known.get(AttentionKind(packed.kind)):
+        names, gates, kind = spec.options["inputs"], spec.parts["gates"], AttentionKind(packed.kind)
+        assert isinstance(gates, Sequence) and isinstance(names, tuple)
+        if names not in INPUTS[kind]:
             raise NoNativeForm(module, f"its attention asks for {', '.join(names)}, which native code does not make")
-        gate = self._open(gates[0], "gate", ("activation", "shape"), ("weight", "bias"))
-        activation = "log_sigmoid" if packed.kind == AttentionKind.LINEAR else "identity"
-        if gate.options != {"activation": activation, "shape": (spec.options["heads"],)}:
-            raise NoNativeForm(gates[0], f"native code has no gate with {dict(gate.options)}")
-        packed.gate_weight, packed.gate_bias = (self._floats(module, gate.weights[x]) for x in ("weight", "bias"))
+        made = [name for name in names if name in ACTIVATIONS]
+        for name, part in zip(made, gates, strict=True):
+            gate = self._open(part, "gate", ("activation", "shape"), ("weight", "bias"))
+            if gate.options != {"activation": ACTIVATIONS[name], "shape": (spec.options["heads"],)}:
+                raise NoNativeForm(part, f"native code has no gate with {dict(gate.options)}")
+            weight, bias = (self._floats(module, gate.weights[x]) for x in ("weight", "bias"))
+            if name == "beta":
+                packed.beta_weight, packed.beta_bias = weight, bias
+            else:
+                packed.gate_weight, packed.gate_bias = weight, bias
 
     def _attention(self, module: Any) -> structures.Attention:
         kind = _number(module, AttentionKind, spec_of(module).kind)
@@ -158,10 +171,13 @@ class PackedModel:
             packed.sizes = self._address(torch.tensor(spec.options["sizes"]))
             packed.number_weight, packed.raw_smoothing = (self._floats(module, spec.weights[x]) for x in weights)
             return packed
-        spec = self._open(module, "linear", (), ("log_decay",), ("feature_map",))
+        spec = self._open(module, kind.name.lower(), (), ("log_decay",), ("feature_map",))
         if spec.weights["log_decay"] is not None:
             packed.log_decay = self._floats(module, spec.weights["log_decay"])
-        self._feature_map(spec.parts["feature_map"], packed)
+        feature_map = spec.parts["feature_map"]
+        if kind == AttentionKind.DELTA:
+            feature_map = self._open(feature_map, "unit", ("features",), (), ("inner",)).parts["inner"]
+        self._feature_map(feature_map, packed)
         return packed
 
     def _feature_map(self, module: Any, packed: structures.Attention) -> None:

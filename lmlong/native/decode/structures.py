@@ -15,6 +15,7 @@ class AttentionKind(IntEnum):
     LINEAR = 0
     WINDOW = 1
     NGRAM = 2
+    DELTA = 3
 
 
 class Pooling(IntEnum):
@@ -39,7 +40,8 @@ class Matrix(ctypes.Structure):
 class Attention(ctypes.Structure):
     _fields_ = (
         *_ints("kind", "uses_rope", "window", "feature_map", "features", "inner"),
-        *_pointers("query_projection", "key_projection", "favor_constants", "log_decay", "gate_weight", "gate_bias"),
+        *_pointers("query_projection", "key_projection", "favor_constants", "log_decay"),
+        *_pointers("gate_weight", "gate_bias", "beta_weight", "beta_bias"),
         *_ints("rows"),
         *_pointers("sizes", "number_weight", "raw_smoothing"),
     )

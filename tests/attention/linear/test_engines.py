@@ -14,17 +14,17 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.linear import chunk
-from lmlong.attention.linear.autograd import IdentityFeatures, QKFeatures, Scan, ScanInputs
-from lmlong.attention.linear.native import kernel, library
-from lmlong.attention.linear.native.kernel import scan as native_scan
+from lmlong.attention.linear import chunk, native
+from lmlong.attention.linear.autograd import Scan
+from lmlong.attention.native_kernel import Library
 from lmlong.attention.registry import FEATURE_MAPS
-from lmlong.native import build as native
+from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
+from lmlong.native import build
 
 KEYS, VALUES = 20, 11
 """Widths: no multiples of anything, and not the same."""
 
-ENGINES = {"native": native_scan, "torch": chunk.scan}
+ENGINES = {"native": native.scan, "torch": chunk.scan}
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 4e-2}
 
 
@@ -108,7 +108,7 @@ def test_features_that_are_given(by: Scan) -> None:
 @pytest.mark.parametrize("width", [2, 16, 33])
 def test_any_width(width: int) -> None:
     features = FEATURE_MAPS["relu"](HEADS, width, recipe.Attention())
-    assert_exact(Text(50, decay=True, width=width), native_scan, features, torch.float32, width)
+    assert_exact(Text(50, decay=True, width=width), native.scan, features, torch.float32, width)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_any_width(width: int) -> None:
 def test_however_inputs_lie(lay) -> None:  # type: ignore[no-untyped-def]
     text, other = Text(600), Text(600)
     other.q, other.k, other.v, other.dy = (lay(x) for x in (text.q, text.k, text.v, text.dy))
-    pairs = zip(*(x.read(native_scan, feature_map("elu"), torch.float32, KEYS) for x in (text, other)), strict=True)
+    pairs = zip(*(x.read(native.scan, feature_map("elu"), torch.float32, KEYS) for x in (text, other)), strict=True)
     assert all(torch.equal(mine, found) for (_, mine), (_, found) in pairs)
 
 
@@ -128,8 +128,8 @@ def test_gates_and_starts_of_other_types_are_converted(gates: torch.dtype, start
     q, k, v = (x.float() for x in (text.q, text.k, text.v))
     S, z = torch.zeros(2, HEADS, KEYS, VALUES), torch.zeros(2, HEADS, KEYS)
     other, same = text.log_decay.to(gates), text.log_decay.to(gates).float()
-    y, *_ = native_scan(feature_map("elu"), ScanInputs(q, k, v, text.starts.to(starts), other), S, z)
-    expected, *_ = native_scan(feature_map("elu"), ScanInputs(q, k, v, text.starts, same), S, z)
+    y, *_ = native.scan(feature_map("elu"), ScanInputs(q, k, v, text.starts.to(starts), other), S, z)
+    expected, *_ = native.scan(feature_map("elu"), ScanInputs(q, k, v, text.starts, same), S, z)
     assert torch.equal(y, expected)
 
 
@@ -138,7 +138,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     found = []
     for number in (1, 2, 5):
         torch.set_num_threads(number)
-        found.append(list(text.read(native_scan, feature_map("elu"), torch.float32, KEYS)))
+        found.append(list(text.read(native.scan, feature_map("elu"), torch.float32, KEYS)))
     torch.set_num_threads(threads)
     for (_, one), (_, two), (_, five) in zip(*found, strict=True):
         assert torch.equal(one, two) and torch.equal(one, five)
@@ -150,7 +150,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 def test_what_is_no_number_is_not_hidden(dtype: torch.dtype, name: str, value: float) -> None:
     text = Text(40)
     text.k[0, 0, 20, 3] = value
-    (_, y), *_ = text.read(native_scan, feature_map(name), dtype, KEYS)
+    (_, y), *_ = text.read(native.scan, feature_map(name), dtype, KEYS)
     assert not y[0, 0, 20:].isfinite().any(), "later outputs know of it"
     assert y[0, 0, :16].isfinite().all() and y[0, 1:].isfinite().all() and y[1].isfinite().all()
 
@@ -159,8 +159,8 @@ def test_what_is_no_number_is_not_hidden(dtype: torch.dtype, name: str, value: f
 def test_bfloat16_is_float32_rounded_at_the_end() -> None:
     text = Text(200, [70], decay=True)
     text.q, text.k, text.v = (x.bfloat16() for x in (text.q, text.k, text.v))
-    (_, y), (_, S), _, *_ = text.read(native_scan, feature_map("elu"), torch.bfloat16, KEYS)
-    (_, wide), (_, wide_S), _, *_ = text.read(native_scan, feature_map("elu"), torch.float32, KEYS)
+    (_, y), (_, S), _, *_ = text.read(native.scan, feature_map("elu"), torch.bfloat16, KEYS)
+    (_, wide), (_, wide_S), _, *_ = text.read(native.scan, feature_map("elu"), torch.float32, KEYS)
     assert torch.equal(y, wide.bfloat16()) and torch.equal(S, wide_S)
 
 
@@ -169,17 +169,17 @@ def test_no_number_with_all_bits_set_is_not_rounded_to_one() -> None:
     assert text.log_decay is not None
     text.log_decay = text.log_decay.float()
     text.log_decay[0, 0, 20] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
-    (_, y), *_ = text.read(native_scan, feature_map("elu"), torch.bfloat16, KEYS)
+    (_, y), *_ = text.read(native.scan, feature_map("elu"), torch.bfloat16, KEYS)
     assert y[0, 0, 20:].isnan().all() and y[0, 0, :16].isfinite().all()
 
 
 @needs_compiler
 @on_older_processors
 def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
-    others = [flag for flag in native.FLAGS if flag != "-march=native"]
+    others = [flag for flag in build.FLAGS if flag != "-march=native"]
     found = compiled_anew(monkeypatch, tmp_path, flags=(*others, *flags))
     assert found is not None and list(tmp_path.glob("native/*/code.so"))
-    assert_exact(Text(100, [40], decay=True), native_scan, feature_map("elu"), torch.float32)
+    assert_exact(Text(100, [40], decay=True), native.scan, feature_map("elu"), torch.float32)
 
 
 @needs_compiler
@@ -195,7 +195,7 @@ def test_without_a_compiler_torch_takes_over(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "none")
     assert compiled_anew(monkeypatch, tmp_path) is None
-    assert_exact(Text(40), native_scan, feature_map("elu"), torch.float32)
+    assert_exact(Text(40), native.scan, feature_map("elu"), torch.float32)
 
 
 def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -207,35 +207,37 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
         UserWarning, match=r"by torch, slower, for .*broken-compiler made no native code:\nno such header"
     ):
         assert compiled_anew(monkeypatch, tmp_path) is None
-    assert_exact(Text(40), native_scan, feature_map("elu"), torch.float32)
+    assert_exact(Text(40), native.scan, feature_map("elu"), torch.float32)
     assert not [path for path in (tmp_path / "native").iterdir() if shutil.which(path.name)]
 
 
 @needs_compiler
 def test_structures_of_another_layout_do_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shutil.copytree(library.CODE, tmp_path / "scan", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    source = tmp_path / "scan" / "job.h"
-    swapped = source.read_text().replace("StridedTensor q, k, v,", "StridedTensor k, q, v,")
-    assert swapped != source.read_text()
-    source.write_text(swapped)
-    monkeypatch.setattr(library, "CODE", tmp_path / "scan")
+    shutil.copytree(native.CODE, tmp_path / "scan", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    job = (build.HERE / "scan_job.h").read_text()
+    swapped = job.replace("StridedTensor q, k, v,", "StridedTensor k, q, v,")
+    assert swapped != job
+    for header in ("scan_job.h", "decay.h", "chunk_features.h"):  # beside what includes them they come first
+        (tmp_path / "scan" / header).write_text(
+            swapped if header == "scan_job.h" else (build.HERE / header).read_text()
+        )
+    monkeypatch.setattr(native, "CODE", tmp_path / "scan")
     with pytest.warns(UserWarning, match=r"ScanJob\.q lies elsewhere in Python"):
         assert compiled_anew(monkeypatch, tmp_path) is None
 
 
 def compiled_anew(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, flags: tuple[str, ...] = native.FLAGS
-) -> library.Library | None:
+    monkeypatch: pytest.MonkeyPatch, folder: Path, flags: tuple[str, ...] = build.FLAGS
+) -> Library | None:
     """The library as a process would find it that begins now, with an empty cache in this folder."""
     monkeypatch.setenv("LMLONG_CACHE", str(folder))
-    monkeypatch.setattr(native, "FLAGS", flags)
-    library.library.cache_clear()
-    monkeypatch.setattr(kernel, "library", library.library)
-    return library.library()
+    monkeypatch.setattr(build, "FLAGS", flags)
+    native.library.cache_clear()
+    return native.library()
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """What was compiled in a test is not that of the next."""
     yield
-    library.library.cache_clear()
+    native.library.cache_clear()

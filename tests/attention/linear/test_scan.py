@@ -9,10 +9,12 @@ from machine import needs_compiler
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention import laws
-from lmlong.attention.linear import autograd, chunk, native
-from lmlong.attention.linear.autograd import IdentityFeatures, ScanInputs
+from lmlong.attention import chunks, laws
+from lmlong.attention import scan as spans
+from lmlong.attention.chunks import CHUNK_SIZE
+from lmlong.attention.linear import native
 from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
+from lmlong.attention.scan import IdentityFeatures, ScanInputs
 from lmlong.model.language_model import LanguageModel
 
 VALUES = 5
@@ -22,7 +24,7 @@ VALUES = 5
 @pytest.fixture
 def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks to a span, so that short texts have borders of both kinds."""
-    monkeypatch.setattr(autograd, "SPAN", 2 * chunk.CHUNK_SIZE)
+    monkeypatch.setattr(spans, "SPAN", 2 * CHUNK_SIZE)
 
 
 def case(time: int, starts: list[int] | None, decay: bool, draw: torch.Generator) -> dict[str, Tensor | None]:
@@ -94,8 +96,8 @@ def test_all_gradients_are_those_of_the_recurrence(
 
 @pytest.mark.parametrize("starts", [None, [2, 3, 4]], ids=str)
 def test_gradients_by_differences(monkeypatch: pytest.MonkeyPatch, starts: list[int] | None) -> None:
-    monkeypatch.setattr(chunk, "CHUNK_SIZE", 2)
-    monkeypatch.setattr(autograd, "SPAN", 4)
+    monkeypatch.setattr(chunks, "CHUNK_SIZE", 2)
+    monkeypatch.setattr(spans, "SPAN", 4)
     x = case(7, starts, True, torch.Generator().manual_seed(0))
     names = [name for name, t in x.items() if t is not None and t.requires_grad]
 
@@ -132,7 +134,7 @@ def test_the_weights_of_feature_maps_learn(short_spans: None, name: str) -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_no_more_is_kept_than_was_declared(dtype: torch.dtype) -> None:
     """Queries, keys and values before their map, outputs, gates, starts, denominators, and a state for each span."""
-    time = 3 * autograd.SPAN + 1
+    time = 3 * spans.SPAN + 1
     attention = build(recipe.Attention(feature_map="elu", decay="learned"))
     q, k, v, starts, log_decay = inputs(attention, time, dtype)
     assert log_decay is not None and starts is not None

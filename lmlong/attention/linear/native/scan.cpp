@@ -7,22 +7,6 @@
 
 #include "backward.h"
 
-namespace {
-
-// Run by several workers at once: each takes line after line
-template <typename Pass>
-void run_lines(ScanJob* job) {
-    const Int worker = __atomic_fetch_add(&job->workers_begun, 1, __ATOMIC_RELAXED);
-    while (true) {
-        const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
-        if (index >= job->lines) return;
-        const Line line(*job, index);
-        Pass(line, Scratch{job->scratch + worker * job->scratch_size}).run();
-    }
-}
-
-}  // namespace
-
 extern "C" {
 
 void scan_forward(ScanJob* job) { run_lines<Forward>(job); }

@@ -1,31 +1,17 @@
-// Features of a chunk, and the state that they are added to.
+// The state of linear attention, to which the features of a chunk are added.
 
 #pragma once
 
+#include "chunk_features.h"
 #include "decay.h"
-#include "feature_maps.h"
 
 namespace {
 
 constexpr float ONES[TILE] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-// Map the rows of queries or keys to their features, in place; `derivative` is that of the feature map, if it is wanted
-void apply_feature_map(FeatureMap feature_map, Int tokens, Int width, float* rows, float* derivative = nullptr) {
-    if (feature_map == IDENTITY) return;
-    for (Int t = 0; t < TILE; t++, rows += padded(width), derivative += derivative ? padded(width) : 0) {
-        for (Int i = 0; i < padded(width); i += LANES) {
-            const FloatVec x = lanes(rows + i);
-            FloatVec dx;
-            lanes(rows + i) = feature_map == ELU ? elu_plus_one(x, dx) : relu(x, dx);
-            if (derivative) lanes(derivative + i) = dx;
-        }
-        std::fill(rows + (t < tokens ? width : 0), rows + padded(width), 0.0f);
-    }
-}
-
 Int state_size(const Line& line) { return line.F * (line.V + 1); }  // S (F, V), then z (F,)
 
-void load_state(const Line& line, const float* from, float* state) {
+void load_state(const Line& line, const float* from, float* state) {  // (F, V + 1), z last
     const Int features = line.job.features, value_dim = line.job.value_dim;
     std::fill_n(state, state_size(line), 0.0f);
     from += line.index * features * (value_dim + 1);

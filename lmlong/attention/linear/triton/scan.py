@@ -15,9 +15,9 @@ from torch.library import triton_op, wrap_triton
 
 from lmlong.attention.feature_maps import Cosine, Elu, Relu
 from lmlong.attention.linear import chunk
-from lmlong.attention.linear.autograd import IdentityFeatures, QKFeatures, ScanInputs
 from lmlong.attention.linear.triton import backward, forward
 from lmlong.attention.linear.triton.tiles import TILE
+from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
 
 FUSED: dict[type, str] = {IdentityFeatures: "identity", Elu: "elu", Relu: "relu", Cosine: "cosine"}
 """Feature maps that are computed within the kernels; the features of all others are computed by torch, and saved."""
@@ -39,7 +39,7 @@ def scan(features: QKFeatures, inputs: ScanInputs, S: Tensor, z: Tensor) -> tupl
     """`chunk.scan`, by Triton kernels; states in float64 are left to that one."""
     if S.dtype != torch.float32:
         return chunk.scan(features, inputs, S, z)
-    q, k, v, document_starts, log_decay = inputs
+    q, k, v, document_starts, log_decay, _ = inputs
     feature_map = FUSED.get(type(features), "identity")
     if type(features) not in FUSED:
         with torch.autocast(q.device.type, enabled=False):

@@ -17,7 +17,6 @@ from lmlong.attention.ngram.state import NgramState, untouched_zeros
 from lmlong.native.threads import run_on_threads
 
 
-@torch.compiler.disable  # it cannot be traced
 def scan(
     v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
 ) -> tuple[Tensor, Tensor, NgramState]:

@@ -1,4 +1,4 @@
-// The arguments of a scan, and access to the tokens of one head of one row, a chunk of TILE tokens at a time. Tensors
+// The arguments of a scan of linear attention or the delta rule, and access to the tokens of one head of one row, a chunk of TILE tokens at a time. Tensors
 // are float32 or bfloat16; everything is computed in float32.
 //
 // H heads, F features, V value dim.
@@ -20,8 +20,8 @@ struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data`
 
 struct ScanJob {
     Int lines, heads, time, features, value_dim, feature_map;  // a line is one head of one row
-    StridedTensor q, k, v, document_starts, log_decay, y, denominators, dy, dq, dk, dv, dlog_decay;
-    // states (lines, F, V + 1), z last: `state_after` is an output of the forward pass, `dstate_before` of the backward
+    StridedTensor q, k, v, document_starts, log_decay, beta, y, denominators, dy, dq, dk, dv, dlog_decay, dbeta;
+    // contiguous: `state_after` is an output of the forward pass, `dstate_before` of the backward
     float *state_before, *state_after;
     float *dstate_before, *dstate_after;
     float* scratch;    // of all workers
@@ -81,6 +81,18 @@ void Line::store(const StridedTensor& x, Int begin, Int width, const float* rows
         } else {
             std::copy_n(rows, width, pointer(x, begin + t));
         }
+    }
+}
+
+// Run by several workers at once: each takes line after line
+template <typename Pass>
+void run_lines(ScanJob* job) {
+    const Int worker = __atomic_fetch_add(&job->workers_begun, 1, __ATOMIC_RELAXED);
+    while (true) {
+        const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
+        if (index >= job->lines) return;
+        const Line line(*job, index);
+        Pass(line, Scratch{job->scratch + worker * job->scratch_size}).run();
     }
 }
 

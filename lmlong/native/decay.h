@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "job.h"
+#include "scan_job.h"
 
 namespace {
 

@@ -1,0 +1,79 @@
+"""Chunks of a text, and the decay within and between them: what the scans of torch share.
+
+N chunks, B batch, H heads, C tokens in a chunk, T time.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+CHUNK_SIZE = 64
+"""Tokens in a chunk: within it attention is a masked product, between chunks it is the state."""
+
+MIN_LOG2_DECAY = -100.0
+"""Lower bound of exponents of 2: negligible beside a token's own weight, and no slow denormal number."""
+
+
+class Decay(NamedTuple):
+    """The decay masks of all chunks, (N, B or 1, H or 1, ...); None where nothing decays and no document starts."""
+
+    mask: Tensor | None  # W (..., C, C)
+    from_state: Tensor | None  # a (..., C, 1), multiplies the queries' outputs from the state
+    to_end: Tensor | None  # u (..., C, 1), multiplies what keys add to the state
+    chunk: Tensor | None  # r (..., 1, 1), multiplies the state, in its dtype
+
+
+def decay_masks(
+    document_starts: Tensor | None, log_decay: Tensor | None, dtype: torch.dtype, state_dtype: torch.dtype
+) -> Decay:
+    """Return the decay masks of a span, from its document starts (B, T) and log decays (B, H, T)."""
+    mask = from_state = None
+    if log_decay is not None:
+        # exp2, which torch computes three times as fast as exp
+        total = to_chunks(log_decay.to(state_dtype) / math.log(2)).cumsum(-1)
+        # clamped before exp2: differences to the future are positive and could overflow
+        mask = (total[..., :, None] - total[..., None, :]).clamp_(MIN_LOG2_DECAY, 0).exp2_()
+        from_state = total.clamp_(min=MIN_LOG2_DECAY).exp2_()
+    # checking the starts costs nothing on a CPU, but would wait for a GPU
+    if document_starts is not None and (document_starts.device.type != "cpu" or bool(document_starts.any())):
+        starts = to_chunks(document_starts[:, None].to(state_dtype))
+        before = starts.sum(-1, keepdim=True).cumsum(0) - starts.sum(-1, keepdim=True)
+        document = before + starts.cumsum(-1)  # documents that started in this span up to each token
+        same = (document[..., :, None] == document[..., None, :]).to(state_dtype)
+        carried = (document == before).to(state_dtype)
+        mask = same if mask is None else mask.mul_(same)
+        from_state = carried if from_state is None else from_state.mul_(carried)
+    if mask is None or from_state is None:
+        return Decay(None, None, None, None)
+    to_end, chunk = mask[..., -1, :, None], from_state[..., -1:, None]
+    return Decay(mask.to(dtype).tril_(), from_state[..., None].to(dtype), to_end.to(dtype), chunk)
+
+
+def masked(weights: Tensor, decay: Decay) -> Tensor:
+    return weights.tril_() if decay.mask is None else weights.mul_(decay.mask)
+
+
+def to_chunks(x: Tensor) -> Tensor:
+    """Return (B, H, T, ...) as (N, B, H, C, ...), contiguous, padded with zeros."""
+    size = min(CHUNK_SIZE, x.shape[2])
+    missing = -x.shape[2] % size
+    if missing:
+        x = pad(x, (*(0, 0) * (x.ndim - 3), 0, missing))
+    return x.unflatten(2, (-1, size)).movedim(2, 0).contiguous()
+
+
+def from_chunks(x: Tensor, out: Tensor) -> None:
+    """Write (N, B, H, C, ...) to (B, H, T, ...)."""
+    size = x.shape[3]
+    whole, rest = divmod(out.shape[2], size)
+    out[:, :, : whole * size].unflatten(2, (whole, size)).copy_(x[:whole].movedim(0, 2))
+    if rest:
+        out[:, :, whole * size :] = x[whole, :, :, :rest]
+
+
+def flat_chunks(x: Tensor) -> Tensor:
+    """Return (B, H, T, ...) as (N B, H, C, ...)."""
+    return to_chunks(x).flatten(0, 1)

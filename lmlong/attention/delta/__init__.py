@@ -1,0 +1,1 @@
+"""The delta rule: a state in which what a key has stored can be replaced."""

@@ -1,0 +1,49 @@
+"""Queries and keys of length one, as the delta rule needs them: only of such a key is S^T k what S has stored under it.
+
+B batch, H heads, T time, D head dim.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
+from lmlong.native.spec import NativeSpec
+
+TINY = 1e-6
+"""Added to the square of a length: a vector much shorter than its root stays short, and a key of zeros changes
+nothing."""
+
+
+class Silu(FeatureMap):
+    """silu(x) = x sigmoid(x), which may be negative: for the delta rule alone, which has no denominator."""
+
+    def query(self, q: Tensor) -> Tensor:
+        return silu(q)
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("silu", {"features": self.features})
+
+
+class UnitFeatures(FeatureMap):
+    """The features of another map, scaled to length one."""
+
+    def __init__(self, inner: FeatureMap):
+        super().__init__(inner.features)
+        self.inner = inner
+
+    def query(self, q: Tensor) -> Tensor:
+        return _unit(self.inner.query(q.to(torch.promote_types(q.dtype, torch.float32))))
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("unit", {"features": self.features}, parts={"inner": self.inner})
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + TINY).rsqrt()
+
+
+INNER: dict[str, Callable[[int], FeatureMap]] = {"silu": Silu, "elu": Elu, "relu": Relu}
+"""What may come before the scaling, by its name in recipes."""

@@ -1,0 +1,85 @@
+"""The delta rule: linear attention that replaces what a key has stored instead of adding to it.
+
+B batch, H heads, T time.
+"""
+
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from lmlong.attention.delta import chunk, native, triton
+from lmlong.attention.delta.chunk import Scan
+from lmlong.attention.delta.features import UnitFeatures
+from lmlong.attention.delta.naive import DeltaState, recurrent
+from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.gates import LONGEST_MEMORY
+from lmlong.attention.inputs import NOTHING, Gate, Inputs
+from lmlong.attention.recurrence import Recurrence
+from lmlong.attention.scan import ScanInputs, without_autocast
+from lmlong.native.spec import NativeSpec
+
+BETA_START = 2.0
+"""What beta's sigmoid is applied to before training, 0.88: models that begin with a half learn to recall later, some of
+them not at all."""
+
+
+class DeltaAttention(Recurrence[DeltaState]):
+    """S_t = a (I - b k k^T) S_(t-1) + b k v^T, y_t = S_t^T q_t, with queries and keys of length one.
+
+    Written with b = 1, a value takes the place of what its key had stored; gates a of the head and b are learned from
+    the token. There is no denominator: the block's norm of each head takes its place.
+    """
+
+    kernel: Scan
+    kernels = MappingProxyType({"native": lambda: native.scan, "torch": lambda: chunk.scan, "triton": triton.load_scan})
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        feature_map: FeatureMap,
+        decay: str = "none",
+        longest_memory: int = LONGEST_MEMORY,
+    ):
+        super().__init__(heads, head_dim, UnitFeatures(feature_map), decay, longest_memory)
+        self.inputs = {**self.inputs, "beta": Gate("beta", "sigmoid", torch.full((heads,), BETA_START))}
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
+        shape = (batch, self.heads, self.feature_map.features, self.head_dim)
+        return DeltaState(torch.zeros(*shape, device=device, dtype=torch.promote_types(dtype, self.state_dtype)))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: DeltaState,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> tuple[Tensor, DeltaState]:
+        log_decay, beta = self.token_log_decay(q, inputs), inputs["beta"]
+        if q.shape[2] != 1:
+            y, S = self.kernel(self.feature_map, ScanInputs(q, k, v, document_starts, log_decay, beta), state.S)
+            return y, DeltaState(S)
+        with without_autocast(q):
+            fq, fk = self.feature_map.query(q), self.feature_map.key(k)
+            return recurrent(fq, fk, v, beta, state, document_starts, log_decay)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> Tensor:
+        fq, fk = self.feature_map.query(q), self.feature_map.key(k)
+        state = self.init_state(len(q), q.device, q.dtype)
+        return recurrent(fq, fk, v, inputs["beta"], state, document_starts, self.token_log_decay(q, inputs))[0]
+
+    def state_numbers(self, tokens: int) -> int:
+        return self.heads * self.feature_map.features * self.head_dim
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})

@@ -1,0 +1,38 @@
+// The forward pass of a span: its outputs and the state after it.
+
+#pragma once
+
+#include "pass.h"
+
+namespace {
+
+struct Forward : DeltaPass {
+    float *E, *U, *y, *state;
+
+    Forward(const Line& line, Scratch scratch) : DeltaPass(line, scratch) {
+        for (float** x : {&E, &U, &y}) *x = scratch.take(TILE * V);
+        state = scratch.take(state_size(line));
+    }
+
+    void run() {
+        load_state(line, job.state_before, state);
+        for (Int begin = 0; begin < job.time; begin += TILE) {
+            load_keys(begin), load_queries(begin);
+            key_weights(), query_weights();
+            changes(state, E, U);
+            outputs();
+            line.store(job.y, begin, job.value_dim, y);
+            update_state(U, state);
+        }
+        store_state(line, state, job.state_after);
+    }
+
+    void outputs() {
+        std::fill_n(y, TILE * V, 0.0f);
+        add_matmul(y, TILE, V, {q, F, 1}, state, F);
+        if (!decay.none) scale_rows(y, V, decay.from_state);
+        add_matmul(y, TILE, V, {P, 1, TILE}, U, TILE);
+    }
+};
+
+}  // namespace

@@ -1,0 +1,121 @@
+// What the forward and the backward pass of the delta rule share: the tokens of a chunk, and the changes that they make.
+// The letters are those of delta/chunk.py.
+
+#pragma once
+
+#include <cmath>
+
+#include "chunk_features.h"
+#include "decay.h"
+
+namespace {
+
+Int state_size(const Line& line) { return line.F * line.V; }
+
+void load_state(const Line& line, const float* from, float* state) {
+    const Int features = line.job.features, value_dim = line.job.value_dim;
+    std::fill_n(state, state_size(line), 0.0f);
+    from += line.index * features * value_dim;
+    for (Int f = 0; f < features; f++) std::copy_n(from + f * value_dim, value_dim, state + f * line.V);
+}
+
+void store_state(const Line& line, const float* state, float* into) {
+    const Int features = line.job.features, value_dim = line.job.value_dim;
+    into += line.index * features * value_dim;
+    for (Int f = 0; f < features; f++) std::copy_n(state + f * line.V, value_dim, into + f * value_dim);
+}
+
+void scale(float* x, Int size, float factor) {
+    if (factor != 1.0f)
+        for (Int i = 0; i < size; i++) x[i] *= factor;
+}
+
+// Weights [s][t] are kept where s < t
+void only_before(float* weights) {
+    for (Int s = 0; s < TILE; s++) std::fill_n(weights + s * TILE, s + 1, 0.0f);
+}
+
+// Scale each row of features to length one; `factors` (TILE) are what they are multiplied by
+void scale_to_unit(Int width, float* rows, float* factors) {
+    for (Int t = 0; t < TILE; t++) {
+        float* row = rows + t * padded(width);
+        factors[t] = 1 / std::sqrt(dot(row, row, padded(width)) + UNIT_TINY);
+    }
+    scale_rows(rows, padded(width), factors);
+}
+
+struct DeltaPass {
+    const Line& line;
+    const ScanJob& job = line.job;
+    const FeatureMap feature_map = FeatureMap(line.job.feature_map);
+    const Int F = line.F, V = line.V;
+    Decay decay;
+    float *q, *k, *v, *qT, *kT;  // q and k are features as soon as they are loaded
+    alignas(64) float P[TILE * TILE], M[TILE * TILE];  // [s][t]
+    alignas(64) float beta[TILE], q_scale[TILE], k_scale[TILE];
+
+    DeltaPass(const Line& line, Scratch& scratch) : line(line) {
+        for (float** x : {&q, &k, &qT, &kT}) *x = scratch.take(TILE * F);
+        v = scratch.take(TILE * V);
+    }
+
+    void load_queries(Int begin, Int ahead = TILE, float* derivative = nullptr) {
+        line.load(job.q, begin, job.features, q, ahead);
+        features(begin, q, derivative, q_scale);
+        transpose(q, TILE, F, qT);
+    }
+
+    void load_keys(Int begin, Int ahead = TILE, float* derivative = nullptr) {
+        decay_masks(line, begin, decay);
+        line.load(job.k, begin, job.features, k, ahead), line.load(job.v, begin, job.value_dim, v, ahead);
+        features(begin, k, derivative, k_scale);
+        transpose(k, TILE, F, kT);
+        for (Int t = 0; t < TILE; t++) beta[t] = t < line.tokens(begin) ? *line.pointer(job.beta, begin + t) : 0.0f;
+    }
+
+    void features(Int begin, float* rows, float* derivative, float* factors) {
+        if (feature_map == IDENTITY) return;
+        apply_feature_map(feature_map, line.tokens(begin), job.features, rows, derivative);
+        scale_to_unit(job.features, rows, factors);
+    }
+
+    // The weights of keys among each other
+    void key_weights() {
+        std::fill_n(M, TILE * TILE, 0.0f);
+        add_matmul(M, TILE, TILE, {k, F, 1}, kT, F);
+        apply_mask(decay, M), only_before(M);
+    }
+
+    void query_weights() {
+        std::fill_n(P, TILE * TILE, 0.0f);
+        add_matmul(P, TILE, TILE, {k, F, 1}, qT, F);
+        apply_mask(decay, P);
+    }
+
+    // What of each value its key has not stored yet, E = v - a S^T k, and the changes U, token after token
+    void changes(const float* state, float* E, float* U) {
+        std::fill_n(E, TILE * V, 0.0f);
+        add_matmul(E, TILE, V, {k, F, 1}, state, F);
+        if (!decay.none) scale_rows(E, V, decay.from_state);
+        for (Int i = 0; i < TILE * V; i++) E[i] = v[i] - E[i];
+        for (Int t = 0; t < TILE; t++) {
+            float* u = U + t * V;
+            for (Int i = 0; i < V; i++) u[i] = E[t * V + i];
+            for (Int s = 0; s < t; s++) subtract(u, M[s * TILE + t], U + s * V);
+            for (Int i = 0; i < V; i++) u[i] *= beta[t];
+        }
+    }
+
+    // S = r S + sum_s e_s k_s u_s^T; changes k
+    void update_state(const float* U, float* state) {
+        if (!decay.none) scale_rows(k, F, decay.to_end);
+        scale(state, state_size(line), decay.chunk);
+        add_matmul(state, F, V, {k, 1, F}, U, TILE);
+    }
+
+    void subtract(float* from, float factor, const float* x) const {
+        for (Int i = 0; i < V; i += LANES) lanes(from + i) -= factor * lanes(x + i);
+    }
+};
+
+}  // namespace

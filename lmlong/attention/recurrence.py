@@ -1,0 +1,42 @@
+"""What the recurrences over queries and keys share: a feature map, an optional forget gate, and a scan.
+
+B batch, H heads, T time.
+"""
+
+import torch
+from torch import Tensor
+
+from lmlong.attention.base import CausalAttention, State, at_least_float32
+from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.gates import LONGEST_MEMORY, fixed_log_decay, forget_gate
+from lmlong.attention.inputs import Inputs
+
+
+class Recurrence(CausalAttention[State]):
+    """A state of fixed size to which each token adds, and of which a gate may forget a share."""
+
+    log_decay: Tensor | None
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        feature_map: FeatureMap,
+        decay: str = "none",
+        longest_memory: int = LONGEST_MEMORY,
+    ):
+        super().__init__()
+        self.heads, self.head_dim, self.feature_map = heads, head_dim, feature_map
+        self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
+        self.inputs = {"log_decay": forget_gate(heads, longest_memory)} if decay == "learned" else {}
+        fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None
+        self.register_buffer("log_decay", fixed, persistent=False)
+        self.use_kernel("native")
+        self.state_dtype = torch.float32
+        """The least precise dtype of the state: a float32 sum of ones stops at 2^24 without a gate."""
+
+    def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
+        """Return the log decay of each token: the learned one, the fixed one, or none."""
+        if self.log_decay is None:
+            return inputs["log_decay"] if "log_decay" in self.inputs else None
+        return self.log_decay.to(at_least_float32(q.dtype))[None, :, None].expand(q.shape[:3])

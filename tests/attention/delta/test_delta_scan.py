@@ -1,0 +1,136 @@
+"""The delta rule in chunks and its own backward pass, against the recurrence and plain autograd."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from attention.cases import HEADS, WIDTH
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lmlong.attention import chunks, laws
+from lmlong.attention import scan as spans
+from lmlong.attention.delta import chunk, native, triton
+from lmlong.attention.delta.chunk import Scan
+from lmlong.attention.delta.features import Silu, UnitFeatures
+from lmlong.attention.delta.naive import DeltaState, recurrent
+from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
+from lmlong.attention.scan import IdentityFeatures, ScanInputs
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+VALUES = 5
+"""Width of values, other than that of features."""
+
+
+@pytest.fixture
+def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks to a span, so that short texts have borders of both kinds."""
+    monkeypatch.setattr(spans, "SPAN", 2 * chunks.CHUNK_SIZE)
+
+
+def case(time: int, starts: list[int] | None, decay: bool, draw: torch.Generator) -> dict[str, Tensor | None]:
+    """Random unit features, values, gates and a state that has read something, in float64."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    begun = None
+    if starts is not None:
+        begun = torch.zeros(2, time, dtype=torch.bool)
+        begun[0, [place for place in starts if place < time]] = True  # the other row has none
+    return {
+        "fq": normalize(normal(2, HEADS, time, WIDTH), dim=-1).requires_grad_(),
+        "fk": normalize(normal(2, HEADS, time, WIDTH), dim=-1).requires_grad_(),
+        "v": normal(2, HEADS, time, VALUES).requires_grad_(),
+        "S": normal(2, HEADS, WIDTH, VALUES).requires_grad_(),
+        "starts": begun,
+        "log_decay": (-3 * normal(2, HEADS, time) ** 4).requires_grad_() if decay else None,
+        "beta": normal(2, HEADS, time).mul(2).sigmoid().requires_grad_(),
+    }
+
+
+def scanned(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    inputs = ScanInputs(x["fq"], x["fk"], x["v"], x["starts"], x["log_decay"], x["beta"])
+    return chunk.scan(IdentityFeatures(), inputs, x["S"])
+
+
+def folded(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The recurrence itself."""
+    y, state = recurrent(x["fq"], x["fk"], x["v"], x["beta"], DeltaState(x["S"]), x["starts"], x["log_decay"])
+    return y, state.S
+
+
+@pytest.mark.parametrize("time", [1, 5, 63, 64, 129, 257])
+@pytest.mark.parametrize("starts", [None, [0], [64, 128, 256], [3, 4, 63, 65, 129, 255]], ids=str)
+@pytest.mark.parametrize("decay", [False, True], ids=["kept", "decaying"])
+def test_all_gradients_are_those_of_the_recurrence(
+    short_spans: None, time: int, starts: list[int] | None, decay: bool
+) -> None:
+    draw = torch.Generator().manual_seed(time)
+    x = case(time, starts, decay, draw)
+    leaves = {name: t for name, t in x.items() if t is not None and t.requires_grad}
+    truth, measured = folded(x), scanned(x)  # type: ignore[arg-type]
+    slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in truth]
+    for mine, exact in zip(measured, truth, strict=True):
+        assert laws.error(mine, exact) < 1e-12
+    for chosen in ([0], [1], [0, 1]):  # through the outputs, the state after, and both
+        found, wanted = (
+            torch.autograd.grad(
+                [of[n] for n in chosen],
+                list(leaves.values()),
+                [slopes[n] for n in chosen],
+                retain_graph=True,
+                materialize_grads=True,
+            )
+            for of in (measured, truth)
+        )
+        for name, mine, exact in zip(leaves, found, wanted, strict=True):
+            assert (mine - exact).norm() < 1e-11 * (exact.norm() + 1), name
+
+
+def _read(
+    x: dict[str, Tensor | None], features: UnitFeatures, scan: Scan, dtype: torch.dtype, slopes: list[Tensor]
+) -> dict[str, Tensor]:
+    """Outputs, state and all gradients, in a dtype."""
+    leaves = {name: t.to(dtype).requires_grad_() for name, t in x.items() if t is not None and t.is_floating_point()}
+    gates = leaves.get("log_decay"), leaves["beta"]
+    inputs = ScanInputs(leaves["fq"], leaves["fk"], leaves["v"], x["starts"], *gates)
+    found = scan(features, inputs, leaves["S"])
+    grads = torch.autograd.grad(found, list(leaves.values()), [slope.to(dtype) for slope in slopes])
+    return {"y": found[0], "S'": found[1], **{f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}}
+
+
+@pytest.mark.parametrize("inner", [Silu, Elu, Relu], ids=lambda inner: inner.__name__)
+@pytest.mark.parametrize("time", [1, 15, 16, 33, 1030])
+@pytest.mark.parametrize("starts", [None, [0, 16, 20, 520]], ids=str)
+def test_native_code_is_the_recurrence(time: int, starts: list[int] | None, inner: type[FeatureMap]) -> None:
+    """In float32, from raw queries and keys, against chunks in float64."""
+    draw = torch.Generator().manual_seed(time)
+    x = {name: t.detach() if t is not None else None for name, t in case(time, starts, True, draw).items()}
+    features = UnitFeatures(inner(WIDTH))
+    slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in (x["v"], x["S"])]
+    read = [
+        _read(x, features, scan, dtype, slopes)
+        for scan, dtype in ((native.scan, torch.float32), (chunk.scan, torch.float32), (chunk.scan, torch.float64))
+    ]
+    for name in read[0]:
+        exact = read[2][name]
+        mine, torchs = (float((one[name].double() - exact).norm() / (exact.norm() + 1e-30)) for one in read[:2])
+        assert mine < max(2 * torchs, 2e-6), (name, mine, torchs)
+
+
+@needs_triton
+@pytest.mark.parametrize("time", [2, 64, 150])
+@pytest.mark.parametrize("starts", [None, [0, 70]], ids=str)
+@pytest.mark.parametrize("decay", [False, True], ids=["kept", "decaying"])
+def test_the_triton_kernel_is_the_recurrence_of_torch(
+    short_spans: None, time: int, starts: list[int] | None, decay: bool
+) -> None:
+    draw = torch.Generator().manual_seed(time)
+    x = {name: t.detach() if t is not None else None for name, t in case(time, starts, decay, draw).items()}
+    features = UnitFeatures(Silu(WIDTH))
+    slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in (x["v"], x["S"])]
+    mine, torchs = (_read(x, features, scan, torch.float32, slopes) for scan in (triton.load_scan(), chunk.scan))
+    for name in mine:
+        assert laws.error(mine[name], torchs[name]) < 1e-6, name
