@@ -75,8 +75,8 @@ class DeltaAttention(Recurrence[DeltaState]):
         inputs: Inputs = NOTHING,
     ) -> Tensor:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-        state = self.init_state(len(q), q.device, q.dtype)
-        return recurrent(fq, fk, v, inputs["beta"], state, document_starts, self.token_log_decay(q, inputs))[0]
+        empty = DeltaState(fk.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1]))  # values may be of any width here
+        return recurrent(fq, fk, v, inputs["beta"], empty, document_starts, self.token_log_decay(q, inputs))[0]
 
     def state_numbers(self, tokens: int) -> int:
         return self.heads * self.feature_map.features * self.head_dim
