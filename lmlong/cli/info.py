@@ -124,10 +124,11 @@ def _state_health(checkpoint: Path, step: int | None) -> dict[str, Any]:
     """Return what the heads of each recurrence kept of the past at that validation."""
     known = [entry["state"] for entry in _entries(checkpoint, step) if isinstance(entry.get("state"), list)]
     named = {"effective memory by head": "effective_memory", "smallest denominators": "smallest_denominator"}
-    return {
+    found = {
         name: {f"layer {numbers['layer']}": numbers[key] for numbers in known[-1] if key in numbers}
         for name, key in (named if known else {}).items()
     }
+    return {name: layers for name, layers in found.items() if layers}
 
 
 def _entries(checkpoint: Path, step: int | None) -> list[dict[str, Any]]:
