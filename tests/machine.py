@@ -1,11 +1,13 @@
 """What a test needs of the machine it runs on."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from lmlong.native.build import find_compiler
 
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 

@@ -76,7 +76,7 @@ def check_kernel(kernel: Kernel, device: torch.device) -> None:
 
 
 def set_kernel(model: LanguageModel, kernel: Kernel) -> None:
-    """Let the linear attentions of a model read many tokens by a kernel; `auto` is what they begin with."""
+    """Let the attentions of a model read many tokens by a kernel; `auto` is what they begin with."""
     if kernel != "auto":
         model.use_kernel(kernel)
 

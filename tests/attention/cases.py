@@ -1,5 +1,6 @@
 """Every causal attention, in every form a recipe can give it, and random inputs for it."""
 
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlong import recipe
+from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import Text
@@ -93,3 +95,28 @@ def inputs(
     begun = starts if isinstance(starts, Tensor) else drawn_starts
     drawn = draw_inputs(attention.inputs, batch, time, draw, at_least_float32(dtype), begun)
     return q, k, v, begun, *drawn.values()
+
+
+def assert_same_gradients(
+    x: Mapping[str, Tensor | None], measured: Sequence[Tensor], truth: Sequence[Tensor], draw: torch.Generator
+) -> None:
+    """Outputs and the state after, made of x in float64, are the same, and so are all gradients: through the outputs,
+    through the state, and through both."""
+    leaves = {name: t for name, t in x.items() if t is not None and t.requires_grad}
+    slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in truth]
+    for mine, exact in zip(measured, truth, strict=True):
+        assert laws.error(mine, exact) < 1e-12
+    states = range(1, len(truth))
+    for chosen in ([0], [*states], [0, *states]):
+        found, wanted = (
+            torch.autograd.grad(
+                [of[n] for n in chosen],
+                list(leaves.values()),
+                [slopes[n] for n in chosen],
+                retain_graph=True,
+                materialize_grads=True,
+            )
+            for of in (measured, truth)
+        )
+        for name, mine, exact in zip(leaves, found, wanted, strict=True):
+            assert (mine - exact).norm() < 1e-11 * (exact.norm() + 1), name

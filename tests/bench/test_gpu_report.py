@@ -7,19 +7,17 @@ import subprocess
 import sys
 import time
 from importlib.machinery import SourceFileLoader
-from importlib.util import find_spec, module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from machine import needs_compiler
+from machine import needs_compiler, needs_triton
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 LINEAR = {"elu", "elu-learned", "favor", "favor-learned"}
-
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
 @pytest.fixture

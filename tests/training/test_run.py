@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from machine import needs_triton
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lmlong.attention.linear import triton
@@ -267,7 +268,7 @@ def test_kernels_need_triton_and_a_gpu(recipe_of: Recipes, monkeypatch: pytest.M
         set_up(recipe_of("training.kernel=triton", "device=cpu"))
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_a_run_by_kernels_learns_what_a_run_by_torch_learns(recipe_of: Recipes, tmp_path: Path) -> None:
     for kernel in ("torch", "triton"):
         small = ("model.layers=1", "training.batch_size=1", "training.steps=3", "training.validation_tokens=100")

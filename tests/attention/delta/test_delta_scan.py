@@ -1,10 +1,9 @@
 """The delta rule in chunks and its own backward pass, against the recurrence and plain autograd."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
-from attention.cases import HEADS, WIDTH
+from attention.cases import HEADS, WIDTH, assert_same_gradients
+from machine import needs_triton
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -16,8 +15,6 @@ from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
 from lmlong.attention.scan import IdentityFeatures, ScanInputs
-
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 VALUES = 5
 """Width of values, other than that of features."""
@@ -69,24 +66,7 @@ def test_all_gradients_are_those_of_the_recurrence(
 ) -> None:
     draw = torch.Generator().manual_seed(time)
     x = case(time, starts, decay, draw)
-    leaves = {name: t for name, t in x.items() if t is not None and t.requires_grad}
-    truth, measured = folded(x), scanned(x)  # type: ignore[arg-type]
-    slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in truth]
-    for mine, exact in zip(measured, truth, strict=True):
-        assert laws.error(mine, exact) < 1e-12
-    for chosen in ([0], [1], [0, 1]):  # through the outputs, the state after, and both
-        found, wanted = (
-            torch.autograd.grad(
-                [of[n] for n in chosen],
-                list(leaves.values()),
-                [slopes[n] for n in chosen],
-                retain_graph=True,
-                materialize_grads=True,
-            )
-            for of in (measured, truth)
-        )
-        for name, mine, exact in zip(leaves, found, wanted, strict=True):
-            assert (mine - exact).norm() < 1e-11 * (exact.norm() + 1), name
+    assert_same_gradients(x, scanned(x), folded(x), draw)  # type: ignore[arg-type]
 
 
 def _read(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from attention.cases import HEADS, WIDTH, build, inputs
+from attention.cases import HEADS, WIDTH, assert_same_gradients, build, inputs
 from machine import needs_compiler
 from torch import Tensor
 
@@ -73,25 +73,7 @@ def test_all_gradients_are_those_of_the_recurrence(
 ) -> None:
     draw = torch.Generator().manual_seed(time)
     x = case(time, starts, decay, draw)
-    leaves = {name: t for name, t in x.items() if t is not None and t.requires_grad}
-    truth = folded(x)  # type: ignore[arg-type]
-    measured = scanned(x)  # type: ignore[arg-type]
-    slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in truth]
-    for mine, exact in zip(measured, truth, strict=True):
-        assert laws.error(mine, exact) < 1e-12
-    for chosen in ([0], [1, 2], [0, 1, 2]):  # through the outputs, the state after, and both
-        found, wanted = (
-            torch.autograd.grad(
-                [of[n] for n in chosen],
-                list(leaves.values()),
-                [slopes[n] for n in chosen],
-                retain_graph=True,
-                materialize_grads=True,
-            )
-            for of in (measured, truth)
-        )
-        for name, mine, exact in zip(leaves, found, wanted, strict=True):
-            assert (mine - exact).norm() < 1e-11 * (exact.norm() + 1), name
+    assert_same_gradients(x, scanned(x), folded(x), draw)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("starts", [None, [2, 3, 4]], ids=str)
