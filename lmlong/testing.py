@@ -27,7 +27,7 @@ from lmlong.attention.plugins import Plugin, in_words
 from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
 from lmlong.errors import LmlongError, UsageError
 
-HEADS, HEAD_DIM, BATCH, TIME = 3, 8, 2, 100
+HEADS, HEAD_DIM, VALUE_DIM, BATCH, TIME = 3, 8, 6, 2, 100
 """Of the attentions that are made here, and of the texts."""
 
 EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
@@ -52,7 +52,7 @@ class Report(NamedTuple):
         return all(verdict.kept for verdict in self.verdicts)
 
 
-def check_attention(attention: CausalAttention | Callable[[int, int], CausalAttention]) -> Report:
+def check_attention(attention: CausalAttention | Callable[[int, int, int], CausalAttention]) -> Report:
     """Hold laws 1 to 9 against an attention, or what a class or function makes of (heads, head_dim); law 1 in values
     and gradients, all in float64 and float32. A law that is broken is an error, which names it."""
     return _held(examine_attention(attention))
@@ -64,9 +64,9 @@ def check_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMap]
     return _held(examine_feature_map(feature_map))
 
 
-def examine_attention(attention: CausalAttention | Callable[[int, int], CausalAttention]) -> Report:
+def examine_attention(attention: CausalAttention | Callable[[int, int, int], CausalAttention]) -> Report:
     """Return what `check_attention` does, without an error for a broken law."""
-    made = attention if isinstance(attention, CausalAttention) else attention(HEADS, HEAD_DIM)
+    made = attention if isinstance(attention, CausalAttention) else attention(HEADS, HEAD_DIM, VALUE_DIM)
     return Report(in_words(made), _worst(_verdicts(made)))
 
 
@@ -75,14 +75,14 @@ def examine_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMa
     made = feature_map if isinstance(feature_map, FeatureMap) else feature_map(HEADS, HEAD_DIM)
     verdicts = list(_of_feature_map(made))
     for decay in ("none", "learned"):
-        verdicts += _verdicts(LinearAttention(HEADS, HEAD_DIM, made, decay))
+        verdicts += _verdicts(LinearAttention(HEADS, HEAD_DIM, VALUE_DIM, made, decay))
     return Report(in_words(made), _worst(verdicts))
 
 
 def examine_plugin(plugin: Plugin) -> list[Report]:
     """Return the laws held against each attention and feature map of a plug-in, with its default options."""
     options = recipe.Attention()
-    attentions = [CAUSAL[name](HEADS, HEAD_DIM, options) for name in plugin.attentions]
+    attentions = [CAUSAL[name](HEADS, HEAD_DIM, VALUE_DIM, options) for name in plugin.attentions]
     maps = [FEATURE_MAPS[name](HEADS, HEAD_DIM, options) for name in plugin.feature_maps]
     return [*map(examine_attention, attentions), *map(examine_feature_map, maps)]
 
@@ -124,8 +124,9 @@ class _Texts(NamedTuple):
     def draw(self, seed: int = 0, time: int = TIME, scale: float = 1.0, starts: Tensor | None = None) -> Text:
         """Return (q, k, v, document_starts, what the attention declares)."""
         draw = torch.Generator().manual_seed(seed)
-        shape = (3, BATCH, self.attention.heads, time, self.attention.head_dim)
-        q, k, v = torch.randn(shape, generator=draw, dtype=torch.float64)
+        sizes = (self.attention.head_dim, self.attention.head_dim, self.attention.value_dim)
+        shapes = [(BATCH, self.attention.heads, time, size) for size in sizes]
+        q, k, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
         if not self.attention.has_keys:
             q, k = q[..., :0], k[..., :0]
         begun = torch.rand(BATCH, time, generator=draw) < 1 / 30 if starts is None else starts
@@ -208,7 +209,9 @@ def _future(of: _Texts) -> Found:
 
 
 def _state_is_not_modified(of: _Texts) -> Found:
-    yield "", laws.state_is_not_modified(of.subject, of.draw()), 0.0
+    q, k, v, starts, *others = of.draw()
+    for begun in (starts, None):
+        yield "", laws.state_is_not_modified(of.subject, (q, k, v, begun, *others)), 0.0
 
 
 def _rows(of: _Texts) -> Found:

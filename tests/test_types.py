@@ -50,8 +50,8 @@ class Square(lmlong.FeatureMap):
         return q.square() + 1e-4
 
 
-attention: lmlong.CausalAttention = lmlong.LinearAttention(2, 16, Square(16))  # type: ignore[type-arg]
-for attention in (lmlong.WindowAttention(2, 16, 8), lmlong.SoftmaxAttention(2, 16)):
+attention: lmlong.CausalAttention = lmlong.LinearAttention(2, 16, 16, Square(16))  # type: ignore[type-arg]
+for attention in (lmlong.WindowAttention(2, 16, 16, 8), lmlong.SoftmaxAttention(2, 16, 16)):
     assert_type(attention.state_numbers(100), int)
 
 try:
@@ -108,7 +108,7 @@ class NoMap(lmlong.FeatureMap): ...
 
 
 NoMap(3)  # type: ignore[abstract]
-lmlong.LinearAttention(2, 16, "elu")  # type: ignore[arg-type]
+lmlong.LinearAttention(2, 16, 16, "elu")  # type: ignore[arg-type]
 """
 
 

@@ -29,7 +29,7 @@ def masked_linformer(attention: Linformer, q: Tensor, k: Tensor, v: Tensor) -> T
 
 
 def causal_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    attention = CAUSAL["linear"](HEADS, WIDTH, recipe.Attention(decay="none"))
+    attention = CAUSAL["linear"](HEADS, WIDTH, WIDTH, recipe.Attention(decay="none"))
     y, _ = attention(q, k, v, attention.init_state(len(q), q.device, q.dtype))
     return y
 

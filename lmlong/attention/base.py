@@ -25,7 +25,9 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
 
     heads: int
     head_dim: int
-    """The width of a head's values."""
+    """K, the size of a head's queries and keys."""
+    value_dim: int
+    """V, the size of a head's values."""
     has_keys = True
     """Whether it has queries and keys; without, they are of width 0."""
 

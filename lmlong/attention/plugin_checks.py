@@ -52,7 +52,8 @@ def check_class(where: str, cls: Any, base: type[CausalAttention] | type[Feature
         raise UsageError(f"{where}.Options: no subclass of lmlong.recipe.Options. Derive it from that.")
     for problem in _option_problems(options) if options else ():
         raise UsageError(f"{where}.Options: {problem}")
-    arguments = ["heads", "head_dim", *(["options"] if options else [])]
+    sizes = ["heads", "head_dim", *(["value_dim"] if base is CausalAttention else [])]
+    arguments = [*sizes, *(["options"] if options else [])]
     try:
         inspect.signature(cls).bind(*arguments)
     except TypeError as error:
@@ -79,10 +80,11 @@ def options_of(cls: type) -> type[recipe.Options] | None:
     return getattr(cls, "Options", None)
 
 
-def problem_of_attention(made: CausalAttention, heads: int, head_dim: int) -> str:
+def problem_of_attention(made: CausalAttention, heads: int, head_dim: int, value_dim: int) -> str:
     """Return what the rest of lmlong would stumble over, or an empty text."""
-    if (getattr(made, "heads", None), getattr(made, "head_dim", None)) != (heads, head_dim):
-        return "does not set self.heads and self.head_dim to what it was given."
+    found = [getattr(made, name, None) for name in ("heads", "head_dim", "value_dim")]
+    if found != [heads, head_dim, value_dim]:
+        return "does not set self.heads, self.head_dim and self.value_dim to what it was given."
     for name, one in made.inputs.items():
         if not isinstance(one, Gate | LastTokens):
             return f"inputs[{name!r}] is no Gate and no LastTokens."

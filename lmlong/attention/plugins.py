@@ -160,19 +160,21 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
     return plugin
 
 
-def _factory(where: str, kind: str, cls: type[Any], check: Callable[[Any, int, int], str]) -> Callable[..., Any]:
-    """Return what the registry holds: (heads, head_dim, options of model.attention) -> an instance."""
+def _factory(where: str, kind: str, cls: type[Any], check: Callable[..., str]) -> Callable[..., Any]:
+    """Return what the registry holds: (heads, head dim, of an attention value dim, options of model.attention) -> an
+    instance."""
 
-    def make(heads: int, head_dim: int, options: recipe.Attention) -> Any:
+    def make(*sizes_and_options: Any) -> Any:
+        *sizes, options = sizes_and_options
         own = [options.plugin_options(kind)] if options_of(cls) else []
-        called = f"{where}: {cls.__name__}({heads}, {head_dim}{', options' if own else ''})"
+        called = f"{where}: {cls.__name__}({', '.join([*map(str, sizes), *(['options'] if own else [])])})"
         try:
-            made = cls(heads, head_dim, *own)
+            made = cls(*sizes, *own)
         except LmlongError:
             raise
         except Exception as error:
             raise UsageError(f"{called}: {explain(error, file_of(cls))}") from error
-        if problem := check(made, heads, head_dim):
+        if problem := check(made, *sizes):
             raise UsageError(f"{called}: {problem}")
         return made
 

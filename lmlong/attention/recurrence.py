@@ -21,12 +21,13 @@ class Recurrence(CausalAttention[State]):
         self,
         heads: int,
         head_dim: int,
+        value_dim: int,
         feature_map: FeatureMap,
         decay: str = "none",
         longest_memory: int = LONGEST_MEMORY,
     ):
         super().__init__()
-        self.heads, self.head_dim, self.feature_map = heads, head_dim, feature_map
+        self.heads, self.head_dim, self.value_dim, self.feature_map = heads, head_dim, value_dim, feature_map
         self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
         self.inputs = {"log_decay": forget_gate(heads, longest_memory)} if decay == "learned" else {}
         fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None

@@ -32,23 +32,30 @@ FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
     ),
 }
 
-CAUSAL: dict[str, Callable[[int, int, recipe.Attention], CausalAttention]] = {
-    "linear": lambda heads, head_dim, options: LinearAttention(
+CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] = {
+    "linear": lambda heads, head_dim, value_dim, options: LinearAttention(
         heads,
         head_dim,
+        value_dim,
         FEATURE_MAPS[options.feature_map](heads, head_dim, options),
         options.decay,
         options.longest_memory,
     ),
-    "delta": lambda heads, head_dim, options: DeltaAttention(
-        heads, head_dim, INNER[options.delta.feature_map](head_dim), options.decay, options.longest_memory
+    "delta": lambda heads, head_dim, value_dim, options: DeltaAttention(
+        heads,
+        head_dim,
+        value_dim,
+        INNER[options.delta.feature_map](head_dim),
+        options.decay,
+        options.longest_memory,
     ),
-    "window": lambda heads, head_dim, options: WindowAttention(heads, head_dim, options.window),
-    "softmax": lambda heads, head_dim, options: SoftmaxAttention(heads, head_dim),
-    "ngram": lambda heads, head_dim, options: NgramAttention(
-        heads, head_dim, options.ngram.sizes, options.ngram.buckets
+    "window": lambda heads, head_dim, value_dim, options: WindowAttention(heads, head_dim, value_dim, options.window),
+    "softmax": lambda heads, head_dim, value_dim, options: SoftmaxAttention(heads, head_dim, value_dim),
+    "ngram": lambda heads, head_dim, value_dim, options: NgramAttention(
+        heads, head_dim, value_dim, options.ngram.sizes, options.ngram.buckets
     ),
 }
+"""(heads, head dim, value dim, options) -> the attention of a layer."""
 
 ENCODER: dict[str, Callable[[Sequence[int], int, int, recipe.Attention], list[EncoderAttention]]] = {
     "full": lambda lengths, heads, head_dim, options: [FullAttention() for _ in lengths],

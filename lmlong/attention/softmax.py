@@ -1,6 +1,6 @@
 """Exact softmax attention: the baseline, whose state grows by a key and a value with each token.
 
-B batch, H heads, T new tokens, P past tokens.
+B batch, H heads, T new tokens, P past tokens, K key dim, V value dim.
 """
 
 from typing import NamedTuple
@@ -20,8 +20,8 @@ more than attending to them."""
 class KeyValues(NamedTuple):
     """The keys and values of past tokens."""
 
-    k: Tensor  # (B, H, P, width)
-    v: Tensor  # (B, H, P, width)
+    k: Tensor  # (B, H, P, K)
+    v: Tensor  # (B, H, P, V)
     current: Tensor  # (B, P) bool, true for tokens of the row's current document
 
 
@@ -37,13 +37,16 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     uses_rope = True
     state_growth = "per token"
 
-    def __init__(self, heads: int, head_dim: int):
+    def __init__(self, heads: int, head_dim: int, value_dim: int):
         super().__init__()
-        self.heads, self.head_dim = heads, head_dim
+        self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> KVCache:
-        empty = torch.zeros(batch, self.heads, 0, self.head_dim, device=device, dtype=dtype)
-        nothing = KeyValues(empty, empty, torch.zeros(batch, 0, device=device, dtype=torch.bool))
+        k, v = (
+            torch.zeros(batch, self.heads, 0, size, device=device, dtype=dtype)
+            for size in (self.head_dim, self.value_dim)
+        )
+        nothing = KeyValues(k, v, torch.zeros(batch, 0, device=device, dtype=torch.bool))
         return KVCache(nothing, nothing)
 
     def forward(
@@ -95,7 +98,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device), document_starts)
 
     def state_numbers(self, tokens: int) -> int:
-        return tokens * (2 * self.heads * self.head_dim + 1)
+        return tokens * (self.heads * (self.head_dim + self.value_dim) + 1)
 
 
 def _concat(first: KeyValues, second: KeyValues) -> KeyValues:
@@ -134,8 +137,9 @@ def _without_unused(cache: KeyValues) -> KeyValues:
     if not unused:
         return cache
     order = cache.current.int().argsort(dim=1, stable=True)[:, unused:]  # the tokens that a row attends to come last
-    index = order[:, None, :, None].expand(-1, cache.k.shape[1], -1, cache.k.shape[3])
-    return KeyValues(cache.k.gather(2, index), cache.v.gather(2, index), cache.current.gather(1, order))
+    index = order[:, None, :, None].expand(-1, cache.k.shape[1], -1, -1)
+    k, v = (x.gather(2, index.expand(-1, -1, -1, x.shape[3])) for x in (cache.k, cache.v))
+    return KeyValues(k, v, cache.current.gather(1, order))
 
 
 def _ones(k: Tensor) -> Tensor:

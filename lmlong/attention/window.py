@@ -1,6 +1,7 @@
 """Exact softmax attention over the last W tokens: a constant state, and the companion of linear attention.
 
-B batch, H heads, T new tokens, W window, N blocks, C tokens in a block.
+B batch, H heads, T new tokens, W window, N blocks, C tokens in a block, K key dim,
+V value dim.
 """
 
 from typing import NamedTuple
@@ -16,8 +17,8 @@ from lmlong.native.spec import NativeSpec
 
 
 class WindowState(NamedTuple):
-    k: Tensor  # (B, H, W - 1, width) the last keys
-    v: Tensor  # (B, H, W - 1, width) and values
+    k: Tensor  # (B, H, W - 1, K) the last keys
+    v: Tensor  # (B, H, W - 1, V) and values
     current: Tensor  # (B, W - 1) bool, true for tokens of the row's current document
 
 
@@ -27,13 +28,16 @@ class WindowAttention(CausalAttention[WindowState]):
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = True
 
-    def __init__(self, heads: int, head_dim: int, window: int):
+    def __init__(self, heads: int, head_dim: int, value_dim: int, window: int):
         super().__init__()
-        self.heads, self.head_dim, self.window = heads, head_dim, window
+        self.heads, self.head_dim, self.value_dim, self.window = heads, head_dim, value_dim, window
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
-        empty = torch.zeros(batch, self.heads, self.window - 1, self.head_dim, device=device, dtype=dtype)
-        return WindowState(empty, empty, torch.zeros(batch, self.window - 1, device=device, dtype=torch.bool))
+        k, v = (
+            torch.zeros(batch, self.heads, self.window - 1, size, device=device, dtype=dtype)
+            for size in (self.head_dim, self.value_dim)
+        )
+        return WindowState(k, v, torch.zeros(batch, self.window - 1, device=device, dtype=torch.bool))
 
     def forward(
         self,
@@ -52,7 +56,7 @@ class WindowAttention(CausalAttention[WindowState]):
         document = _documents(state.current, document_starts, time)  # (B, W - 1 + T)
         block = min(self.window, time)
         missing = -time % block
-        q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, width)
+        q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, K)
         k_blocks, v_blocks = (pad(x, (0, 0, 0, missing)).unfold(2, past + block, block).mT for x in (keys, values))
         mask = self._mask(pad(document, (0, missing)), block)
         rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H, ...)
@@ -68,7 +72,7 @@ class WindowAttention(CausalAttention[WindowState]):
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device).triu(1 - self.window), document_starts)
 
     def state_numbers(self, tokens: int) -> int:
-        return (self.window - 1) * (2 * self.heads * self.head_dim + 1)
+        return (self.window - 1) * (self.heads * (self.head_dim + self.value_dim) + 1)
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("window", {"window": self.window})

@@ -63,4 +63,4 @@ def build_attention(name: str, shape: AttentionShape) -> CausalAttention:
     options = recipe.Attention(**attentions()[name])  # type: ignore[arg-type]
     kind = options.kind
     assert isinstance(kind, str)
-    return CAUSAL[kind](shape.heads, shape.width, options)
+    return CAUSAL[kind](shape.heads, shape.width, shape.width, options)

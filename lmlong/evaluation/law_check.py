@@ -22,6 +22,9 @@ from lmlong.inference.state_size import size
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 
+TOKENS = 300
+"""Read by an attention alone."""
+
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
 
 
@@ -104,10 +107,10 @@ def _scales(model: LanguageModel) -> Verdict:
 
 def _bad_outputs(attention: CausalAttention, scale: float, like: Tensor) -> int:
     generator = torch.Generator().manual_seed(0)
-    shape = (1, attention.heads, 300, attention.head_dim)
-    q, k, v = (torch.randn(shape, generator=generator).to(like) for _ in range(3))
+    sizes = (attention.head_dim, attention.head_dim, attention.value_dim)
+    q, k, v = (torch.randn(1, attention.heads, TOKENS, size, generator=generator).to(like) for size in sizes)
     q, k = (x * scale if attention.has_keys else x[..., :0] for x in (q, k))
-    drawn = draw_inputs(attention.inputs, 1, shape[2], generator)
+    drawn = draw_inputs(attention.inputs, 1, TOKENS, generator)
     inputs = {name: x.to(like.device) for name, x in drawn.items()}
     state = attention.init_state(1, like.device, like.dtype)
     y, _ = attention(q, k, v, state, None, inputs)

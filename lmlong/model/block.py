@@ -44,11 +44,12 @@ class Mixer(nn.Module):
         super().__init__()
         width, self.heads = options.width, options.heads
         self.norm = RMSNorm(width)
-        keys = width if recipe.ATTENTION_KINDS[kind].has_keys else 0
-        self.qkv_widths = [keys, keys, width]
-        self.in_proj = nn.Linear(width, sum(self.qkv_widths) + width, bias=False)  # queries, keys, values, output gate
+        head_dim, value_dim = options.head_dims
+        keys, self.values = self.heads * head_dim, self.heads * value_dim
+        self.qkv_widths = [*(2 * [keys] if recipe.ATTENTION_KINDS[kind].has_keys else 2 * [0]), self.values]
+        self.in_proj = nn.Linear(width, sum(self.qkv_widths) + self.values, bias=False)  # and the output gate
         self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
-        self.attention = CAUSAL[kind](self.heads, width // options.heads, options.attention)
+        self.attention = CAUSAL[kind](self.heads, head_dim, value_dim, options.attention)
         wanted = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
         self.uses_rope = wanted and self.attention.has_keys
         for gate in self.attention.inputs.values():
@@ -59,8 +60,8 @@ class Mixer(nn.Module):
                         "part of this name. Give the gate another name."
                     )
                 self.add_module(gate.name, GateProjection(width, gate))
-        self.head_norm = RMSNorm(self.heads, width // options.heads) if self.attention.normalizes_heads else None
-        self.out_proj = nn.Linear(width, width, bias=False)
+        self.head_norm = RMSNorm(self.heads, value_dim) if self.attention.normalizes_heads else None
+        self.out_proj = nn.Linear(self.values, width, bias=False)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
@@ -68,7 +69,7 @@ class Mixer(nn.Module):
 
     def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
         x = self.norm(x)
-        qkv, gate = self.in_proj(x).split([sum(self.qkv_widths), x.shape[-1]], dim=-1)
+        qkv, gate = self.in_proj(x).split([sum(self.qkv_widths), self.values], dim=-1)
         tail = state.tail
         if self.convolution is not None and tail is not None:
             qkv, tail = self.convolution(qkv, tail, positions.in_document, positions.document_starts)
@@ -84,7 +85,13 @@ class Mixer(nn.Module):
         return self.out_proj(y.flatten(2) * silu(gate)), BlockState(attention, tail)
 
     def native_spec(self) -> NativeSpec:
-        options = {"heads": self.heads, "uses_rope": self.uses_rope, "inputs": tuple(self.attention.inputs)}
+        options = {
+            "heads": self.heads,
+            "head_dim": self.attention.head_dim,
+            "value_dim": self.attention.value_dim,
+            "uses_rope": self.uses_rope,
+            "inputs": tuple(self.attention.inputs),
+        }
         gates = [getattr(self, gate.name) for gate in self.attention.inputs.values() if isinstance(gate, Gate)]
         parts = {
             "norm": self.norm,

@@ -1,7 +1,7 @@
 """Options of the model: its size and its attention."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -149,6 +149,13 @@ class Downsample(Options):
     """How many of model.layers, those in the middle, run shortened; left out, all but the first and the last."""
 
 
+class HeadDims(NamedTuple):
+    """The sizes of a head's vectors."""
+
+    key: int  # of its queries too
+    value: int
+
+
 class Model(Options):
     """The model: embedding, blocks, tied output."""
 
@@ -157,7 +164,12 @@ class Model(Options):
     layers: int = Field(default=6, gt=0, le=10_000)
     """Number of blocks."""
     heads: int = Field(default=4, gt=0, le=bounds.WIDTH)
-    """Attention heads in each block; they share the width."""
+    """Attention heads in each block."""
+    head_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """Size of a head's queries and keys; left out, the heads share the width. The state grows with it, and with the
+    state what a model can recall. An encoder has no choice."""
+    value_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """Size of a head's values; left out, that of its queries and keys. The state grows with it too."""
     attention: Attention = Attention()
     convolution: int = Field(default=4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 leaves it out, as an encoder does."""
@@ -170,6 +182,12 @@ class Model(Options):
     """Share of the activations dropped on the way into the residual stream while training."""
     downsample: Downsample | None = None
     """Layers in the middle that work on a shortened sequence; left out, all layers work on every token."""
+
+    @property
+    def head_dims(self) -> HeadDims:
+        """The sizes of a head's queries and keys, and of its values."""
+        keys = self.head_dim or self.width // self.heads
+        return HeadDims(keys, self.value_dim or keys)
 
     @property
     def factor(self) -> int:
@@ -222,8 +240,9 @@ class Model(Options):
         return [-(-tokens // factor) for factor, each in zip(factors, self.kinds, strict=True) if each == kind]
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
-        if self.width % self.heads:
-            yield mistake("heads", f"{self.heads} heads do not divide a width of {self.width}.")
+        if self.head_dim is None and self.width % self.heads:
+            why = f"{self.heads} heads do not divide a width of {self.width}. Use a divisor, or give model.head_dim."
+            yield mistake("heads", why)
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
         elif self.downsample and not 0 < len(self.downsampled_layers) < self.layers:

@@ -68,6 +68,9 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         yield mistake(
             "model.attention.decay", "an encoder sees all of its text at once and forgets none of it. Leave it out."
         )
+    for key in ("head_dim", "value_dim"):
+        if getattr(model, key):
+            yield mistake(f"model.{key}", "an encoder keeps no state, its heads share the width. Leave it out.")
     if model.convolution:
         yield mistake("model.convolution", "it sees the past alone, and an encoder looks at both sides. Leave it out.")
     for key in ("segment", *PASSING):
@@ -98,7 +101,7 @@ def _unfit_kinds(model: Model, objective: Literal["causal", "masked"]) -> Iterat
 
 
 def _odd_heads(model: Model, uses_rope: bool) -> Iterator[PydanticCustomError]:
-    if uses_rope and (model.width // model.heads) % 2:
-        yield mistake(
-            "model.heads", f"a head width of {model.width // model.heads} is odd; rotary positions need an even one."
-        )
+    if uses_rope and model.head_dims.key % 2:
+        key = "model.head_dim" if model.head_dim else "model.heads"
+        why = f"queries of size {model.head_dims.key} cannot be rotated by rotary positions. Use an even size."
+        yield mistake(key, why)

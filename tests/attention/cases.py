@@ -15,7 +15,7 @@ from lmlong.attention.laws import Text
 from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
 
-HEADS, WIDTH = 3, 8
+HEADS, HEAD_DIM, VALUE_DIM = 3, 8, 5
 EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
 """How far two ways of reading the same text may be apart."""
 DECAYS = get_args(recipe.Attention.model_fields["decay"].annotation)
@@ -66,7 +66,7 @@ both_types = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], id
 def build(form: recipe.Attention) -> CausalAttention:
     assert isinstance(form.kind, str)
     torch.manual_seed(0)  # of random features
-    attention = CAUSAL[form.kind](HEADS, WIDTH, form)
+    attention = CAUSAL[form.kind](HEADS, HEAD_DIM, VALUE_DIM, form)
     if isinstance(attention, NgramAttention):
         for weight in attention.parameters():
             nn.init.normal_(weight)  # they begin at 0
@@ -88,7 +88,7 @@ def inputs(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
 
-    q, k, v = (normal(batch, HEADS, time, WIDTH) for _ in range(3))
+    q, k, v = (normal(batch, HEADS, time, size) for size in (HEAD_DIM, HEAD_DIM, VALUE_DIM))
     if not attention.has_keys:
         q, k = q[..., :0], k[..., :0]
     drawn_starts = torch.rand(batch, time, generator=draw) < 1 / 30 if starts is True else None

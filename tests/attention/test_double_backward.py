@@ -14,13 +14,13 @@ from lmlong.model.loss import summed_nll
 
 
 def one_token(x: Tensor) -> Tensor:
-    attention = CAUSAL["linear"](2, 4, recipe.Attention(decay="none"))
+    attention = CAUSAL["linear"](2, 4, 4, recipe.Attention(decay="none"))
     q = x.view(1, 2, -1, 4)[:, :, :1]
     return attention(q, q, q, attention.init_state(1, x.device, x.dtype))[0].square().sum()
 
 
 def many_tokens(x: Tensor) -> Tensor:
-    attention = CAUSAL["linear"](2, 4, recipe.Attention(decay="none"))
+    attention = CAUSAL["linear"](2, 4, 4, recipe.Attention(decay="none"))
     q = x.view(1, 2, -1, 4)
     return attention(q, q, q, attention.init_state(1, x.device, x.dtype))[0].square().sum()
 

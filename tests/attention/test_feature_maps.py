@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention.cases import HEADS, WIDTH
+from attention.cases import HEAD_DIM, HEADS
 from torch import Tensor
 
 from lmlong import recipe
@@ -14,12 +14,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def build(name: str, width: int = WIDTH) -> FeatureMap:
+def build(name: str, width: int = HEAD_DIM) -> FeatureMap:
     torch.manual_seed(0)
     return FEATURE_MAPS[name](HEADS, width, recipe.Attention(feature_map=name))  # type: ignore[arg-type]
 
 
-Q, K = normal(2, HEADS, 50, WIDTH), normal(2, HEADS, 50, WIDTH, seed=1)
+Q, K = normal(2, HEADS, 50, HEAD_DIM), normal(2, HEADS, 50, HEAD_DIM, seed=1)
 
 
 def sim(features: FeatureMap, q: Tensor = Q, k: Tensor = K) -> Tensor:
@@ -57,14 +57,14 @@ def test_cosine_of_opposite_vectors_stays_positive_in_bfloat16() -> None:
 
 def test_softmax_features_of_a_token_sum_to_one() -> None:
     total = build("softmax").query(Q).sum(-1)
-    assert torch.allclose(total, torch.full_like(total, 1 + WIDTH * Softmax.FLOOR), atol=1e-12)
-    one_hot = torch.eye(WIDTH)[None, None] * 1e4
+    assert torch.allclose(total, torch.full_like(total, 1 + HEAD_DIM * Softmax.FLOOR), atol=1e-12)
+    one_hot = torch.eye(HEAD_DIM)[None, None] * 1e4
     assert (sim(build("softmax"), one_hot, one_hot.roll(1, -1)) >= 2 * Softmax.FLOOR).all()
 
 
 def test_taylor_is_the_exponential_to_second_order() -> None:
     torch.manual_seed(0)
-    features = Taylor(HEADS, WIDTH, inner=5).double()
+    features = Taylor(HEADS, HEAD_DIM, inner=5).double()
     q, k = Q @ features.query_projection, K @ features.key_projection
     s = 5**0.5 * torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1)
     assert torch.allclose(sim(features), 1 + s + s.square() / 2, rtol=1e-4)

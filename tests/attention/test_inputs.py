@@ -27,9 +27,9 @@ class Nothing(NamedTuple):
 class TokenScaled(CausalAttention[Nothing]):
     """y_t = v_t, times a number made from the last three tokens."""
 
-    def __init__(self, heads: int, head_dim: int):
+    def __init__(self, heads: int, head_dim: int, value_dim: int):
         super().__init__()
-        self.heads, self.head_dim = heads, head_dim
+        self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
         self.inputs = {"scale": LastTokens(3, self.scale)}
 
     def scale(self, tokens: Tensor) -> Tensor:
@@ -62,8 +62,8 @@ class TokenScaled(CausalAttention[Nothing]):
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
     """A model of both attentions in turn, with weights that let gates open and close."""
-    monkeypatch.setitem(CAUSAL, "linear", lambda heads, head_dim, options: TwoGates(heads, head_dim))
-    monkeypatch.setitem(CAUSAL, "window", lambda heads, head_dim, options: TokenScaled(heads, head_dim))
+    monkeypatch.setitem(CAUSAL, "linear", lambda *sizes_and_options: TwoGates(*sizes_and_options[:3]))
+    monkeypatch.setitem(CAUSAL, "window", lambda *sizes_and_options: TokenScaled(*sizes_and_options[:3]))
     options = recipe.Model(width=24, layers=3, heads=2, attention=recipe.Attention(kind=["linear", "window"]))
     torch.manual_seed(0)
     return stirred(LanguageModel(options, VOCABULARY), 0.3)
@@ -71,7 +71,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
 
 @both_types
 def test_a_recurrence_with_gates_of_its_own_keeps_the_laws(dtype: torch.dtype) -> None:
-    attention = TwoGates(3, 8)
+    attention = TwoGates(3, 8, 5)
     x = inputs(attention, 100, dtype)
     subject = laws.of_attention(attention, v := x[0])
     y, _ = subject.forward(x, subject.init_state(len(v)))
@@ -81,7 +81,7 @@ def test_a_recurrence_with_gates_of_its_own_keeps_the_laws(dtype: torch.dtype) -
 
 
 def test_gates_have_the_shapes_and_starts_that_were_declared() -> None:
-    for declared in TwoGates(3, 8).inputs.values():
+    for declared in TwoGates(3, 8, 5).inputs.values():
         assert isinstance(declared, Gate)
         gates = GateProjection(24, declared)(torch.randn(2, 5, 24))
         assert gates.shape == (2, 3, 5, *declared.start.shape[1:])
@@ -115,7 +115,7 @@ def test_segments_hand_on_the_last_tokens(model: LanguageModel) -> None:
 
 
 def test_a_downsampled_layer_has_no_tokens_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CAUSAL, "window", lambda heads, head_dim, options: TokenScaled(heads, head_dim))
+    monkeypatch.setitem(CAUSAL, "window", lambda *sizes_and_options: TokenScaled(*sizes_and_options[:3]))
     options = recipe.Model(
         width=24, layers=3, heads=2, attention=recipe.Attention(kind="window"), downsample=recipe.Downsample()
     )
@@ -124,7 +124,7 @@ def test_a_downsampled_layer_has_no_tokens_to_read(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_input_that_is_missing_is_an_error() -> None:
-    attention = CAUSAL["linear"](2, 4, recipe.Attention(decay="learned"))
+    attention = CAUSAL["linear"](2, 4, 4, recipe.Attention(decay="learned"))
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(KeyError, match="log_decay"):
         attention(q, q, q, attention.init_state(1, q.device, q.dtype))

@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from attention.cases import EXACT, FORMS, HEADS, WIDTH, both_types, build, each_type, every_form, inputs, name
+from attention.cases import (
+    EXACT,
+    FORMS,
+    HEAD_DIM,
+    HEADS,
+    VALUE_DIM,
+    both_types,
+    build,
+    each_type,
+    every_form,
+    inputs,
+    name,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
@@ -90,7 +102,7 @@ def test_values_and_gradients_match_the_definition(
     attention = build(form)
     attention.use_kernel(kernel)
     x = inputs(attention, time, torch.float64)
-    upstream = torch.randn(2, HEADS, time, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    upstream = torch.randn(2, HEADS, time, VALUE_DIM, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     truth = _with_gradients(lambda y: laws.reference(attention, y), x, upstream)
     subject = laws.of_attention(attention, x[0].to(dtype))
 
@@ -157,7 +169,7 @@ def test_of_no_tokens_or_rows_nothing_is_made(form: recipe.Attention, batch: int
     y, after = subject.forward(
         tuple(None if t is None else t[:batch] for t in laws.cut(x, 0, time)), state_rows(state, batch)
     )
-    assert y.shape == (batch, HEADS, time, WIDTH)
+    assert y.shape == (batch, HEADS, time, VALUE_DIM)
     if time == 0:
         assert all(map(torch.equal, state_tensors(after), state_tensors(state_rows(state, batch))))
 
@@ -233,8 +245,10 @@ def test_autocast_changes_nothing(form: recipe.Attention) -> None:
 def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
     """A running sum of keys kept in bfloat16 would stop growing near 256 and read far below the truth."""
     attention = build(recipe.Attention(kind="linear", feature_map="elu", decay="none"))
-    zeros = torch.zeros(1, HEADS, 4000, WIDTH, dtype=torch.bfloat16)  # features of zeros are ones and the floor
-    _, state = attention(zeros, zeros, zeros, attention.init_state(1, zeros.device, zeros.dtype))
+    k, v = (torch.zeros(1, HEADS, 4000, size, dtype=torch.bfloat16) for size in (HEAD_DIM, VALUE_DIM))
+    _, state = attention(
+        k, k, v, attention.init_state(1, k.device, k.dtype)
+    )  # features of zeros are ones and the floor
     assert ((state.z - 4000).abs() < 1).all()
 
 

@@ -122,7 +122,7 @@ def test_recipes_ask_the_class(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="two_gates has no encoder form"):
         load(kind, tmp_path, "objective=masked", "model.heads=3", "model.width=12")
     with pytest.raises(BrokenLaw, match="breaks law 8, the state is as large as declared: state_growth, float64"):
-        check_attention(CAUSAL["two_gates"](3, 8, recipe.Attention()))
+        check_attention(CAUSAL["two_gates"](3, 8, 6, recipe.Attention()))
 
 
 def test_a_changed_file_is_read_again(square: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_file_that_is_missing_is_told_with_the_line_of_the_recipe(tmp_path: Pa
     ("before", "after", "message"),
     [
         ('"decay_gate"', '"out_proj"', r"two\.py: TwoGates: its gate cannot be named 'out_proj'"),
-        ("self.heads, self.head_dim = heads, head_dim", "", r"TwoGates\(2, 8, options\): AttributeError|does not set"),
+        ("= heads, head_dim, value_dim", "= 0, 0, 0", r"TwoGates\(2, 8, 8, options\): does not set self.heads"),
         ("(heads, head_dim), options.memory - 1", "(7,), options.memory - 1", r"inputs\['decay'\] starts as \(7,\)"),
         ("super().__init__()", "super().__init__(); 1 / 0", r"ZeroDivisionError: division by zero \(two\.py:\d+\)"),
         ("super().__init__()", "super().__init__(); self.uses_rope = True", r"uses_rope is set on the instance"),
@@ -245,7 +245,7 @@ def test_an_entry_point_is_imported_when_it_is_named(tmp_path: Path, monkeypatch
 def test_the_laws_are_held_against_each_attention_that_comes_with_lmlong() -> None:
     options = recipe.Attention()
     for make in CAUSAL.values():
-        assert check_attention(make(3, 8, options)).kept
+        assert check_attention(make(3, 8, 6, options)).kept
     for make_map in FEATURE_MAPS.values():
         assert [one.number for one in check_feature_map(make_map(3, 8, options)).verdicts] == list(range(1, 11))
 
@@ -259,7 +259,7 @@ def test_the_laws_are_held_against_each_attention_that_comes_with_lmlong() -> No
         ("S = S * keep[:, :, t, :, None] +", "S = S.mul_(keep[:, :, t, :, None]) +", 5),
         ("S = S * keep", "S = S + S.mean(0) * 0.1\n            S = S * keep", 6),
         ("S = S.masked_fill(document_starts[:, t, None, None, None], 0)", "pass", 7),
-        ("return self.heads * self.head_dim**2", "return 5", 8),
+        ("return self.heads * self.head_dim * self.value_dim", "return 5", 8),
         ("S, outputs = state.S, []", "S, outputs = state.S / (k.std() < 50), []", 9),
     ],
 )

@@ -19,7 +19,7 @@ def test_the_laws_hold_across_the_borders_of_blocks() -> None:
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, TIME, 4, generator=draw, dtype=torch.float64) for _ in range(3))
     starts = torch.rand(2, TIME, generator=draw) < 0.05
-    attention = SoftmaxAttention(2, 4)
+    attention = SoftmaxAttention(2, 4, 4)
     for x in ((q, k, v, None), (q, k, v, starts)):
         subject = laws.of_attention(attention, q)
         if x[3] is not None:  # decoding without document starts drops what no row attends to any more
@@ -30,7 +30,7 @@ def test_the_laws_hold_across_the_borders_of_blocks() -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_settled_tokens_are_not_copied_for_each_new_one() -> None:
-    attention = SoftmaxAttention(2, 4)
+    attention = SoftmaxAttention(2, 4, 4)
     one = torch.randn(1, 2, 1, 4)
     state, places = attention.init_state(1, torch.device("cpu"), torch.float32), []
     for _ in range(30):

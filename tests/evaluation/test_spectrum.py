@@ -42,7 +42,7 @@ def running_mean() -> Tensor:
 
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
 def test_attention_to_all_of_the_past_alike_is_the_running_mean(kind: str) -> None:
-    attention = CAUSAL[kind](HEADS, WIDTH, options(kind, decay="none")).double()
+    attention = CAUSAL[kind](HEADS, WIDTH, WIDTH, options(kind, decay="none")).double()
     nothing = torch.zeros(1, HEADS, T, WIDTH, dtype=torch.float64)
     found = matrix(attention, nothing, nothing)
     assert (found - running_mean()).abs().max() < 1e-12
@@ -54,7 +54,7 @@ def test_attention_to_all_of_the_past_alike_is_the_running_mean(kind: str) -> No
 
 
 def test_attention_to_the_token_alone_has_a_flat_spectrum() -> None:
-    attention = CAUSAL["window"](HEADS, WIDTH, options("window", window=1))
+    attention = CAUSAL["window"](HEADS, WIDTH, WIDTH, options("window", window=1))
     found = matrix(attention, drawn(1, HEADS, T, WIDTH), drawn(1, HEADS, T, WIDTH, seed=1))
     assert torch.equal(found[0], torch.eye(T, dtype=torch.float64).expand(HEADS, -1, -1))
     curves = cumulative([found[0], found[0]])
@@ -74,7 +74,7 @@ def test_a_matrix_of_equal_values_and_some_rank(rank: int) -> None:
 
 @pytest.mark.parametrize("kind", CAUSAL)
 def test_the_matrix_is_what_values_are_multiplied_with(kind: str) -> None:
-    attention = CAUSAL[kind](HEADS, WIDTH, options(kind, window=5)).double()
+    attention = CAUSAL[kind](HEADS, WIDTH, WIDTH, options(kind, window=5)).double()
     q, k, v = (drawn(2, HEADS, T, WIDTH, seed=seed) for seed in range(3))
     q, k = (x if attention.has_keys else x[..., :0] for x in (q, k))
     starts = torch.arange(T).expand(2, -1) % 7 == 0

@@ -60,7 +60,7 @@ def test_states_are_as_wide_as_the_model(name: str) -> None:
         options = recall_options(name, width)
         kind = options.attention.kind
         assert isinstance(kind, str) and options.heads == 1 and options.layers == 2
-        numbers[width] = CAUSAL[kind](1, width, options.attention).state_numbers(64)
+        numbers[width] = CAUSAL[kind](1, width, width, options.attention).state_numbers(64)
     if name in ("elu", "elu-learned"):
         assert numbers == {16: 16 * 17, 64: 64 * 65}
     if name == "window":  # as near to linear attention's as whole tokens allow

@@ -21,7 +21,7 @@ LONG = 2.0**25
 
 @pytest.mark.parametrize("time", [1, 100])
 def test_a_sum_of_32_million_tokens_still_grows_in_float64_and_only_there(time: int) -> None:
-    attention = LinearAttention(1, 4, FEATURE_MAPS["relu"](1, 4, Attention(feature_map="relu")))
+    attention = LinearAttention(1, 4, 4, FEATURE_MAPS["relu"](1, 4, Attention(feature_map="relu")))
     k = torch.full((1, 1, time, 4), 1 - 0.01)  # features of 1, for relu adds a floor
     v = torch.ones(1, 1, time, 4)
     for dtype, grown in ((torch.float32, False), (torch.float64, True)):

@@ -73,10 +73,13 @@ def draw_model(draw: Random) -> dict[str, Any]:
     """Return a model section whose options agree."""
     heads, head_dim, layers = draw.randint(1, 5), draw.choice(HEAD_DIMS), draw.choice((1, 1, 2, 2, 3, 3, 4, 5))
     positions = [word for word in words(recipe.Model, "positions") if word != ABSOLUTE]
+    shared = draw.random() < 0.6  # the heads share the width
     model = {
-        "width": heads * head_dim,
+        "width": heads * head_dim if shared else draw.randint(1, 60),
         "layers": layers,
         "heads": heads,
+        "head_dim": None if shared else head_dim,
+        "value_dim": None if draw.random() < 0.6 else draw.choice(HEAD_DIMS),
         "attention": draw_attention(draw, [kind for kind in kinds() if ATTENTION_KINDS[kind].causal]),
         "positions": "none" if head_dim % 2 else draw.choice(positions),
         "downsample": draw_downsample(draw, layers) if layers > 1 and draw.random() < 0.5 else None,

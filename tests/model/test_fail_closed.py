@@ -97,7 +97,7 @@ def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: st
 
 
 def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CAUSAL, "window", lambda heads, head_dim, options: TwoGates(heads, head_dim))
+    monkeypatch.setitem(CAUSAL, "window", lambda *sizes_and_options: TwoGates(*sizes_and_options[:3]))
     assert "TwoGates declares no native form" in str(why_no_fast_step(shaped(TRIED)))
 
 

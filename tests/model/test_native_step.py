@@ -33,6 +33,7 @@ SHAPES: list[dict[str, Any]] = [
     {"convolution": 0},
     {"convolution": 1},
     {"width": 40, "heads": 5, "mlp_ratio": 2.0},  # all products have ends that fill no vector
+    {"width": 24, "heads": 3, "head_dim": 16, "value_dim": 5, "attention": MIXED},
     {"width": 35, "heads": 5, "positions": "none", "convolution": 64},
     {"heads": 1, "attention": Attention(feature_map="favor", favor=Favor(features=7))},
     {"attention": MIXED},

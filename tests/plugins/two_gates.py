@@ -25,9 +25,9 @@ class TwoGates(CausalAttention[TwoGatesState]):
         memory: float = Field(100.0, gt=1)
         """Tokens after which 1/e of the state is left, before training."""
 
-    def __init__(self, heads: int, head_dim: int, options: Options = Options()):  # noqa: B008
+    def __init__(self, heads: int, head_dim: int, value_dim: int, options: Options = Options()):  # noqa: B008
         super().__init__()
-        self.heads, self.head_dim = heads, head_dim
+        self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
         self.inputs = {
             "decay": Gate("decay_gate", "log_sigmoid", torch.full((heads, head_dim), options.memory - 1).log()),
             "beta": Gate("write_gate", "sigmoid", torch.zeros(heads)),
@@ -35,7 +35,7 @@ class TwoGates(CausalAttention[TwoGatesState]):
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> TwoGatesState:
         dtype = torch.promote_types(dtype, torch.float32)
-        return TwoGatesState(torch.zeros(batch, self.heads, self.head_dim, self.head_dim, device=device, dtype=dtype))
+        return TwoGatesState(torch.zeros(batch, self.heads, self.head_dim, self.value_dim, device=device, dtype=dtype))
 
     def forward(
         self,
@@ -70,7 +70,7 @@ class TwoGates(CausalAttention[TwoGatesState]):
         return (weights * inputs["beta"][:, :, None].to(q.dtype)) @ v
 
     def state_numbers(self, tokens: int) -> int:
-        return self.heads * self.head_dim**2
+        return self.heads * self.head_dim * self.value_dim
 
 
 ATTENTIONS = {"two_gates": TwoGates}

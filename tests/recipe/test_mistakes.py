@@ -162,7 +162,7 @@ def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
     text = "training:\n  batch_size: 2\nmodel:\n  width: 250\n  heads: 4\n"
     assert complaints(file, text) == [
         "file:1: training.steps: none of steps, tokens and minutes is given, so training has no end. Set one of them.",
-        "file:5: model.heads: 4 heads do not divide a width of 250.",
+        "file:5: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim.",
     ]
 
 
@@ -243,10 +243,10 @@ def test_mistakes_of_overrides_follow_those_of_the_file(file: Path) -> None:
 
 def test_a_mistake_across_keys_is_blamed_on_the_override_that_made_the_section(file: Path) -> None:
     assert complaints(file, ENOUGH, "model.width=250") == [
-        "model.width=250: model.heads: 4 heads do not divide a width of 250."
+        "model.width=250: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
     ]
     assert complaints(file, f"{ENOUGH}model:\n  heads: 4\n", "model.width=250") == [
-        "file:3: model.heads: 4 heads do not divide a width of 250."
+        "file:3: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
     ]
 
 
@@ -304,7 +304,10 @@ def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> N
             lambda: Training(),
             "steps: none of steps, tokens and minutes is given, so training has no end. Set one of them.",
         ),
-        (lambda: Model(width=30, heads=4), "heads: 4 heads do not divide a width of 30."),
+        (
+            lambda: Model(width=30, heads=4),
+            "heads: 4 heads do not divide a width of 30. Use a divisor, or give model.head_dim.",
+        ),
         (lambda: Recipe(), "training: missing. Expected a section."),  # type: ignore[call-arg]
         (
             lambda: Recipe(model=Model(attention=Attention(kind="full")), training=Training(steps=1)),

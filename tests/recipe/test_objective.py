@@ -49,6 +49,7 @@ def test_all_that_an_encoder_cannot_have_is_told_at_once_each_at_its_line(file: 
 objective: masked
 model:
   convolution: 4
+  value_dim: 8
   attention:
     kind: [full, softmax, window, linformer]
     decay: learned
@@ -63,13 +64,14 @@ training:
 """
     starts = [
         "file:3: model.convolution: it sees the past alone",
-        "file:5: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
-        "file:5: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
-        "file:6: model.attention.decay: an encoder sees all of its text at once",
-        "file:8: model.attention.linformer.projected: 300 slots for a longest input of 256. Use 1 up to that.",
-        "file:12: training.segment: an encoder reads its text at once",
-        "file:13: training.carry_state: an encoder reads its text at once",
-        "file:14: training.kernel: the kernels read the past alone",
+        "file:4: model.value_dim: an encoder keeps no state, its heads share the width",
+        "file:6: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
+        "file:6: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
+        "file:7: model.attention.decay: an encoder sees all of its text at once",
+        "file:9: model.attention.linformer.projected: 300 slots for a longest input of 256. Use 1 up to that.",
+        "file:13: training.segment: an encoder reads its text at once",
+        "file:14: training.carry_state: an encoder reads its text at once",
+        "file:15: training.kernel: the kernels read the past alone",
     ]
     found = complaints(file, text)
     assert len(found) == len(starts)
@@ -151,7 +153,19 @@ def test_slots_of_another_type_are_refused_once(file: Path, projected: str, mess
     assert found.startswith(f"file:6: model.attention.linformer.{message}")
 
 
+def test_the_sizes_of_heads_need_not_share_the_width(file: Path) -> None:
+    sizes = loaded(
+        file, "training: {steps: 1}\n", "model.width=15", "model.heads=4", "model.head_dim=6"
+    ).model.head_dims
+    assert sizes == (6, 6)
+    assert loaded(
+        file, "training: {steps: 1}\n", "model.width=16", "model.heads=4", "model.value_dim=9"
+    ).model.head_dims == (4, 9)
+    odd = complaints(file, "training: {steps: 1}\n", "model.positions=rotary", "model.head_dim=7")
+    assert odd == ["model.head_dim=7: queries of size 7 cannot be rotated by rotary positions. Use an even size."]
+
+
 def test_a_head_of_odd_width_may_be_placed_absolutely(file: Path) -> None:
     odd = [START, "model.width=15", "model.heads=5"]
-    assert "rotary positions need an even one" in complaints(file, *odd)[0]
+    assert "cannot be rotated by rotary positions" in complaints(file, *odd)[0]
     assert loaded(file, *odd, "model.positions=absolute").model.width == 15

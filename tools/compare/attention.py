@@ -55,7 +55,7 @@ def ours(feature_map: str, by: Scan | None = None) -> Contestant:
         decay="none",
         favor=recipe.Favor(features=RANDOM_FEATURES),
     )
-    attention = CAUSAL["linear"](HEADS, WIDTH, options)
+    attention = CAUSAL["linear"](HEADS, WIDTH, WIDTH, options)
     attention.kernel = by or attention.kernel
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

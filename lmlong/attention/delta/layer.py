@@ -38,15 +38,16 @@ class DeltaAttention(Recurrence[DeltaState]):
         self,
         heads: int,
         head_dim: int,
+        value_dim: int,
         feature_map: FeatureMap,
         decay: str = "none",
         longest_memory: int = LONGEST_MEMORY,
     ):
-        super().__init__(heads, head_dim, UnitFeatures(feature_map), decay, longest_memory)
+        super().__init__(heads, head_dim, value_dim, UnitFeatures(feature_map), decay, longest_memory)
         self.inputs = {**self.inputs, "beta": Gate("beta", "sigmoid", torch.full((heads,), BETA_START))}
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
-        shape = (batch, self.heads, self.feature_map.features, self.head_dim)
+        shape = (batch, self.heads, self.feature_map.features, self.value_dim)
         return DeltaState(torch.zeros(*shape, device=device, dtype=torch.promote_types(dtype, self.state_dtype)))
 
     def forward(
@@ -79,7 +80,7 @@ class DeltaAttention(Recurrence[DeltaState]):
         return recurrent(fq, fk, v, inputs["beta"], empty, document_starts, self.token_log_decay(q, inputs))[0]
 
     def state_numbers(self, tokens: int) -> int:
-        return self.heads * self.feature_map.features * self.head_dim
+        return self.heads * self.feature_map.features * self.value_dim
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})

@@ -28,7 +28,7 @@ class LinearAttention(Recurrence[LinearState]):
         shape = (batch, self.heads, self.feature_map.features)
         dtype = torch.promote_types(dtype, self.state_dtype)
         return LinearState(
-            S=torch.zeros(*shape, self.head_dim, device=device, dtype=dtype),
+            S=torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
             z=torch.zeros(*shape, device=device, dtype=dtype),
         )
 
@@ -80,7 +80,7 @@ class LinearAttention(Recurrence[LinearState]):
         return quadratic(fq, fk, v, document_starts, self.token_log_decay(q, inputs))
 
     def state_numbers(self, tokens: int) -> int:
-        return self.heads * self.feature_map.features * (self.head_dim + 1)
+        return self.heads * self.feature_map.features * (self.value_dim + 1)
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})

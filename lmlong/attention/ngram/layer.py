@@ -32,9 +32,9 @@ class NgramAttention(CausalAttention[NgramState]):
     has_keys = False
     normalizes_heads = False
 
-    def __init__(self, heads: int, head_dim: int, sizes: list[int], buckets: int):
+    def __init__(self, heads: int, head_dim: int, value_dim: int, sizes: list[int], buckets: int):
         super().__init__()
-        self.heads, self.head_dim, self.buckets = heads, head_dim, buckets
+        self.heads, self.head_dim, self.value_dim, self.buckets = heads, head_dim, value_dim, buckets
         self.sizes = [sizes[head % len(sizes)] for head in range(heads)]
         self.inputs = {
             "ngram": LastTokens(max(self.sizes) + 1, partial(ngram_hashes, sizes=self.sizes)),
@@ -45,7 +45,7 @@ class NgramAttention(CausalAttention[NgramState]):
         self.raw_smoothing = nn.Parameter(torch.zeros(heads))
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> NgramState:
-        return empty_state((batch, self.heads, self.buckets), self.head_dim, device, at_least_float32(dtype))
+        return empty_state((batch, self.heads, self.buckets), self.value_dim, device, at_least_float32(dtype))
 
     def forward(
         self,
@@ -79,7 +79,7 @@ class NgramAttention(CausalAttention[NgramState]):
         )
 
     def state_numbers(self, tokens: int) -> int:
-        return self.heads * (self.buckets * (self.head_dim + 2) + RECENT * (self.head_dim + 1))
+        return self.heads * (self.buckets * (self.value_dim + 2) + RECENT * (self.value_dim + 1))
 
     def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
         """Return the means of the values, weighed by a gate that sees how many values every head has found."""

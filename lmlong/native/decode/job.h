@@ -39,7 +39,8 @@ struct Hourglass {
 };
 
 struct Model {
-    Int layers, width, heads, mlp_width, conv_width;
+    Int layers, width, mlp_width, conv_width;
+    Int heads, head_dim, value_dim;  // the size of a head's queries and keys, and of its values
     Int any_rope;           // whether any layer uses rope
     Int past_tokens;        // how many tokens before the current one its attentions ask for
     float embedding_scale;  // multiplies the embeddings

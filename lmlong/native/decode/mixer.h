@@ -20,14 +20,16 @@ struct Head {
     const Layer& layer;
     const LayerState &before, &after;
     const Attention& attention = layer.attention;
-    const Int width = model.width, head_dim = model.width / model.heads;
-    const Int channels = layer.in_proj.outputs - width;  // of queries, keys and values, or of values alone
+    const Int width = model.width, head_dim = model.head_dim, value_dim = model.value_dim;
+    const Int values = model.heads * value_dim;           // of all heads
+    const Int channels = layer.in_proj.outputs - values;  // of queries, keys and values, or of values alone
     float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
 
     Head(const DecodeJob& job, Int layer, Scratch scratch)
         : job(job), layer(job.model->layer[layer]), before(job.states_before[layer]), after(job.states_after[layer]) {
-        for (float** x : {&q, &k, &v, &y}) *x = scratch.take(head_dim);
-        numerators = scratch.take(2 * head_dim);  // may be float64
+        for (float** x : {&q, &k}) *x = scratch.take(head_dim);
+        for (float** x : {&v, &y}) *x = scratch.take(value_dim);
+        numerators = scratch.take(2 * value_dim);  // may be float64
         for (float** x : {&fq, &fk, &inner}) *x = scratch.take(attention.features);
         weights = scratch.take(attention.window);
     }
@@ -36,13 +38,10 @@ struct Head {
     // that these were projected from
     void forward(
         const Token& token, Int head, const float* qkv_gate, const float* normed, const float* cos_sin, float* mixed) {
-        const Int channel = head * head_dim;
-        float* qkv[] = {q, k, v};
-        for (Int part = 0, first = 3 - channels / width; part < channels / width; part++) {
-            float* into = qkv[first + part];
-            std::fill_n(into + head_dim, padded(head_dim) - head_dim, 0.0f);
-            short_conv(token, part * width + channel, qkv_gate + part * width + channel, into);
-        }
+        const Int keys = (channels - values) / 2, channel = head * value_dim;  // keys: of all heads
+        if (keys)
+            for (Int part : {0, 1}) short_conv(token, part * keys + head * head_dim, head_dim, qkv_gate, part ? k : q);
+        short_conv(token, 2 * keys + channel, value_dim, qkv_gate, v);
         if (attention.uses_rope) rope(q, cos_sin), rope(k, cos_sin);
         const Int line = token.row * model.heads + head;
         if (attention.kind == WINDOW)
@@ -58,33 +57,35 @@ struct Head {
         else
             linear_attention<float>(token, line, head, normed);
         if (layer.head_norm) {
-            const float factor = rms_norm_scale(y, head_dim);
-            for (Int i = 0; i < head_dim; i++) y[i] *= factor * layer.head_norm[channel + i];
+            const float factor = rms_norm_scale(y, value_dim);
+            for (Int i = 0; i < value_dim; i++) y[i] *= factor * layer.head_norm[channel + i];
         }
         const float* gate = qkv_gate + channels + channel;
-        for (Int i = 0; i < head_dim; i++) mixed[channel + i] = y[i] * gate[i] * sigmoid(gate[i]);
+        for (Int i = 0; i < value_dim; i++) mixed[channel + i] = y[i] * gate[i] * sigmoid(gate[i]);
     }
 
-    // The channels of one head, from the first one on; the state holds the inputs of the last tokens
-    void short_conv(const Token& token, Int channel, const float* x, float* into) {
-        std::copy_n(x, head_dim, into);
+    // So many channels from one on, of all inputs of this token; the state holds those of the last tokens
+    void short_conv(const Token& token, Int channel, Int size, const float* inputs, float* into) {
+        const float* x = inputs + channel;
+        std::copy_n(x, size, into);
+        std::fill_n(into + size, padded(size) - size, 0.0f);
         if (!layer.conv_weight) return;
         const Int past = model.conv_width - 1;
         const float* tail = before.tail + token.row * past * channels + channel;
         float* tail_after = after.tail + token.row * past * channels + channel;
         const float* weight = layer.conv_weight + channel;
-        for (Int i = 0; i < head_dim; i++) into[i] *= weight[past * channels + i];
+        for (Int i = 0; i < size; i++) into[i] *= weight[past * channels + i];
         for (Int t = 0; t < past; t++, tail += channels, weight += channels) {
             if (!token.starts_document)
-                for (Int i = 0; i < head_dim; i++) into[i] += tail[i] * weight[i];
+                for (Int i = 0; i < size; i++) into[i] += tail[i] * weight[i];
             if (!t) continue;
             if (token.starts_document)
-                std::fill_n(tail_after, head_dim, 0.0f);
+                std::fill_n(tail_after, size, 0.0f);
             else
-                std::copy_n(tail, head_dim, tail_after);
+                std::copy_n(tail, size, tail_after);
             tail_after += channels;
         }
-        if (past) std::copy_n(x, head_dim, tail_after);
+        if (past) std::copy_n(x, size, tail_after);
     }
 
     // Rotate pairs of numbers, one of each half of x, by their angles; `cos_sin` holds all cosines, then all sines
@@ -98,7 +99,7 @@ struct Head {
     // The recurrence of linear attention, in one pass over S
     template <typename Float>
     void linear_attention(const Token& token, Int line, Int head, const float* normed) {
-        const Int F = attention.features, V = head_dim;
+        const Int F = attention.features, V = value_dim;
         apply_feature_map(attention, head, false, q, head_dim, fq, inner);
         apply_feature_map(attention, head, true, k, head_dim, fk, inner);
         const Float* S = static_cast<const Float*>(before.S) + line * F * V;
@@ -129,7 +130,7 @@ struct Head {
     // The delta rule, in two passes over S: what the key has stored, then the change of it and the output
     template <typename Float>
     void delta_rule(const Token& token, Int line, Int head, const float* normed) {
-        const Int F = attention.features, V = head_dim;
+        const Int F = attention.features, V = value_dim;
         apply_feature_map(attention, head, false, q, head_dim, fq, inner);
         apply_feature_map(attention, head, true, k, head_dim, fk, inner);
         scale_to_unit(fq, F), scale_to_unit(fk, F);
@@ -181,7 +182,7 @@ struct Head {
             append_value(found.written, line);
             smoothed = found.number + std::exp(attention.raw_smoothing[head]);
         }
-        for (Int i = 0; i < head_dim; i++) y[i] *= sigmoid(logit) / smoothed;
+        for (Int i = 0; i < value_dim; i++) y[i] *= sigmoid(logit) / smoothed;
     }
 
     // What a head finds of an n-gram: its row of the table, those of the recent values from `first` on that followed
@@ -215,14 +216,14 @@ struct Head {
     }
 
     void sum_values(const Found& found, Int line) {
-        std::fill_n(y, head_dim, 0.0f);
+        std::fill_n(y, value_dim, 0.0f);
         auto add = [&](const float* x) {
-            for (Int i = 0; i < head_dim; i++) y[i] += x[i];
+            for (Int i = 0; i < value_dim; i++) y[i] += x[i];
         };
-        if (found.row >= 0) add(static_cast<const float*>(before.S) + (line * attention.rows + found.row) * head_dim);
+        if (found.row >= 0) add(static_cast<const float*>(before.S) + (line * attention.rows + found.row) * value_dim);
         for (Int i = found.first; i < RECENT; i++)
             if (before.recent_ngram[line * RECENT + i] == found.read && found.read != NO_NGRAM)
-                add(before.recent_v + (line * RECENT + i) * head_dim);
+                add(before.recent_v + (line * RECENT + i) * value_dim);
         if (found.now) add(v);
     }
 
@@ -230,12 +231,12 @@ struct Head {
         const bool writes = written != NO_NGRAM;  // else the list stays as it is
         const Int kept = RECENT - writes;
         Int* ngrams = after.recent_ngram + line * RECENT;
-        float* values = after.recent_v + line * RECENT * head_dim;
+        float* into = after.recent_v + line * RECENT * value_dim;
         std::copy_n(before.recent_ngram + line * RECENT + writes, kept, ngrams);
-        std::copy_n(before.recent_v + (line * RECENT + writes) * head_dim, kept * head_dim, values);
+        std::copy_n(before.recent_v + (line * RECENT + writes) * value_dim, kept * value_dim, into);
         if (!writes) return;
         ngrams[kept] = written;
-        std::copy_n(v, head_dim, values + kept * head_dim);
+        std::copy_n(v, value_dim, into + kept * value_dim);
     }
 
     // Softmax attention over the last tokens, the new one at the end
@@ -244,33 +245,33 @@ struct Head {
         const float scale = 1 / std::sqrt(float(head_dim));
         const bool* current = before.current + token.row * past;
         auto visible = [&](Int t) { return t == past || (current[t] && !token.starts_document); };
-        auto at = [&](const float* cached, const float* now, Int t) {
-            return t == past ? now : cached + (line * past + t) * head_dim;
+        auto at = [&](const float* cached, const float* now, Int size, Int t) {
+            return t == past ? now : cached + (line * past + t) * size;
         };
         for (Int t = 0; t <= past; t++) {
             float product = 0;
-            if (visible(t)) matvec<Float32, 1>(at(before.keys, k, t), head_dim, q, &product);
+            if (visible(t)) matvec<Float32, 1>(at(before.keys, k, head_dim, t), head_dim, q, &product);
             weights[t] = visible(t) ? product * scale : -INFINITY;
         }
         exp_(weights, past + 1, max_of(weights, past + 1));
         const float inverse = 1 / sum_of(weights, past + 1);
-        std::fill_n(y, head_dim, 0.0f);
+        std::fill_n(y, value_dim, 0.0f);
         for (Int t = 0; t <= past; t++)
             if (visible(t))
-                for (Int i = 0; i < head_dim; i++) y[i] += weights[t] * inverse * at(before.values, v, t)[i];
+                for (Int i = 0; i < value_dim; i++) y[i] += weights[t] * inverse * at(before.values, v, value_dim, t)[i];
         if (!past) return;
-        shift_window(before.keys, after.keys, line * past, past, k);
-        shift_window(before.values, after.values, line * past, past, v);
+        shift_window(before.keys, after.keys, line * past, past, k, head_dim);
+        shift_window(before.values, after.values, line * past, past, v, value_dim);
         if (head) return;
         for (Int t = 0; t < past; t++) after.current[token.row * past + t] = visible(t + 1);
     }
 
     // The cached keys or values without the oldest, and with the new one
-    void shift_window(const float* from, float* into, Int first, Int past, const float* x) {
-        const float* cached = from + first * head_dim;
-        float* shifted = into + first * head_dim;
-        std::copy_n(cached + head_dim, (past - 1) * head_dim, shifted);
-        std::copy_n(x, head_dim, shifted + (past - 1) * head_dim);
+    void shift_window(const float* from, float* into, Int first, Int past, const float* x, Int size) {
+        const float* cached = from + first * size;
+        float* shifted = into + first * size;
+        std::copy_n(cached + size, (past - 1) * size, shifted);
+        std::copy_n(x, size, shifted + (past - 1) * size);
     }
 };
 

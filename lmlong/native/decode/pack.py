@@ -127,7 +127,8 @@ class PackedModel:
 
     def _mixer(self, module: Any, layer: structures.Layer, whole: structures.Model) -> None:
         parts = ("norm", "in_proj", "convolution", "attention", "gates", "head_norm", "out_proj")
-        spec = self._open(module, "mixer", ("heads", "uses_rope", "inputs"), (), parts)
+        options = ("heads", "head_dim", "value_dim", "uses_rope", "inputs")
+        spec = self._open(module, "mixer", options, (), parts)
         layer.norm = self._norm(spec.parts["norm"])
         if spec.parts["head_norm"] is not None:
             layer.head_norm = self._norm(spec.parts["head_norm"])
@@ -139,7 +140,7 @@ class PackedModel:
         layer.attention = self._attention(spec.parts["attention"])
         layer.attention.uses_rope = spec.options["uses_rope"]
         self._gates(module, spec, layer.attention)
-        whole.heads = spec.options["heads"]
+        whole.heads, whole.head_dim, whole.value_dim = (spec.options[x] for x in ("heads", "head_dim", "value_dim"))
         whole.any_rope |= spec.options["uses_rope"]
 
     def _gates(self, module: nn.Module, spec: NativeSpec, packed: structures.Attention) -> None:

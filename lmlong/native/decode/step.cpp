@@ -13,14 +13,14 @@ struct Batch {  // the tokens that some layers read
     Int count;
     float* x;  // (tokens, width)
     Token* tokens;
-    float* cos_sin;  // (tokens, head dim), cosines and sines of the angles of rope
+    float* cos_sin;  // (tokens, head_dim), cosines and sines of the angles of rope
 };
 
 struct Step {
     const DecodeJob& job;
     const ThreadTeam team;
     const Model& model = *job.model;
-    const Int width = model.width, mlp_width = model.mlp_width;
+    const Int width = model.width, mlp_width = model.mlp_width, values = model.heads * model.value_dim;
     Batch all, downsampled;
     float *qkv_gate, *mixed, *mlp_hidden, *pool_blocks;  // shared by all threads
     float *normed, *reordered;                           // of this thread
@@ -29,17 +29,18 @@ struct Step {
     Step(const DecodeJob& job, ThreadTeam team, float* memory) : job(job), team(team), scratch{memory} {
         for (Batch* batch : {&all, &downsampled}) {
             batch->x = scratch.take(job.rows * width);
-            batch->cos_sin = scratch.take(job.rows * width / model.heads);
+            batch->cos_sin = scratch.take(job.rows * model.head_dim);
             batch->tokens = reinterpret_cast<Token*>(scratch.take(job.rows * sizeof(Token) / sizeof(float)));
         }
-        qkv_gate = scratch.take(job.rows * 4 * width), mixed = scratch.take(job.rows * width);
+        qkv_gate = scratch.take(job.rows * 2 * (model.heads * model.head_dim + values));
+        mixed = scratch.take(job.rows * std::max(values, width));
         mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
         pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
         scratch.used += team.thread_num * thread_scratch_size();
         normed = scratch.take(job.rows * width), reordered = scratch.take(job.rows * max_inputs());
     }
 
-    Int max_inputs() const { return std::max(std::max(mlp_width, width), model.hourglass.factor * width); }
+    Int max_inputs() const { return std::max({mlp_width, width, values, model.hourglass.factor * width}); }
 
     Int thread_scratch_size() const {
         return padded(job.rows * width) + padded(job.rows * max_inputs()) + head_scratch_size();
@@ -51,7 +52,7 @@ struct Step {
             const Attention& attention = model.layer[i].attention;
             most = std::max(most, 3 * padded(attention.features) + padded(attention.window));
         }
-        return most + 4 * padded(width / model.heads) + padded(2 * width / model.heads);
+        return most + 2 * padded(model.head_dim) + 2 * padded(model.value_dim) + padded(2 * model.value_dim);
     }
 
     void run() {
@@ -103,7 +104,7 @@ struct Step {
     }
 
     void compute_cos_sin(const Batch& batch) {
-        const Int half = width / model.heads / 2;
+        const Int half = model.head_dim / 2;
         for (Int t = 0; t < batch.count; t++)
             for (Int i = 0; i < half; i++) {  // as in rope.py
                 const double angle = batch.tokens[t].position * std::pow(ROPE_BASE, -double(i) / half);
@@ -120,7 +121,7 @@ struct Step {
             team.wait();
             mixer(i, batch);
             team.wait();
-            add_linear(layer.out_proj, mixed, width, batch);
+            add_linear(layer.out_proj, mixed, values, batch);
             team.wait();
             rms_norm(layer.mlp_norm, batch);
             swiglu(layer.mlp_in_proj, batch.count);
@@ -163,9 +164,9 @@ struct Step {
         const Range lines = team.share(batch.count * model.heads);
         for (Int line = lines.begin; line < lines.end; line++) {
             const Int t = line / model.heads;
-            const float* cos_sin = batch.cos_sin + t * width / model.heads;
+            const float* cos_sin = batch.cos_sin + t * model.head_dim;
             const float *qkv_gate_t = qkv_gate + t * outputs, *normed_t = normed + t * width;
-            head.forward(batch.tokens[t], line % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * width);
+            head.forward(batch.tokens[t], line % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * values);
         }
     }
 

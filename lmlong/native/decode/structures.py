@@ -65,7 +65,8 @@ class Hourglass(ctypes.Structure):
 
 class Model(ctypes.Structure):
     _fields_ = (
-        *_ints("layers", "width", "heads", "mlp_width", "conv_width", "any_rope", "past_tokens"),
+        *_ints("layers", "width", "mlp_width", "conv_width"),
+        *_ints("heads", "head_dim", "value_dim", "any_rope", "past_tokens"),
         ("embedding_scale", ctypes.c_float),
         *_pointers("embedding", "norm"),
         ("layer", ctypes.POINTER(Layer)),

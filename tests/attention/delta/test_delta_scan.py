@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention.cases import HEADS, WIDTH, assert_same_gradients
+from attention.cases import HEAD_DIM, HEADS, VALUE_DIM, assert_same_gradients
 from machine import needs_triton
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -16,7 +16,6 @@ from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
 from lmlong.attention.scan import IdentityFeatures, ScanInputs
 
-VALUES = 5
 """Width of values, other than that of features."""
 
 
@@ -37,10 +36,10 @@ def case(time: int, starts: list[int] | None, decay: bool, draw: torch.Generator
         begun = torch.zeros(2, time, dtype=torch.bool)
         begun[0, [place for place in starts if place < time]] = True  # the other row has none
     return {
-        "fq": normalize(normal(2, HEADS, time, WIDTH), dim=-1).requires_grad_(),
-        "fk": normalize(normal(2, HEADS, time, WIDTH), dim=-1).requires_grad_(),
-        "v": normal(2, HEADS, time, VALUES).requires_grad_(),
-        "S": normal(2, HEADS, WIDTH, VALUES).requires_grad_(),
+        "fq": normalize(normal(2, HEADS, time, HEAD_DIM), dim=-1).requires_grad_(),
+        "fk": normalize(normal(2, HEADS, time, HEAD_DIM), dim=-1).requires_grad_(),
+        "v": normal(2, HEADS, time, VALUE_DIM).requires_grad_(),
+        "S": normal(2, HEADS, HEAD_DIM, VALUE_DIM).requires_grad_(),
         "starts": begun,
         "log_decay": (-3 * normal(2, HEADS, time) ** 4).requires_grad_() if decay else None,
         "beta": normal(2, HEADS, time).mul(2).sigmoid().requires_grad_(),
@@ -88,7 +87,7 @@ def test_native_code_is_the_recurrence(time: int, starts: list[int] | None, inne
     """In float32, from raw queries and keys, against chunks in float64."""
     draw = torch.Generator().manual_seed(time)
     x = {name: t.detach() if t is not None else None for name, t in case(time, starts, True, draw).items()}
-    features = UnitFeatures(inner(WIDTH))
+    features = UnitFeatures(inner(HEAD_DIM))
     slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in (x["v"], x["S"])]
     read = [
         _read(x, features, scan, dtype, slopes)
@@ -111,7 +110,7 @@ def test_the_triton_kernel_is_the_recurrence_of_torch(
 ) -> None:
     draw = torch.Generator().manual_seed(time)
     x = {name: t.detach() if t is not None else None for name, t in case(time, starts, decay, draw).items()}
-    features = UnitFeatures(Silu(WIDTH))
+    features = UnitFeatures(Silu(HEAD_DIM))
     slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in (x["v"], x["S"])]
     mine, torchs = (_read(x, features, scan, torch.float32, slopes) for scan in (triton.load_scan(), chunk.scan))
     for name in mine:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from attention.cases import HEADS, WIDTH, assert_same_gradients, build, inputs
+from attention.cases import HEAD_DIM, HEADS, VALUE_DIM, assert_same_gradients, build, inputs
 from machine import needs_compiler
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
 from lmlong.attention.scan import IdentityFeatures, ScanInputs
 from lmlong.model.language_model import LanguageModel
 
-VALUES = 5
 """Width of values, other than that of features."""
 
 
@@ -38,11 +37,11 @@ def case(time: int, starts: list[int] | None, decay: bool, draw: torch.Generator
         begun = torch.zeros(2, time, dtype=torch.bool)
         begun[0, [place for place in starts if place < time]] = True  # the other row has none
     return {
-        "fq": positive(2, HEADS, time, WIDTH),
-        "fk": positive(2, HEADS, time, WIDTH),
-        "v": torch.randn(2, HEADS, time, VALUES, generator=draw, dtype=torch.float64).requires_grad_(),
-        "S": torch.randn(2, HEADS, WIDTH, VALUES, generator=draw, dtype=torch.float64).requires_grad_(),
-        "z": positive(2, HEADS, WIDTH),
+        "fq": positive(2, HEADS, time, HEAD_DIM),
+        "fk": positive(2, HEADS, time, HEAD_DIM),
+        "v": torch.randn(2, HEADS, time, VALUE_DIM, generator=draw, dtype=torch.float64).requires_grad_(),
+        "S": torch.randn(2, HEADS, HEAD_DIM, VALUE_DIM, generator=draw, dtype=torch.float64).requires_grad_(),
+        "z": positive(2, HEADS, HEAD_DIM),
         "starts": begun,
         "log_decay": (-3 * positive(2, HEADS, time).detach() ** 4).requires_grad_() if decay else None,
     }
@@ -94,7 +93,7 @@ def test_without_a_state_it_is_the_definition(short_spans: None) -> None:
     fq, fk, v, starts, log_decay = (x[name] for name in ("fq", "fk", "v", "starts", "log_decay"))
     assert fq is not None and fk is not None and v is not None
     empty = LinearState(
-        torch.zeros(2, HEADS, WIDTH, VALUES, dtype=v.dtype), torch.zeros(2, HEADS, WIDTH, dtype=v.dtype)
+        torch.zeros(2, HEADS, HEAD_DIM, VALUE_DIM, dtype=v.dtype), torch.zeros(2, HEADS, HEAD_DIM, dtype=v.dtype)
     )
     y, *_ = native.scan(IdentityFeatures(), ScanInputs(fq, fk, v, starts, log_decay), *empty)
     assert laws.error(y, quadratic(fq, fk, v, starts, log_decay)) < 1e-12

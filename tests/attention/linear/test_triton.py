@@ -140,7 +140,7 @@ def test_rows_may_lie_in_any_order() -> None:
 
 @pytest.mark.parametrize("place", [1, 63, 64, 100])
 def test_the_future_never_changes_the_past(place: int) -> None:
-    attention = LinearAttention(2, WIDTH, feature_map("elu"), "learned").to(DEVICE)
+    attention = LinearAttention(2, WIDTH, WIDTH, feature_map("elu"), "learned").to(DEVICE)
     attention.use_kernel("triton")
     here, there = (part(text(time, None, True), 0, 101, torch.float32) for time in (61, 62))
     here, there = (x._replace(v=x.v.repeat(1, 1, 1, 2)[..., :WIDTH]) for x in (here, there))
