@@ -14,8 +14,8 @@ from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.autograd import MIN_DENOMINATOR
 from lmlong.attention.linear.naive import LinearState
 from lmlong.attention.ngram.native.library import INTEGERS as HASHING
-from lmlong.attention.ngram.state import RECENT, NgramState
-from lmlong.attention.ngram.step import settle_full
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState
+from lmlong.attention.ngram.step import make_room
 from lmlong.attention.window import WindowState
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase, HourglassState
@@ -25,7 +25,6 @@ from lmlong.model.rope import ROPE_BASE
 from lmlong.native.decode import step
 from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.step import HourglassTensors, States
-from lmlong.native.decode.structures import LayerState
 from lmlong.native.threads import ThreadChoice
 from lmlong.recipe import MAX_NGRAM
 
@@ -41,16 +40,13 @@ CONSTANTS = {
     "RMS_EPS": RMS_EPS,
     "ROPE_BASE": ROPE_BASE,
 }
-INTEGERS = {**HASHING, "RECENT": RECENT, "MAX_NGRAM": MAX_NGRAM}
+INTEGERS = {**HASHING, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM}
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled step; None where it cannot be compiled."""
     return step.load(CONSTANTS, INTEGERS)
-
-
-FIELDS = [field[0] for field in LayerState._fields_]
 
 
 class NativeStep:
@@ -71,10 +67,10 @@ class NativeStep:
         past = None if state.last_tokens is None else torch.empty_like(state.last_tokens)
         after = ModelState(blocks, state.position + 1, hourglass, past)
         inputs = (token, state.position, _tensors(state), _tensors(after))
-        logits = self._threads.run(
+        logits, full = self._threads.run(
             lambda workers: step.decode(self._functions, self._packed, *inputs, workers), torch.get_num_threads()
         )
-        return logits, after if past is None else _settled(after)
+        return logits, _with_room(after) if full else after
 
 
 def _as_packed(state: ModelState) -> ModelState:
@@ -95,9 +91,11 @@ def _block_as_packed(block: BlockState) -> BlockState:
         (S,) = attention
         return BlockState(DeltaState(S.contiguous() if S.dtype == torch.float64 else _floats(S)), tail)
     if isinstance(attention, NgramState):
-        S, number, ngram, recent_ngram, recent_v = attention
-        integers = number.int().contiguous(), ngram.long().contiguous(), recent_ngram.long().contiguous()
-        return BlockState(NgramState(_floats(S), *integers, _floats(recent_v)), tail)
+        S, number, ngram, waiting_ngram, waiting_v, recent_ngram, recent_v = attention
+        table = _floats(S), number.int().contiguous(), ngram.long().contiguous()
+        waiting = waiting_ngram.long().contiguous(), _floats(waiting_v)
+        recent = recent_ngram.long().contiguous(), _floats(recent_v)
+        return BlockState(NgramState(*table, *waiting, *recent), tail)
     k, v, current = attention
     return BlockState(WindowState(_floats(k), _floats(v), current.contiguous()), tail)
 
@@ -114,8 +112,7 @@ def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
     new = torch.empty_like if phase is None else torch.clone
     tail = None if before.tail is None else new(before.tail)
     if isinstance(before.attention, NgramState):
-        recent_ngram, recent_v = map(new, before.attention[3:])
-        return BlockState(before.attention._replace(recent_ngram=recent_ngram, recent_v=recent_v), tail)
+        return BlockState(NgramState(*before.attention[:5], *map(new, before.attention[5:])), tail)
     return BlockState(type(before.attention)(*map(new, before.attention)), tail)
 
 
@@ -125,15 +122,14 @@ def _layer_state(block: BlockState) -> Sequence[int]:
     tail_address = 0 if tail is None else tail.data_ptr()
     if isinstance(attention, LinearState):  # written out, since by names it takes as long as the layer itself
         S, z = attention
-        return S.data_ptr(), z.data_ptr(), 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
+        return S.data_ptr(), z.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
     if isinstance(attention, DeltaState):
         S = attention.S
-        return S.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
-    found = {name: x.data_ptr() for name, x in attention._asdict().items()}
-    if isinstance(attention, WindowState):
-        found = {"keys": found["k"], "values": found["v"], "current": found["current"]}
-    found["tail"] = tail_address
-    return [found.get(name, 0) for name in FIELDS]
+        return S.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
+    if isinstance(attention, NgramState):
+        table, *others = (x.data_ptr() for x in attention)
+        return table, 0, 0, 0, 0, *others, tail_address, 0
+    return 0, 0, *(x.data_ptr() for x in attention), 0, 0, 0, 0, 0, 0, tail_address, 0
 
 
 def _tensors(state: ModelState) -> States:
@@ -141,10 +137,10 @@ def _tensors(state: ModelState) -> States:
     return States([*map(_layer_state, state.blocks)], hourglass, state.last_tokens)
 
 
-def _settled(state: ModelState) -> ModelState:
-    """Write full lists of recent values to the tables of n-gram attention."""
+def _with_room(state: ModelState) -> ModelState:
+    """Move the recent values of n-gram attention, which are full."""
     blocks = [
-        block._replace(attention=settle_full(block.attention)) if isinstance(block.attention, NgramState) else block
+        block._replace(attention=make_room(block.attention)) if isinstance(block.attention, NgramState) else block
         for block in state.blocks
     ]
     return state._replace(blocks=tuple(blocks))

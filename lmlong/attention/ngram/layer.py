@@ -15,7 +15,7 @@ from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import scan as native_scan
 from lmlong.attention.ngram.scan import scan as torch_scan
-from lmlong.attention.ngram.state import RECENT, NgramState, empty_state
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, empty_state
 from lmlong.attention.ngram.step import settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.spec import NativeSpec
@@ -79,7 +79,7 @@ class NgramAttention(CausalAttention[NgramState]):
         )
 
     def state_numbers(self, tokens: int) -> int:
-        return self.heads * (self.buckets * (self.value_dim + 2) + RECENT * (self.value_dim + 1))
+        return self.heads * (self.buckets * (self.value_dim + 2) + (WAITING + RECENT) * (self.value_dim + 1))
 
     def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
         """Return the means of the values, weighed by a gate that sees how many values every head has found."""

@@ -1,9 +1,10 @@
 """The state of n-gram attention: a table with a row for each n-gram, and the last values that are not in it yet.
 
-A step writes to one row of a large table. It is not copied for that: the value is appended to a short list, and a full
-list is written to a copy of the table.
+A step writes to one row of a large table. It is not copied for that: the value is appended to a short list, the most
+recent values. When this list is full it moves to a longer one, the waiting values, and when that is full too, all are
+written to a copy of the table.
 
-B batch, H heads, V value dim, R rows, L most recent values.
+B batch, H heads, V value dim, R rows, L most recent values, W waiting values.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,18 @@ from torch import Tensor
 
 from lmlong.attention.ngram.hashing import NO_NGRAM
 
-RECENT = 128
-"""L: about the root of usual R, so that the list costs as much to copy for each token as the table for each L."""
+RECENT, WAITING = 32, 1024
+"""L and W: for each token the copies of the list, of the longer one at each L and of a table of usual size at each W
+cost about the same."""
 
 
 class NgramState(NamedTuple):
     S: Tensor  # (B, H, R, V) sum of the values that followed the n-gram of each row, float32 or more
     number: Tensor  # (B, H, R) how many they are
     ngram: Tensor  # (B, H, R) the hash of that n-gram, NO_NGRAM for an empty row
-    recent_ngram: (
-        Tensor  # (B, H, L) the n-grams before recent values, the newest last, NO_NGRAM for those there are not
-    )
+    waiting_ngram: Tensor  # (B, H, W) the n-grams before values, the newest last, NO_NGRAM for those there are not
+    waiting_v: Tensor  # (B, H, W, V)
+    recent_ngram: Tensor  # (B, H, L) the same of values after them
     recent_v: Tensor  # (B, H, L, V)
 
 
@@ -35,13 +37,22 @@ def empty_state(shape: Sequence[int], value_dim: int, device: torch.device, dtyp
         untouched_zeros((*shape, value_dim), device, dtype),
         torch.zeros(*shape, device=device, dtype=torch.int32),
         torch.full(shape, NO_NGRAM, device=device),
-        *no_recent(shape[:2], value_dim, device, dtype),
+        *_no_values(WAITING, shape[:2], value_dim, device, dtype),
+        *_no_values(RECENT, shape[:2], value_dim, device, dtype),
     )
 
 
-def no_recent(shape: Sequence[int], value_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    ngrams = torch.full((*shape, RECENT), NO_NGRAM, device=device)
-    return ngrams, torch.zeros(*shape, RECENT, value_dim, device=device, dtype=dtype)
+def without_lists(state: NgramState) -> NgramState:
+    """Return the state with no values but those of its table."""
+    like = state.S.shape[:2], state.S.shape[-1], state.S.device, state.recent_v.dtype
+    return NgramState(*state[:3], *_no_values(WAITING, *like), *_no_values(RECENT, *like))
+
+
+def _no_values(
+    count: int, shape: Sequence[int], value_dim: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    ngrams = torch.full((*shape, count), NO_NGRAM, device=device)
+    return ngrams, untouched_zeros((*shape, count, value_dim), device, dtype)
 
 
 def untouched_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,6 @@
 """n-gram attention of one token.
 
-B batch, H heads, V value dim, R rows, L most recent values.
+B batch, H heads, V value dim, R rows, L most recent values, W waiting values.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
 from lmlong.attention.ngram.native.kernel import scan
-from lmlong.attention.ngram.state import NgramState, no_recent, rows_at
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, rows_at, without_lists
 
 
 def step(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
@@ -17,23 +17,35 @@ def step(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, 
     after."""
     if v.device.type != "cpu":
         return _in_table(v, hashes, state)
-    sums, numbers, state = _with_recent(v, hashes, state)
-    return sums, numbers, settle_full(state)
+    sums, numbers, state = _with_lists(v, hashes, state)
+    return sums, numbers, make_room(state) if bool((state.recent_ngram[..., 0] != NO_NGRAM).any()) else state
 
 
-def settle_full(state: NgramState) -> NgramState:
-    """Return the state with room for one more recent value."""
-    return settle(state) if bool((state.recent_ngram[..., 0] != NO_NGRAM).any()) else state
+def make_room(state: NgramState) -> NgramState:
+    """Return a state whose recent values are full with room for more."""
+    if bool((state.waiting_ngram[..., :RECENT] != NO_NGRAM).any()):
+        return settle(state)
+    ngrams, values = _listed(state)
+    waiting = state._replace(waiting_ngram=ngrams[..., -WAITING:].clone(), waiting_v=values[..., -WAITING:, :].clone())
+    empty = without_lists(state)
+    return waiting._replace(recent_ngram=empty.recent_ngram, recent_v=empty.recent_v)
 
 
 def settle(state: NgramState) -> NgramState:
     """Return the state with all values in its table."""
-    if state.S.device.type != "cpu" or bool((state.recent_ngram[..., -1] == NO_NGRAM).all()):
+    ngrams, values = _listed(state)
+    if state.S.device.type != "cpu" or bool((ngrams == NO_NGRAM).all()):
         return state
-    followed = pad(state.recent_ngram[..., 1:], (0, 1), value=NO_NGRAM)
-    _, _, after = scan(state.recent_v, torch.stack([state.recent_ngram, followed], dim=-1), None, state)
-    recent = no_recent(state.S.shape[:2], state.S.shape[-1], state.S.device, state.recent_v.dtype)
-    return after._replace(recent_ngram=recent[0], recent_v=recent[1])
+    followed = pad(ngrams[..., 1:], (0, 1), value=NO_NGRAM)
+    return without_lists(scan(values, torch.stack([ngrams, followed], dim=-1), None, state)[2])
+
+
+def _listed(state: NgramState) -> tuple[Tensor, Tensor]:
+    """Return the n-grams (B, H, W + L) and values (B, H, W + L, V) that are not in the table yet."""
+    return (
+        torch.cat([state.waiting_ngram, state.recent_ngram], dim=2),
+        torch.cat([state.waiting_v, state.recent_v], dim=2),
+    )
 
 
 def _in_table(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
@@ -58,22 +70,23 @@ def _at(row: Tensor, state: NgramState) -> tuple[Tensor, Tensor, Tensor]:
     return state.S.gather(2, rows_at(row, state.S)), state.number.gather(2, row), state.ngram.gather(2, row)
 
 
-def _with_recent(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
-    """Append the value to those that are not in the table yet, of which the oldest is none."""
+def _with_lists(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
+    """Append the value to the recent ones, of which the oldest is none."""
     written, read = hashes.unbind(-1)  # (B, H, 1)
     writes = written != NO_NGRAM
     recent = torch.where(writes, torch.cat([state.recent_ngram[..., 1:], written], dim=-1), state.recent_ngram)
     values = torch.cat([state.recent_v[:, :, 1:], v.to(state.recent_v.dtype)], dim=2)
-    values = torch.where(writes[..., None], values, state.recent_v)
+    state = state._replace(recent_ngram=recent, recent_v=torch.where(writes[..., None], values, state.recent_v))
+    ngrams, values = _listed(state)
     buckets = state.number.shape[-1]
     row = row_of(read.clamp_min(0), buckets)
-    same = (recent == read) & (recent != NO_NGRAM)
-    cleared = (row_of(recent.clamp_min(0), buckets) == row) & (recent != NO_NGRAM) & ~same
-    order = torch.arange(recent.shape[-1])
+    same = (ngrams == read) & (ngrams != NO_NGRAM)
+    cleared = (row_of(ngrams.clamp_min(0), buckets) == row) & (ngrams != NO_NGRAM) & ~same
+    order = torch.arange(ngrams.shape[-1])
     since = torch.where(cleared, order, -1).amax(-1, keepdim=True)
     used = same & (order > since)
     S, number, ngram = _at(row, state)
     in_table = (since < 0) & (ngram == read) & (read != NO_NGRAM)
     sums = S.masked_fill(~in_table[..., None], 0) + values.masked_fill(~used[..., None], 0).sum(2, keepdim=True)
     numbers = number * in_table + used.sum(-1, keepdim=True)
-    return sums, numbers.to(sums.dtype), state._replace(recent_ngram=recent, recent_v=values)
+    return sums, numbers.to(sums.dtype), state

@@ -56,7 +56,9 @@ struct LayerState {
     bool* current;         // which of these keys are of the current document
     int32_t* number;       // of n-gram attention, whose S this is too: the table, which is not written to,
     Int* ngram;
-    Int* recent_ngram;  // and the values that are not in it yet
+    Int* waiting_ngram;  // the values that are not in it yet and that are not written to either,
+    float* waiting_v;
+    Int* recent_ngram;  // and those after them
     float* recent_v;
     float* tail;           // the last inputs of the convolution
     Int float64;           // whether S and z are float64
@@ -72,6 +74,7 @@ struct DecodeJob {
     Int rows;
     void (*barrier)();                      // OpenMP's functions; null where there is one thread
     int (*thread_num)(), (*num_threads)();
+    mutable Int full;  // set where a list of recent values has no room for one more
 };
 
 struct Range {

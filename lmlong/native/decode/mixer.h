@@ -14,6 +14,15 @@ struct Token {
     bool starts_document;  // the state before it does not count
 };
 
+// What a head of n-gram attention finds of an n-gram: its row of the table, and values that followed it and are not in
+// the table: the current one, and those of both lists from a place on, as far as this n-gram has had the row
+struct Found {
+    Int written, read;
+    Int row = -1, waiting = WAITING, recent = RECENT, listed = 0;
+    bool now = false;
+    Int number = 0;  // of all values
+};
+
 struct Head {
     const DecodeJob& job;
     const Model& model = *job.model;
@@ -24,6 +33,8 @@ struct Head {
     const Int values = model.heads * value_dim;           // of all heads
     const Int channels = layer.in_proj.outputs - values;  // of queries, keys and values, or of values alone
     float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
+    Found* found;  // by all heads of a row of the batch
+    Int found_row = -1;
 
     Head(const DecodeJob& job, Int layer, Scratch scratch)
         : job(job), layer(job.model->layer[layer]), before(job.states_before[layer]), after(job.states_after[layer]) {
@@ -32,6 +43,7 @@ struct Head {
         numerators = scratch.take(2 * value_dim);  // may be float64
         for (float** x : {&fq, &fk, &inner}) *x = scratch.take(attention.features);
         weights = scratch.take(attention.window);
+        found = reinterpret_cast<Found*>(scratch.take(model.heads * sizeof(Found) / sizeof(float)));
     }
 
     // Write this head's part of `mixed`, from the queries, keys, values and gates of all heads and the vector `normed`
@@ -173,26 +185,18 @@ struct Head {
 
     // The mean of the values that followed the last n tokens, weighed by a gate that sees how many every head has found
     void ngram_attention(const Token& token, Int line, Int head, const float* normed) {
-        float logit = gate_logit(attention.gate_weight, attention.gate_bias, head, normed), smoothed = 0;
-        for (Int other = 0; other < model.heads; other++) {
-            const Found found = find(token, line - head + other, other);
-            logit += attention.number_weight[head * model.heads + other] * std::log1p(float(found.number));
-            if (other != head) continue;
-            sum_values(found, line);
-            append_value(found.written, line);
-            smoothed = found.number + std::exp(attention.raw_smoothing[head]);
+        if (token.row != found_row) {  // heads of one row come one after the other
+            for (Int other = 0; other < model.heads; other++) found[other] = find(token, line - head + other, other);
+            found_row = token.row;
         }
+        float logit = gate_logit(attention.gate_weight, attention.gate_bias, head, normed);
+        for (Int other = 0; other < model.heads; other++)
+            logit += attention.number_weight[head * model.heads + other] * std::log1p(float(found[other].number));
+        sum_values(found[head], line);
+        append_value(found[head].written, line);
+        const float smoothed = found[head].number + std::exp(attention.raw_smoothing[head]);
         for (Int i = 0; i < value_dim; i++) y[i] *= sigmoid(logit) / smoothed;
     }
-
-    // What a head finds of an n-gram: its row of the table, those of the recent values from `first` on that followed
-    // it, and the current one
-    struct Found {
-        Int written, read;
-        Int row = -1, first = RECENT;
-        bool now = false;
-        Int number = 0;
-    };
 
     Found find(const Token& token, Int line, Int head) const {
         const Int n = attention.sizes[head], past = model.past_tokens, rows = attention.rows;
@@ -204,15 +208,31 @@ struct Head {
         Found found{hash_ngram(tokens, n), hash_ngram(tokens + 1, n)};
         if (found.read == NO_NGRAM) return found;
         const Int row = row_of(found.read, rows);
-        const Int* recent = before.recent_ngram + line * RECENT;
-        // from the newest on, as far as this n-gram has had the row
-        auto has = [&](Int ngram) { return ngram == NO_NGRAM || ngram == found.read || row_of(ngram, rows) != row; };
-        if (!has(found.written)) return found;
-        if ((found.now = found.written == found.read)) found.number++;
-        while (found.first > 0 && has(recent[found.first - 1])) found.number += recent[--found.first] == found.read;
-        if (found.first == 0 && before.ngram[line * rows + row] == found.read)
+        if (found.written != NO_NGRAM && found.written != found.read && row_of(found.written, rows) == row) return found;
+        found.now = found.written == found.read;
+        found.recent = count_back(before.recent_ngram + line * RECENT, RECENT, found, row);
+        if (found.recent == 0) found.waiting = count_back(before.waiting_ngram + line * WAITING, WAITING, found, row);
+        found.number = found.listed + found.now;
+        if (found.waiting == 0 && before.ngram[line * rows + row] == found.read)
             found.row = row, found.number += before.number[line * rows + row];
         return found;
+    }
+
+    // Count the values of an n-gram in a list from the newest on, as far as it has had the row; return where that begins
+    Int count_back(const Int* ngrams, Int size, Found& found, Int row) const {
+        auto is_other = [&](Int ngram) {
+            return (ngram != NO_NGRAM) & (ngram != found.read) & (row_of(ngram, attention.rows) == row);
+        };
+        constexpr Int BLOCK = 16;  // by vectors
+        static_assert(RECENT % BLOCK == 0 && WAITING % BLOCK == 0);
+        Int first = size, same = 0, others = 0;
+        for (; first; first -= BLOCK, found.listed += same, same = 0) {
+            const Int* block = ngrams + first - BLOCK;
+            for (Int i = 0; i < BLOCK; i++) same += block[i] == found.read, others += is_other(block[i]);
+            if (others) break;
+        }
+        while (first && !is_other(ngrams[first - 1])) found.listed += ngrams[--first] == found.read;
+        return first;
     }
 
     void sum_values(const Found& found, Int line) {
@@ -220,10 +240,15 @@ struct Head {
         auto add = [&](const float* x) {
             for (Int i = 0; i < value_dim; i++) y[i] += x[i];
         };
+        auto add_listed = [&](const Int* ngrams, const float* values, Int first, Int size) {
+            for (Int i = first; i < size; i++)
+                if (ngrams[line * size + i] == found.read) add(values + (line * size + i) * value_dim);
+        };
         if (found.row >= 0) add(static_cast<const float*>(before.S) + (line * attention.rows + found.row) * value_dim);
-        for (Int i = found.first; i < RECENT; i++)
-            if (before.recent_ngram[line * RECENT + i] == found.read && found.read != NO_NGRAM)
-                add(before.recent_v + (line * RECENT + i) * value_dim);
+        if (found.listed) {
+            add_listed(before.waiting_ngram, before.waiting_v, found.waiting, WAITING);
+            add_listed(before.recent_ngram, before.recent_v, found.recent, RECENT);
+        }
         if (found.now) add(v);
     }
 
@@ -234,9 +259,8 @@ struct Head {
         float* into = after.recent_v + line * RECENT * value_dim;
         std::copy_n(before.recent_ngram + line * RECENT + writes, kept, ngrams);
         std::copy_n(before.recent_v + (line * RECENT + writes) * value_dim, kept * value_dim, into);
-        if (!writes) return;
-        ngrams[kept] = written;
-        std::copy_n(v, value_dim, into + kept * value_dim);
+        if (writes) ngrams[kept] = written, std::copy_n(v, value_dim, into + kept * value_dim);
+        if (ngrams[0] != NO_NGRAM) __atomic_store_n(&job.full, 1, __ATOMIC_RELAXED);
     }
 
     // Softmax attention over the last tokens, the new one at the end

@@ -52,7 +52,8 @@ struct Step {
             const Attention& attention = model.layer[i].attention;
             most = std::max(most, 3 * padded(attention.features) + padded(attention.window));
         }
-        return most + 2 * padded(model.head_dim) + 2 * padded(model.value_dim) + padded(2 * model.value_dim);
+        return most + 2 * padded(model.head_dim) + 2 * padded(model.value_dim) + padded(2 * model.value_dim) +
+               padded(model.heads * sizeof(Found) / sizeof(float));
     }
 
     void run() {

@@ -53,9 +53,9 @@ def decode(
     before: States,
     after: States,
     workers: int,
-) -> Tensor:
+) -> tuple[Tensor, bool]:
     """Return logits (B, V) of the tokens after `tokens` (B,), which stand at `positions` (B,) of their documents, and
-    fill the states `after` them, on `workers` threads."""
+    whether recent values of n-gram attention are full now; fill the states `after` them, on `workers` threads."""
     rows, vocabulary = len(tokens), packed.model.output.outputs
     logits = torch.empty(rows, vocabulary, dtype=torch.float32, device="cpu")
     addresses = array("q", chain.from_iterable(chain(before.layers, after.layers)))
@@ -77,4 +77,4 @@ def decode(
     scratch = torch.empty(size, dtype=torch.float32, device="cpu")
     job.scratch = scratch.data_ptr()
     run_on_threads(functions.decode_step, job, workers)
-    return logits
+    return logits, bool(job.full)

@@ -77,7 +77,8 @@ class Model(ctypes.Structure):
 
 class LayerState(ctypes.Structure):
     _fields_ = (
-        *_pointers("S", "z", "keys", "values", "current", "number", "ngram", "recent_ngram", "recent_v", "tail"),
+        *_pointers("S", "z", "keys", "values", "current", "number", "ngram"),
+        *_pointers("waiting_ngram", "waiting_v", "recent_ngram", "recent_v", "tail"),
         *_ints("float64"),
     )
 
@@ -89,4 +90,5 @@ class DecodeJob(ctypes.Structure):
         *_pointers("tokens", "positions", "last_tokens_before", "last_tokens_after", "logits", "scratch"),
         *_ints("rows"),
         *_pointers("barrier", "thread_num", "num_threads"),
+        *_ints("full"),
     )

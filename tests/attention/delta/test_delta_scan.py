@@ -14,9 +14,8 @@ from lmlong.attention.delta.chunk import Scan
 from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
+from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.scan import IdentityFeatures, ScanInputs
-
-"""Width of values, other than that of features."""
 
 
 @pytest.fixture
@@ -99,6 +98,41 @@ def test_native_code_is_the_recurrence(time: int, starts: list[int] | None, inne
             float((one[name].detach().double() - exact).norm() / (exact.norm() + 1e-30)) for one in read[:2]
         )
         assert mine < max(2 * torchs, 2e-6), (name, mine, torchs)
+
+
+EXTREMES: dict[str, dict[str, float]] = {
+    "no key at all": {"fk": 0.0},
+    "nothing is written": {"beta": 0.0},
+    "every value replaces": {"beta": 1.0},
+    "every value replaces, nothing is forgotten": {"beta": 1.0, "log_decay": 0.0},
+    "all is forgotten": {"log_decay": MIN_LOG_DECAY},
+    "one key for all": {"fk": 1.0, "beta": 1.0},
+}
+
+
+@pytest.mark.parametrize("scan", [native.scan, chunk.scan], ids=["native", "torch"])
+@pytest.mark.parametrize("extreme", EXTREMES)
+def test_gates_and_keys_at_their_ends(scan: Scan, extreme: str) -> None:
+    """All but every third token, in float32, against the recurrence in float64: values, state and gradients."""
+    draw = torch.Generator().manual_seed(0)
+    x = {name: t.detach() if t is not None else None for name, t in case(300, [0, 130], True, draw).items()}
+    for name, value in EXTREMES[extreme].items():
+        held = x[name]
+        assert held is not None
+        held[:, :, torch.arange(300) % 3 > 0] = value
+    features = UnitFeatures(Silu(HEAD_DIM))
+
+    def by_recurrence(features: FeatureMap, x: ScanInputs, S: Tensor) -> tuple[Tensor, Tensor]:
+        fq, fk = features.query(x.q), features.key(x.k)
+        assert x.beta is not None
+        y, state = recurrent(fq, fk, x.v, x.beta, DeltaState(S), x.document_starts, x.log_decay)
+        return y, state.S
+
+    slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in (x["v"], x["S"])]  # type: ignore[union-attr]
+    mine = _read(x, features, scan, torch.float32, slopes)
+    exact = _read(x, features, by_recurrence, torch.float64, slopes)
+    for name, found in mine.items():
+        assert found.isfinite().all() and laws.error(found, exact[name]) < 2e-5, name
 
 
 @needs_triton

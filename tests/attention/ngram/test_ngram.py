@@ -12,7 +12,7 @@ from lmlong.attention.ngram import naive
 from lmlong.attention.ngram.hashing import GOLDEN, NO_NGRAM, ngram_hashes, row_of
 from lmlong.attention.ngram.native.kernel import scan as native_scan
 from lmlong.attention.ngram.scan import scan as torch_scan
-from lmlong.attention.ngram.state import RECENT, empty_state
+from lmlong.attention.ngram.state import RECENT, WAITING, empty_state
 from lmlong.attention.ngram.step import _in_table as step_in_table
 from lmlong.attention.ngram.step import settle, step
 from lmlong.model.fast_step import make_fast_step
@@ -79,9 +79,9 @@ def test_the_order_of_sums_depends_on_nothing_but_the_row(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 500])
-def test_more_tokens_than_the_recent_ones_by_steps(rows: int) -> None:
+def test_more_tokens_than_both_lists_hold_by_steps(rows: int) -> None:
     draw = torch.Generator().manual_seed(0)
-    time = 2 * RECENT + 30
+    time = WAITING + 2 * RECENT + 30
     tokens = torch.randint(3, (time,), generator=draw).tolist()
     v, hashes = torch.randn(1, 2, time, 4, generator=draw, dtype=torch.float64), hashes_of(tokens, [2, 3])
     state = empty_state((1, 2, rows), 4, v.device, v.dtype)
@@ -91,7 +91,8 @@ def test_more_tokens_than_the_recent_ones_by_steps(rows: int) -> None:
         assert torch.allclose(sums, truth[:, :, t : t + 1], atol=1e-10) and torch.equal(numbers, count[:, :, t : t + 1])
         assert (state.recent_ngram[..., 0] == NO_NGRAM).all()
     settled = settle(state)
-    assert (state.recent_ngram[..., -1] != NO_NGRAM).all() and (settled.recent_ngram == NO_NGRAM).all()
+    assert (state.recent_ngram[..., -1] != NO_NGRAM).all() and (state.number > 0).any()
+    assert (settled.recent_ngram == NO_NGRAM).all() and (settled.waiting_ngram == NO_NGRAM).all()
     assert torch.allclose(settled.S, end.S, atol=1e-10)
     assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
 
@@ -122,7 +123,7 @@ def test_what_is_no_number_stays_in_its_row_and_document() -> None:
 
 
 @needs_compiler
-def test_native_decode_over_more_tokens_than_the_recent_ones() -> None:
+def test_native_decode_over_more_tokens_than_both_lists_hold() -> None:
     options = recipe.Model(
         width=24,
         layers=2,
@@ -131,7 +132,7 @@ def test_native_decode_over_more_tokens_than_the_recent_ones() -> None:
     )
     torch.manual_seed(0)
     model = stirred(LanguageModel(options, 6), 0.5).eval()
-    tokens = torch.randint(6, (2, 2 * RECENT + 20))
+    tokens = torch.randint(6, (2, WAITING + 2 * RECENT + 20))
     with torch.inference_mode():
         truth, end = model(tokens)
         model.fast_step = make_fast_step(model)
