@@ -34,6 +34,10 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     normalizes_heads = True
     """Whether the model normalizes the output of each head, as fits a mean of values."""
 
+    starts_with_recall = False
+    """Whether its queries begin as codes of the last few tokens, and its keys as the same codes one token late: what
+    followed the same tokens before is then found before anything is learned."""
+
     inputs: Mapping[str, Input] = MappingProxyType({})
     """What the model must supply for each token besides q, k and v."""
 

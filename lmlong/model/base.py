@@ -102,8 +102,7 @@ class TextModel(nn.Module, ABC):
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.0 if name.endswith("out_proj") else module.in_features**-0.5)
             elif isinstance(module, ShortConvolution):
-                nn.init.normal_(module.weight, std=0.1)
-                module.weight[:, -1] += 1  # near the identity
+                module.init_weights()
 
 
 def count_parameters(model: nn.Module) -> int:

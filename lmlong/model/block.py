@@ -63,6 +63,14 @@ class Mixer(nn.Module):
         self.head_norm = RMSNorm(self.heads, value_dim) if self.attention.normalizes_heads else None
         self.out_proj = nn.Linear(self.values, width, bias=False)
 
+    def init_recall(self) -> None:
+        """Let keys begin as the queries of the token before, both codes of the last tokens, if the attention asks for
+        it."""
+        if self.attention.starts_with_recall and self.convolution is not None and self.convolution.width > 1:
+            queries, keys = slice(self.qkv_widths[0]), slice(self.qkv_widths[0], 2 * self.qkv_widths[0])
+            self.in_proj.weight[keys] = self.in_proj.weight[queries]
+            self.convolution.init_codes(queries, keys)
+
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
         return BlockState(self.attention.init_state(batch, device, dtype), tail)

@@ -64,6 +64,12 @@ class LanguageModel(TextModel):
         self._compiled_run: Callable[..., tuple[Tensor, ModelState]] | None = None
         self.init_weights()
 
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        super().init_weights()
+        for block in self.blocks:
+            block.mixer.init_recall()
+
     def init_state(self, batch: int) -> ModelState:
         like = self.embedding.weight.device, self.embedding.weight.dtype
         blocks = tuple(block.init_state(batch, *like) for block in self.blocks)

@@ -16,6 +16,9 @@ from lmlong.native.spec import NativeSpec
 BLOCK = 128
 """Tokens computed at once on a CPU, so that they are in cache for all taps."""
 
+CODED = 3
+"""Tokens of the longest code."""
+
 
 class ShortConvolution(nn.Module):
     """y_t = sum_j weight_j x_(t-j) over the last W tokens of the same document."""
@@ -24,6 +27,22 @@ class ShortConvolution(nn.Module):
         super().__init__()
         self.channels, self.width = channels, width
         self.weight = nn.Parameter(torch.empty(channels, width))
+
+    def init_weights(self) -> None:
+        """Begin near the identity."""
+        nn.init.normal_(self.weight, std=0.1)
+        self.weight[:, -1] += 1
+
+    def init_codes(self, codes: slice, late: slice) -> None:
+        """Let channels begin as codes of the last one, two and three tokens in turn, sums of them with random signs; as
+        many others begin as the same codes of the token before."""
+        weight = self.weight[codes]
+        reach = 1 + torch.arange(len(weight), device=weight.device)[:, None] % min(CODED, self.width - 1)
+        taken = torch.arange(self.width, device=weight.device) >= self.width - reach
+        signs = 2 * torch.randint_like(weight, 2) - 1
+        weight = signs * taken * reach**-0.5 + 0.1 * torch.randn_like(weight)
+        self.weight[codes], self.weight[late] = weight, weight.roll(-1, dims=1)
+        self.weight[late, -1] = 0
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         return torch.zeros(batch, self.width - 1, self.channels, device=device, dtype=dtype)

@@ -1,8 +1,11 @@
 """The short convolution against torch's own, and its gradients against differences."""
 
+import pytest
 import torch
-from torch.nn.functional import conv1d, pad
+from torch.nn.functional import conv1d, normalize, pad, silu
 
+from lmlong import recipe
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.short_conv import ShortConvolution
 
 
@@ -48,3 +51,28 @@ def test_a_document_does_not_see_the_one_before() -> None:
 
 def _count(batch: int, time: int) -> torch.Tensor:
     return torch.arange(time).expand(batch, time)
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 8])
+def test_keys_of_the_delta_rule_begin_as_the_queries_of_the_token_before(width: int) -> None:
+    """So that a model finds what followed its last tokens before it has learned anything."""
+    torch.manual_seed(0)
+    shape = recipe.Model(width=96, layers=1, heads=1, attention=recipe.Attention(kind="delta"), convolution=width)
+    model = LanguageModel(shape, 300)
+    said = torch.randperm(300)[:20]
+    found: dict[str, torch.Tensor] = {}
+    mixer = model.blocks[0].mixer
+    mixer.attention.register_forward_pre_hook(lambda _, given: found.update(q=given[0][0, 0], k=given[1][0, 0]))
+    model(torch.cat([said, said])[None])
+    q, k = (normalize(silu(found[name]), dim=-1) for name in ("q", "k"))
+    alike = q @ k.T
+    assert (alike[20:39].argmax(-1) % 20 == torch.arange(1, 20)).all()  # the token after it, here or there
+    assert alike.diagonal(1)[width:].min() > 0.85 and alike.diagonal(0)[width:].mean() < 0.6
+
+
+@pytest.mark.parametrize("kind", ["linear", "window"])
+def test_other_attentions_begin_near_the_identity(kind: str) -> None:
+    model = LanguageModel(recipe.Model(width=32, layers=1, heads=2, attention=recipe.Attention(kind=kind)), 50)
+    convolution = model.blocks[0].mixer.convolution
+    assert convolution is not None
+    assert (convolution.weight[:, -1] - 1).abs().mean() < 0.2 and convolution.weight[:, :-1].abs().mean() < 0.2

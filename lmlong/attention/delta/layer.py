@@ -31,6 +31,7 @@ class DeltaAttention(Recurrence[DeltaState]):
     the token. There is no denominator: the block's norm of each head takes its place.
     """
 
+    starts_with_recall = True
     kernel: Scan
     kernels = MappingProxyType({"native": lambda: native.scan, "torch": lambda: chunk.scan, "triton": triton.load_scan})
 
