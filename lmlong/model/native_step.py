@@ -76,8 +76,8 @@ class NativeStep:
 def _as_packed(state: ModelState) -> ModelState:
     """Return the state in the dtypes of job.h, each tensor contiguous."""
     hourglass = state.hourglass and HourglassState(*map(_floats, state.hourglass))
-    past = None if state.last_tokens is None else state.last_tokens.long().contiguous()
-    return ModelState(tuple(map(_block_as_packed, state.blocks)), state.position.long().contiguous(), hourglass, past)
+    past = None if state.last_tokens is None else _integers(state.last_tokens)
+    return ModelState(tuple(map(_block_as_packed, state.blocks)), _integers(state.position), hourglass, past)
 
 
 def _block_as_packed(block: BlockState) -> BlockState:
@@ -92,9 +92,9 @@ def _block_as_packed(block: BlockState) -> BlockState:
         return BlockState(DeltaState(S.contiguous() if S.dtype == torch.float64 else _floats(S)), tail)
     if isinstance(attention, NgramState):
         S, number, ngram, waiting_ngram, waiting_v, recent_ngram, recent_v = attention
-        table = _floats(S), number.int().contiguous(), ngram.long().contiguous()
-        waiting = waiting_ngram.long().contiguous(), _floats(waiting_v)
-        recent = recent_ngram.long().contiguous(), _floats(recent_v)
+        table = _floats(S), _integers(number, torch.int32), _integers(ngram)
+        waiting = _integers(waiting_ngram), _floats(waiting_v)
+        recent = _integers(recent_ngram), _floats(recent_v)
         return BlockState(NgramState(*table, *waiting, *recent), tail)
     k, v, current = attention
     return BlockState(WindowState(_floats(k), _floats(v), current.contiguous()), tail)
@@ -102,6 +102,10 @@ def _block_as_packed(block: BlockState) -> BlockState:
 
 def _floats(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
+
+
+def _integers(x: Tensor, dtype: torch.dtype = torch.long) -> Tensor:
+    return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()  # asked first, which is quicker
 
 
 def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:

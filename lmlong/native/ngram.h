@@ -19,9 +19,11 @@ inline Int hash_ngram(const Int* tokens, Int n) {
     return Int(hash * HASH_GOLDEN & HASH_MASK);
 }
 
-// By numbers of 32 bits, which vectors multiply fast
-inline Int row_of(Int hash, Int rows) {
-    return Int(uint64_t(uint32_t(hash >> (HASH_BITS / 2))) * uint32_t(rows) >> (HASH_BITS / 2));
+inline Int row_of(Int hash, Int rows) { return (hash >> (HASH_BITS / 2)) * rows >> (HASH_BITS / 2); }
+
+// The least hash of a row: the hashes of a row are those from it to before that of the next
+inline Int first_hash(Int row, Int rows) {
+    return ((row << (HASH_BITS / 2)) + rows - 1) / rows << (HASH_BITS / 2);
 }
 
 }  // namespace

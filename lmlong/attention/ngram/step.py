@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
 from lmlong.attention.ngram.native.kernel import scan
-from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, rows_at, without_lists
+from lmlong.attention.ngram.state import RECENT, NgramState, rows_at, without_lists
 
 
 def step(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
@@ -25,10 +25,12 @@ def make_room(state: NgramState) -> NgramState:
     """Return a state whose recent values are full with room for more."""
     if bool((state.waiting_ngram[..., :RECENT] != NO_NGRAM).any()):
         return settle(state)
-    ngrams, values = _listed(state)
-    waiting = state._replace(waiting_ngram=ngrams[..., -WAITING:].clone(), waiting_v=values[..., -WAITING:, :].clone())
-    empty = without_lists(state)
-    return waiting._replace(recent_ngram=empty.recent_ngram, recent_v=empty.recent_v)
+    return state._replace(
+        waiting_ngram=torch.cat([state.waiting_ngram[:, :, RECENT:], state.recent_ngram], dim=2),
+        waiting_v=torch.cat([state.waiting_v[:, :, RECENT:], state.recent_v], dim=2),
+        recent_ngram=torch.full_like(state.recent_ngram, NO_NGRAM),
+        recent_v=torch.zeros_like(state.recent_v),
+    )
 
 
 def settle(state: NgramState) -> NgramState:

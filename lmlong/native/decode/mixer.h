@@ -220,18 +220,20 @@ struct Head {
 
     // Count the values of an n-gram in a list from the newest on, as far as it has had the row; return where that begins
     Int count_back(const Int* ngrams, Int size, Found& found, Int row) const {
-        auto is_other = [&](Int ngram) {
-            return (ngram != NO_NGRAM) & (ngram != found.read) & (row_of(ngram, attention.rows) == row);
-        };
-        constexpr Int BLOCK = 16;  // by vectors
+        const Int begin = first_hash(row, attention.rows), end = first_hash(row + 1, attention.rows);
+        auto has_row = [&](Int ngram) { return (ngram >= begin) & (ngram < end); };  // which NO_NGRAM never has
+        constexpr Int BLOCK = 16;                                                    // by vectors
         static_assert(RECENT % BLOCK == 0 && WAITING % BLOCK == 0);
-        Int first = size, same = 0, others = 0;
-        for (; first; first -= BLOCK, found.listed += same, same = 0) {
+        Int first = size;
+        for (; first; first -= BLOCK) {
             const Int* block = ngrams + first - BLOCK;
-            for (Int i = 0; i < BLOCK; i++) same += block[i] == found.read, others += is_other(block[i]);
-            if (others) break;
+            Int same = 0, of_row = 0;
+            for (Int i = 0; i < BLOCK; i++) same += block[i] == found.read, of_row += has_row(block[i]);
+            if (of_row > same) break;
+            found.listed += same;
         }
-        while (first && !is_other(ngrams[first - 1])) found.listed += ngrams[--first] == found.read;
+        for (; first && (ngrams[first - 1] == found.read || !has_row(ngrams[first - 1])); first--)
+            found.listed += ngrams[first - 1] == found.read;
         return first;
     }
 
