@@ -36,7 +36,7 @@ SAMPLES, MORE_SAMPLES = 2, 4
 """Passes with rounding at random, of which the largest error counts, and how many more where that is exceeded: it is
 small by chance where one number decides, and sums over a long text are rounded more often in other ways to read."""
 
-FACTOR = 4.0
+FACTOR = 6.0
 """How many times that error is allowed: products of matrices round every sum on the way, those passes the last alone.
 In most recipes errors are about as large as theirs."""
 

@@ -88,14 +88,14 @@ def test_a_run_resumed_has_only_the_time_that_is_left(recipe_of: Recipes, tmp_pa
 @pytest.mark.slow
 def test_a_run_killed_ends_after_as_many_minutes_as_one_that_was_not(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = ("train", tiny, *BY_TIME, "training.minutes=0.05", "--out", run, "--resume", "auto")
+    command = ("train", tiny, *BY_TIME, "training.minutes=0.15", "--out", run, "--resume", "auto")
     child = lmlong(*command)
     while len(metrics(run)) < 3 and child.poll() is None:
         time.sleep(0.002)
     child.kill()
     child.communicate(timeout=120)
     kept, before = read.read_training(read.find(run)), metrics(run)
-    assert child.returncode == -9 and 0 < kept["seconds"] < 3
+    assert child.returncode == -9 and 0 < kept["seconds"] < 9
     child = lmlong(*command)
     _, errors = child.communicate(timeout=120)
     assert child.returncode == 0 and "of the time" in errors, errors
@@ -104,7 +104,7 @@ def test_a_run_killed_ends_after_as_many_minutes_as_one_that_was_not(tiny: Path,
     assert metrics(run)[: kept["step"]] == before[: kept["step"]]
     after = read.read_training(read.find(run))
     mean = (after["seconds"] - kept["seconds"]) / (after["step"] - kept["step"])
-    assert after["seconds"] >= 3 and (after["step"] - kept["step"] - 2) * mean < 3 - kept["seconds"]
+    assert after["seconds"] >= 9 and (after["step"] - kept["step"] - 2) * mean < 9 - kept["seconds"]
 
 
 def test_a_dry_run_tells_the_steps_that_fit(recipe_of: Recipes) -> None:
