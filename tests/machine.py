@@ -1,5 +1,6 @@
 """What a test needs of the machine it runs on."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from lmlong.native.build import find_compiler
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 

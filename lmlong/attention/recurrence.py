@@ -9,7 +9,7 @@ from torch import Tensor
 from lmlong.attention.base import CausalAttention, State, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.gates import LONGEST_MEMORY, fixed_log_decay, forget_gate
-from lmlong.attention.inputs import Inputs
+from lmlong.attention.inputs import Gate, Inputs
 
 
 class Recurrence(CausalAttention[State]):
@@ -27,14 +27,24 @@ class Recurrence(CausalAttention[State]):
         longest_memory: int = LONGEST_MEMORY,
     ):
         super().__init__()
-        self.heads, self.head_dim, self.value_dim, self.feature_map = heads, head_dim, value_dim, feature_map
+        self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
+        self.feature_map = self.features_of(feature_map)
         self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
-        self.inputs = {"log_decay": forget_gate(heads, longest_memory)} if decay == "learned" else {}
+        forget = {"log_decay": forget_gate(heads, longest_memory)} if decay == "learned" else {}
+        self.inputs = {**forget, **self.own_gates()}
         fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
         self.use_kernel("native")
         self.state_dtype = torch.float32
         """The least precise dtype of the state: a float32 sum of ones stops at 2^24 without a gate."""
+
+    def features_of(self, feature_map: FeatureMap) -> FeatureMap:
+        """Return the features that the state is made of, given those of a map."""
+        return feature_map
+
+    def own_gates(self) -> dict[str, Gate]:
+        """Return the gates besides the one that forgets."""
+        return {}
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
         """Return the log decay of each token: the learned one, the fixed one, or none."""

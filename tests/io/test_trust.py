@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from machine import needs_root
 
 from lmlong.io.trust import is_private, make_private
 
@@ -33,7 +34,7 @@ def test_a_file_that_others_can_write_to_is_not(tmp_path: Path) -> None:
     assert not is_private(file)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@needs_root
 def test_what_another_user_owns_is_not(tmp_path: Path) -> None:
     folder = tmp_path / "his"
     folder.mkdir(mode=0o755)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from machine import needs_compiler
+from machine import needs_compiler, needs_root
 
 from lmlong.io import manifest
 from lmlong.native.build import CODE, LIBRARY, find_compiler
@@ -64,7 +64,7 @@ def test_code_that_others_may_have_planted_is_not_run(compiled: Path, tmp_path: 
     ) in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@needs_root
 @pytest.mark.parametrize("where", ["native", "code"])
 def test_code_that_somebody_else_owns_is_not_run(compiled: Path, tmp_path: Path, where: str) -> None:
     cache, witness = tmp_path / "cache", tmp_path / "witness"

@@ -13,7 +13,6 @@ from lmlong.attention.delta.chunk import Scan
 from lmlong.attention.delta.features import UnitFeatures
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.gates import LONGEST_MEMORY
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import ScanInputs, without_autocast
@@ -35,17 +34,11 @@ class DeltaAttention(Recurrence[DeltaState]):
     kernel: Scan
     kernels = MappingProxyType({"native": lambda: native.scan, "torch": lambda: chunk.scan, "triton": triton.load_scan})
 
-    def __init__(
-        self,
-        heads: int,
-        head_dim: int,
-        value_dim: int,
-        feature_map: FeatureMap,
-        decay: str = "none",
-        longest_memory: int = LONGEST_MEMORY,
-    ):
-        super().__init__(heads, head_dim, value_dim, UnitFeatures(feature_map), decay, longest_memory)
-        self.inputs = {**self.inputs, "beta": Gate("beta", "sigmoid", torch.full((heads,), BETA_START))}
+    def features_of(self, feature_map: FeatureMap) -> FeatureMap:
+        return UnitFeatures(feature_map)
+
+    def own_gates(self) -> dict[str, Gate]:
+        return {"beta": Gate("beta", "sigmoid", torch.full((self.heads,), BETA_START))}
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
         shape = (batch, self.heads, self.feature_map.features, self.value_dim)

@@ -35,9 +35,10 @@ def make_room(state: NgramState) -> NgramState:
 
 def settle(state: NgramState) -> NgramState:
     """Return the state with all values in its table."""
-    ngrams, values = _listed(state)
-    if state.S.device.type != "cpu" or bool((ngrams == NO_NGRAM).all()):
+    empty = (bool((ngrams == NO_NGRAM).all()) for ngrams in (state.recent_ngram, state.waiting_ngram))
+    if state.S.device.type != "cpu" or all(empty):
         return state
+    ngrams, values = _listed(state)
     followed = pad(ngrams[..., 1:], (0, 1), value=NO_NGRAM)
     return without_lists(scan(values, torch.stack([ngrams, followed], dim=-1), None, state)[2])
 
