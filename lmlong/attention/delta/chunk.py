@@ -60,7 +60,7 @@ class ChunkGrads(NamedTuple):
     log_decay: Tensor  # (N, B, H, C)
 
 
-class Recurrence(Protocol):
+class ChunkRecurrence(Protocol):
     """What waits, chunk after chunk, for the state S_n before it; all else is computed for all chunks at once.
 
     X_n = A_n + B_n S_n and S_(n+1) = r_n S_n + C_n^T X_n + E_n; going backwards, of gradients, S_n and S_(n+1) change
@@ -93,7 +93,7 @@ class ChunkKernel:
 
     has_denominators = False
 
-    def __init__(self, recurrence: Recurrence = recurrence):
+    def __init__(self, recurrence: ChunkRecurrence = recurrence):
         self._recurrence = recurrence
 
     def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:

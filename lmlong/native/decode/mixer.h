@@ -33,7 +33,7 @@ struct Head {
     const Int values = model.heads * value_dim;           // of all heads
     const Int channels = layer.in_proj.outputs - values;  // of queries, keys and values, or of values alone
     float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
-    Found* found;  // by all heads of a row of the batch
+    Found* found_by;  // each head of a row of the batch
     Int found_row = -1;
 
     Head(const DecodeJob& job, Int layer, Scratch scratch)
@@ -43,7 +43,7 @@ struct Head {
         numerators = scratch.take(2 * value_dim);  // may be float64
         for (float** x : {&fq, &fk, &inner}) *x = scratch.take(attention.features);
         weights = scratch.take(attention.window);
-        found = reinterpret_cast<Found*>(scratch.take(model.heads * sizeof(Found) / sizeof(float)));
+        found_by = reinterpret_cast<Found*>(scratch.take(model.heads * sizeof(Found) / sizeof(float)));
     }
 
     // Write this head's part of `mixed`, from the queries, keys, values and gates of all heads and the vector `normed`
@@ -186,15 +186,15 @@ struct Head {
     // The mean of the values that followed the last n tokens, weighed by a gate that sees how many every head has found
     void ngram_attention(const Token& token, Int line, Int head, const float* normed) {
         if (token.row != found_row) {  // heads of one row come one after the other
-            for (Int other = 0; other < model.heads; other++) found[other] = find(token, line - head + other, other);
+            for (Int other = 0; other < model.heads; other++) found_by[other] = find(token, line - head + other, other);
             found_row = token.row;
         }
         float logit = gate_logit(attention.gate_weight, attention.gate_bias, head, normed);
         for (Int other = 0; other < model.heads; other++)
-            logit += attention.number_weight[head * model.heads + other] * std::log1p(float(found[other].number));
-        sum_values(found[head], line);
-        append_value(found[head].written, line);
-        const float smoothed = found[head].number + std::exp(attention.raw_smoothing[head]);
+            logit += attention.number_weight[head * model.heads + other] * std::log1p(float(found_by[other].number));
+        sum_values(found_by[head], line);
+        append_value(found_by[head].written, line);
+        const float smoothed = found_by[head].number + std::exp(attention.raw_smoothing[head]);
         for (Int i = 0; i < value_dim; i++) y[i] *= sigmoid(logit) / smoothed;
     }
 
