@@ -74,7 +74,7 @@ def examine_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMa
     """Return what `check_feature_map` does, without an error for a broken law."""
     made = feature_map if isinstance(feature_map, FeatureMap) else feature_map(HEADS, HEAD_DIM)
     verdicts = list(_of_feature_map(made))
-    for decay in ("none", "learned"):
+    for decay in ("none", "learned") if made.signed else ("none", "learned", "channel"):
         verdicts += _verdicts(LinearAttention(HEADS, HEAD_DIM, VALUE_DIM, made, decay))
     return Report(in_words(made), _worst(verdicts))
 

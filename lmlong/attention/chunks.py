@@ -4,6 +4,7 @@ N chunks, B batch, H heads, C tokens in a chunk, T time.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ class Decay(NamedTuple):
     from_state: Tensor | None  # a (..., C, 1), multiplies the queries' outputs from the state
     to_end: Tensor | None  # u (..., C, 1), multiplies what keys add to the state
     chunk: Tensor | None  # r (..., 1, 1), multiplies the state, in its dtype
+    pairs: Sequence[Tensor] | None = None
+    """Of a decay for each channel, where a, u and r have a number for each: see linear/channel_decay.py."""
 
 
 def decay_masks(
@@ -58,7 +61,7 @@ def masked(weights: Tensor, decay: Decay) -> Tensor:
 
 def to_chunks(x: Tensor) -> Tensor:
     """Return (B, H, T, ...) as (N, B, H, C, ...), contiguous, padded with zeros."""
-    size = min(CHUNK_SIZE, x.shape[2])
+    size = min(CHUNK_SIZE, 1 << (x.shape[2] - 1).bit_length())  # a power of 2, which can be halved
     missing = -x.shape[2] % size
     if missing:
         x = pad(x, (*(0, 0) * (x.ndim - 3), 0, missing))
@@ -77,3 +80,9 @@ def from_chunks(x: Tensor, out: Tensor) -> None:
 def flat_chunks(x: Tensor) -> Tensor:
     """Return (B, H, T, ...) as (N B, H, C, ...)."""
     return to_chunks(x).flatten(0, 1)
+
+
+def add_matmul(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Add a product to `total` (N, B, H, ...)."""
+    total.flatten(0, 2).baddbmm_(left.flatten(0, 2), right.flatten(0, 2))
+    return total

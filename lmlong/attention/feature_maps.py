@@ -27,6 +27,10 @@ class FeatureMap(nn.Module, ABC):
     uses_rope = False
     """Whether RoPE is applied to queries and keys, unless the recipe says otherwise."""
 
+    signed = False
+    """Whether features may be negative: then products are positive as sums over all features alone, and a head must
+    forget all of them alike."""
+
     def __init__(self, features: int):
         super().__init__()
         self.features = features
@@ -89,6 +93,7 @@ class Cosine(FeatureMap):
     """[1, c x / |x|]: sim is 1 + c^2 cos(q, k), softmax to first order, kept positive by unit norms (Su 2020)."""
 
     uses_rope = True
+    signed = True
 
     SHRINK = 0.99
     """c: below 1 by more than bfloat16 rounds, else opposite vectors would give a denominator of 0 or less."""
@@ -127,6 +132,8 @@ class Taylor(FeatureMap):
     The projections are normalized to one length, so that |s| is at most sqrt(inner): the sum of squares and mixed terms
     is positive in exact numbers only, and would round below 0 where s is large.
     """
+
+    signed = True
 
     def __init__(self, heads: int, head_dim: int, inner: int):
         # of x (x) x each pair is kept once, with weight sqrt 2, which leaves all products unchanged

@@ -1,6 +1,6 @@
-"""Forget gates: the share of its state that a head keeps at each token, as a logarithm.
+"""Forget gates: the share of its state that a head, or each feature of it, keeps at each token, as a logarithm.
 
-H heads.
+H heads, F features.
 """
 
 import math
@@ -16,6 +16,16 @@ LONGEST_MEMORY = 8192
 def forget_gate(heads: int, longest: int = LONGEST_MEMORY) -> Gate:
     """Return a gate learned for each head, which starts with a long memory."""
     return Gate("forget_gate", "log_sigmoid", (memory_lengths(heads, longest) - 1).log())
+
+
+RANK = 16
+"""That of the projection of a gate for each feature: a whole matrix would be as large as those of queries and keys."""
+
+
+def channel_forget_gate(heads: int, features: int, longest: int = LONGEST_MEMORY) -> Gate:
+    """Return a gate learned for each feature (H, F); the features of a head start with one memory."""
+    start = forget_gate(heads, longest).start
+    return Gate("forget_gate", "log_sigmoid", start[:, None].expand(-1, features), RANK)
 
 
 def fixed_log_decay(heads: int, longest: int = LONGEST_MEMORY) -> Tensor:

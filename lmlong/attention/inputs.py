@@ -31,6 +31,7 @@ class Gate(NamedTuple):
     name: str  # of its projection among the model's weights
     activation: Literal["identity", "sigmoid", "log_sigmoid"]
     start: Tensor  # (H,), or (H, D) with a gate for each channel: what the activation is applied to before training
+    rank: int | None = None  # of the projection, a product of two matrices; one matrix where there is none
 
     def activate(self, x: Tensor) -> Tensor:
         """Return the gate (..., T) or (..., T, D) of what was projected."""
@@ -56,20 +57,23 @@ class GateProjection(nn.Module):
     def __init__(self, width: int, gate: Gate):
         super().__init__()
         self.gate = gate
-        self.weight = nn.Parameter(torch.zeros(gate.start.numel(), width))
+        self.down = None if gate.rank is None else nn.Parameter(torch.randn(gate.rank, width) * width**-0.5)
+        self.weight = nn.Parameter(torch.zeros(gate.start.numel(), gate.rank or width))
         self.bias = nn.Parameter(gate.start.flatten().to(torch.get_default_device(), copy=True))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return gates (B, H, T) or (B, H, T, D) of x (B, T, width), in float32 at least: bfloat16 cannot tell 0.999
         from 1."""
         with torch.autocast(x.device.type, enabled=False):
-            dtype = torch.promote_types(x.dtype, torch.float32)
-            gates = self.gate.activate(x.to(dtype) @ self.weight.to(dtype).mT + self.bias.to(dtype))
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+            if self.down is not None:
+                x = x @ self.down.to(x.dtype).mT
+            gates = self.gate.activate(x @ self.weight.to(x.dtype).mT + self.bias.to(x.dtype))
         return gates.mT if self.gate.start.ndim == 1 else gates.unflatten(-1, self.gate.start.shape).transpose(1, 2)
 
     def native_spec(self) -> NativeSpec:
         options = {"activation": self.gate.activation, "shape": tuple(self.gate.start.shape)}
-        return NativeSpec("gate", options, {"weight": self.weight, "bias": self.bias})
+        return NativeSpec("gate", options, {"down": self.down, "weight": self.weight, "bias": self.bias})
 
 
 def last_tokens(tokens: Tensor, past: Tensor, in_document: Tensor) -> Tensor:

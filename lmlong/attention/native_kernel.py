@@ -37,6 +37,7 @@ class ScanJob(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("lines", "heads", "time", "features", "value_dim", "feature_map")),
+        ("channel_decay", ctypes.c_int64),
         *((name, StridedTensor) for name in ("q", "k", "v", "document_starts", "log_decay", "beta")),
         *((name, StridedTensor) for name in ("y", "denominators", "dy", "dq", "dk", "dv", "dlog_decay", "dbeta")),
         *(
@@ -124,6 +125,7 @@ class NativeKernel:
         workers = max(1, min(torch.get_num_threads(), batch * heads))  # one where there is nothing to do
         scratch = state.new_empty(workers, self._library.scratch_size(time, *dims))
         job = ScanJob(batch * heads, heads, time, *dims, self._fused(features) or FeatureMap.IDENTITY)
+        job.channel_decay = inputs.log_decay is not None and inputs.log_decay.ndim == 4
         job.scratch_size = scratch.shape[1]
         tensors = {**inputs._asdict(), **outputs._asdict(), **others, "state_before": state, "scratch": scratch}
         # `held` keeps copies alive while the job reads them

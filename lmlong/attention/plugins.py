@@ -154,7 +154,9 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
         )
         registry.CAUSAL[kind] = _factory(where, kind, attention, problem_of_attention)
     for kind, feature_map in plugin.feature_maps.items():
-        FEATURE_MAP_KINDS[kind] = FeatureMapInfo(feature_map.uses_rope, options_of(feature_map), name)
+        FEATURE_MAP_KINDS[kind] = FeatureMapInfo(
+            uses_rope=feature_map.uses_rope, signed=feature_map.signed, options=options_of(feature_map), plugin=name
+        )
         registry.FEATURE_MAPS[kind] = _factory(where, kind, feature_map, problem_of_feature_map)
     LOADED[name] = plugin
     return plugin

@@ -1,6 +1,6 @@
 """What the recurrences over queries and keys share: a feature map, an optional forget gate, and a scan.
 
-B batch, H heads, T time.
+B batch, H heads, T time, F features.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmlong.attention.base import CausalAttention, State, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.gates import LONGEST_MEMORY, fixed_log_decay, forget_gate
+from lmlong.attention.gates import LONGEST_MEMORY, channel_forget_gate, fixed_log_decay, forget_gate
 from lmlong.attention.inputs import Gate, Inputs
 
 
@@ -30,8 +30,14 @@ class Recurrence(CausalAttention[State]):
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
         self.feature_map = self.features_of(feature_map)
         self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
-        forget = {"log_decay": forget_gate(heads, longest_memory)} if decay == "learned" else {}
-        self.inputs = {**forget, **self.own_gates()}
+        self.inputs = self.own_gates()
+        self.decay_channels = self.feature_map.features if decay == "channel" else 1
+        """How many decays a head has."""
+        if decay == "learned":
+            self.inputs = {"log_decay": forget_gate(heads, longest_memory), **self.inputs}
+        elif decay == "channel":
+            gate = channel_forget_gate(heads, self.feature_map.features, longest_memory)
+            self.inputs = {"log_decay": gate, **self.inputs}
         fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
         self.use_kernel("native")
@@ -47,7 +53,8 @@ class Recurrence(CausalAttention[State]):
         return {}
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
-        """Return the log decay of each token: the learned one, the fixed one, or none."""
+        """Return the log decay of each token (B, H, T), or of each of its features (B, H, T, F): the learned one, the
+        fixed one, or none."""
         if self.log_decay is None:
             return inputs["log_decay"] if "log_decay" in self.inputs else None
         return self.log_decay.to(at_least_float32(q.dtype))[None, :, None].expand(q.shape[:3])

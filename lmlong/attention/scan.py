@@ -47,7 +47,7 @@ class ScanInputs(NamedTuple):
     k: Tensor  # (B, H, T, ...)
     v: Tensor  # (B, H, T, V)
     document_starts: Tensor | None  # (B, T)
-    log_decay: Tensor | None  # (B, H, T)
+    log_decay: Tensor | None  # (B, H, T), or (B, H, T, F) by channel, of linear attention alone
     beta: Tensor | None = None  # (B, H, T) how much of what a key has stored the value replaces; the delta rule alone
 
     def span_begins(self) -> range:
@@ -160,7 +160,7 @@ class _Scan(torch.autograd.Function):
         weights, states = others[: ctx.weights], others[ctx.weights :]
         needed = ctx.needs_input_grad[8:10]
         dlog_decay, dbeta = (
-            dstate.new_empty(dy.shape[:3]) if gate is not None and wanted else None
+            dstate.new_empty(gate.shape) if gate is not None and wanted else None
             for gate, wanted in zip((inputs.log_decay, inputs.beta), needed, strict=True)
         )
         dinputs = ScanInputs(

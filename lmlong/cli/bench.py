@@ -41,7 +41,12 @@ def bench() -> None:
     help="The recipe's own text, or random letters said again and again.",
 )
 @click.option("--only", metavar="NAME,...", help="Train these alone.  [default: all]")
-@click.option("--rates", default="2e-3,4e-3,8e-3", show_default=True, help="Learning rates to choose from.")
+@click.option(
+    "--rates",
+    default="2e-3,4e-3,8e-3",
+    show_default=True,
+    help="Learning rates to choose from, and to go beyond where the best is at an end; one alone is taken.",
+)
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs at the best learning rate.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs.  [default: runs/compare]"
@@ -61,7 +66,7 @@ def compare(
 ) -> None:
     """Train every attention alike and tabulate bits per byte, parameters, speed and state.
 
-    The learning rate of each is chosen from the same grid by the first seed. Interrupted, it goes on where it stopped.
+    The learning rate of each is chosen by the first seed. Interrupted, it goes on where it stopped.
 
     \b
     Example: two attentions on text that only memory can predict.

@@ -28,9 +28,13 @@ CANDIDATES = {
     "taylor": ["feature_map=taylor", "decay=none"],
     "favor": ["feature_map=favor", "decay=none"],
     "elu-learned": ["feature_map=elu", "decay=learned"],
+    "elu-channel": ["feature_map=elu", "decay=channel"],
     "delta": ["kind=delta", "decay=learned"],
     "elu-learned-window": ["kind=[linear, linear, linear, window]", "feature_map=elu", "decay=learned", "window=64"],
+    "delta-window": ["kind=[delta, delta, delta, window]", "decay=learned", "window=64"],
     "elu-learned-ngram": ["kind=[linear, ngram, linear, linear]", "feature_map=elu", "decay=learned"],
+    "delta-ngram": ["kind=[delta, ngram, delta, delta]", "decay=learned"],
+    "delta-window-ngram": ["kind=[delta, ngram, delta, window]", "decay=learned", "window=64"],
 }
 """What is compared, by name: options below model.attention."""
 
@@ -75,16 +79,32 @@ def compare_attentions(
 ) -> tuple[list[CandidateResult], list[ComparedRun]]:
     """Return the results and all runs; each run has a folder under `out`, and is continued or reused if it exists.
 
-    The learning rate is chosen by the first seed; the others run at the best one only.
+    The learning rate is chosen by the first seed, from `rates` and as many beyond them as it takes until the best is
+    not at an end; the others run at the best one only.
     """
     results, runs = [], []
     for name in names:
-        first = [trained_run(recipe, overrides, name, rate, 0, out) for rate in rates]
-        best = min(first, key=lambda run: run.bits_per_byte)
+        first = [trained_run(recipe, overrides, name, rate, 0, out) for rate in sorted(rates)]
+        while (beyond := _rate_beyond(first)) is not None:
+            first.append(trained_run(recipe, overrides, name, beyond, 0, out))
+        best = min(first, key=_bits_per_byte)
         more = [trained_run(recipe, overrides, name, best.rate, seed, out) for seed in range(1, seeds)]
         results.append(CandidateResult(name, [best, *more]))
         runs += [*first, *more]
     return results, runs
+
+
+def _rate_beyond(tried: Sequence[ComparedRun]) -> float | None:
+    """Return the next learning rate beyond an end at which the best of several was; None if it was between others."""
+    by_rate = sorted(tried, key=lambda run: run.rate)
+    best = min(by_rate, key=_bits_per_byte)
+    if len(by_rate) == 1 or best not in (by_rate[0], by_rate[-1]):
+        return None
+    return best.rate * 2 if best is by_rate[-1] else best.rate / 2
+
+
+def _bits_per_byte(run: ComparedRun) -> float:
+    return run.bits_per_byte
 
 
 def trained_run(recipe: str, overrides: Sequence[str], name: str, rate: float, seed: int, out: Path) -> ComparedRun:

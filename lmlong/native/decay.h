@@ -1,4 +1,4 @@
-// The decay masks of a chunk, from log decays and document starts.
+// The decay masks of a chunk, from document starts and log decays by head.
 
 #pragma once
 
@@ -15,15 +15,16 @@ struct Decay {  // the letters are those of chunk.py
 
 void decay_masks(const Line& line, Int begin, Decay& decay) {
     const ScanJob& job = line.job;
+    const bool by_head = job.log_decay.data && !job.channel_decay;
     alignas(64) float total[TILE], document[TILE];
     float log2_decay = 0, documents = 0;
     for (Int t = 0; t < TILE; t++) {
         const bool valid = t < line.tokens(begin);
         if (valid && job.document_starts.data) documents += *line.pointer<bool>(job.document_starts, begin + t);
-        if (valid && job.log_decay.data) log2_decay += *line.pointer(job.log_decay, begin + t) * LOG2_E;
+        if (valid && by_head) log2_decay += *line.pointer(job.log_decay, begin + t) * LOG2_E;
         total[t] = log2_decay, document[t] = documents;
     }
-    const bool none = !job.log_decay.data && documents == 0;
+    const bool none = !by_head && documents == 0;
     if (none && decay.none) return;
     decay.none = none;
     // clamped before the power: differences to the future are positive and could overflow

@@ -20,6 +20,7 @@ struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data`
 
 struct ScanJob {
     Int lines, heads, time, features, value_dim, feature_map;  // a line is one head of one row
+    Int channel_decay;                                         // log decays are (B, H, T, F)
     StridedTensor q, k, v, document_starts, log_decay, beta, y, denominators, dy, dq, dk, dv, dlog_decay, dbeta;
     // contiguous: `state_after` is an output of the forward pass, `dstate_before` of the backward
     float *state_before, *state_after;

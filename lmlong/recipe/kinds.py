@@ -36,6 +36,8 @@ class FeatureMapInfo(NamedTuple):
     """A feature map as recipes see it."""
 
     uses_rope: bool = False
+    signed: bool = False
+    """Whether features may be negative, so that no channel may be forgotten sooner than the others."""
     options: type[Options] | None = None
     plugin: str | None = None
 
@@ -90,9 +92,9 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
 FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
     "elu": FeatureMapInfo(),
     "relu": FeatureMapInfo(),
-    "cosine": FeatureMapInfo(uses_rope=True),
+    "cosine": FeatureMapInfo(uses_rope=True, signed=True),
     "softmax": FeatureMapInfo(),
-    "taylor": FeatureMapInfo(),
+    "taylor": FeatureMapInfo(signed=True),
     "favor": FeatureMapInfo(uses_rope=True),
 }
 

@@ -116,9 +116,9 @@ class Attention(Options):
     to all of the text: full (exact), linformer, efficient, or linear. A list is a pattern repeated over the layers."""
     feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
     """linear: the map that replaces softmax's exponential, kept non-negative."""
-    decay: Literal["none", "fixed", "learned"] = "learned"
-    """linear, delta: forget nothing, at a fixed rate a head, or by a gate learned from the token; an encoder has
-    none."""
+    decay: Literal["none", "fixed", "learned", "channel"] = "learned"
+    """linear, delta: forget nothing, at a fixed rate a head, or by a gate learned from the token; channel, for linear
+    alone, learns a gate for each feature. An encoder has none."""
     longest_memory: Annotated[int, Field(gt=2, le=bounds.TOKENS), IsLength()] = 8192
     """linear, delta with a fixed or learned decay: tokens after which 1/e of the state is left in the head that keeps
     longest (a learned decay begins there); the heads before it keep from 2 tokens on, evenly on a log scale."""
@@ -129,6 +129,23 @@ class Attention(Options):
     linformer: Linformer = Linformer()
     delta: Delta = Delta()
     ngram: Ngram = Ngram()
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        if self.decay == "channel" and "delta" in self.kind_names:
+            yield mistake(
+                "decay", "delta forgets by the head, not by the channel. Use learned, or linear layers alone."
+            )
+        if self.decay == "channel" and "linear" in self.kind_names and FEATURE_MAP_KINDS[self.feature_map].signed:
+            yield mistake(
+                "decay",
+                f"features of {self.feature_map} have signs, and their products are positive only while all channels "
+                "are forgotten alike. Use learned, or another feature_map.",
+            )
+
+    @property
+    def kind_names(self) -> list[str]:
+        """The attentions of the pattern."""
+        return [self.kind] if isinstance(self.kind, str) else self.kind
 
     def plugin_options(self, name: str) -> Options:
         """Return the options of the attention or feature map of a plug-in: its section, or its defaults."""
@@ -230,8 +247,7 @@ class Model(Options):
     @property
     def kinds(self) -> list[str]:
         """The attention of each layer: the pattern, repeated."""
-        kind = self.attention.kind
-        pattern = [kind] if isinstance(kind, str) else kind
+        pattern = self.attention.kind_names
         return [pattern[layer % len(pattern)] for layer in range(self.layers)]
 
     def layer_lengths(self, kind: str, tokens: int) -> list[int]:

@@ -1,6 +1,6 @@
 """What each head of the recurrences keeps of the past, measured while a model is validated.
 
-B batch, H heads, T time.
+B batch, H heads, T time, C channels, or 1.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,11 +26,12 @@ class StateHealth:
     """The effective memory of each head of a model's recurrences, and the smallest denominator of linear attention.
 
     The effective memory is the number of tokens after which 1/e of what a head has read is left, at the mean of its log
-    decays; None for a head that forgets nothing.
+    decays; None for a head that forgets nothing. Of a head whose channels have decays of their own it is their median.
     """
 
     def __init__(self, model: TextModel):
-        self.heads: dict[int, Tensor] = {}  # of a layer: sums of log decays, counts, smallest denominators (3, H)
+        self.heads: dict[int, Tensor] = {}
+        """Of a layer: sums of log decays, counts, smallest denominators (3, H, C), by channel where they decay so."""
         self.layers: dict[int, Recurrence[Any]] = {}
         self.block_sizes: dict[int, int] = {}  # tokens that a layer reads as one
         # torch.compile traces no hooks, and in DeepSpeed's stage 3 a weight is whole only in its own module
@@ -40,7 +41,7 @@ class StateHealth:
                     self.layers[layer] = attention
                     inner = model.hourglass and layer in model.downsampled_layers
                     self.block_sizes[layer] = model.hourglass.factor if model.hourglass and inner else 1
-                    zeros = torch.zeros(2, attention.heads, dtype=torch.float64)
+                    zeros = torch.zeros(2, attention.heads, attention.decay_channels, dtype=torch.float64)
                     self.heads[layer] = torch.cat([zeros, torch.full_like(zeros[:1], torch.inf)])
 
     @contextmanager
@@ -65,21 +66,21 @@ class StateHealth:
                 return
             log_decay, held = attention.token_log_decay(q, inputs), self.heads[layer]
             if log_decay is not None:
-                held[0] += as_float64(log_decay).sum(dim=(0, 2)).cpu()
+                held[0] += as_float64(log_decay).sum(dim=(0, 2)).view_as(held[0]).cpu()
             held[1] += q.shape[0] * q.shape[2]
             if isinstance(attention, LinearAttention):
                 smallest = as_float64(attention.denominators(*arguments)).amin(dim=(0, 2)).cpu()
-                held[2] = torch.minimum(held[2], smallest)
+                held[2] = torch.minimum(held[2], smallest[:, None])
 
         return count
 
     def _numbers(self, layer: int, held: Tensor) -> HeadNumbers:
-        """Return the numbers of a layer, given those of one rank (3, H) or of each (ranks, 3, H)."""
-        log_decay, count, smallest = held.reshape(-1, *held.shape[-2:]).unbind(1)
+        """Return the numbers of a layer, given those of one rank (3, H, C) or of each (ranks, 3, H, C)."""
+        log_decay, count, smallest = held.reshape(-1, *held.shape[-3:]).unbind(1)
         rate = log_decay.sum(0) / count.sum(0)
-        memory = torch.where(rate < 0, -self.block_sizes[layer] / rate, torch.nan)
-        numbers = {"effective_memory": [round(tokens, 1) if tokens == tokens else None for tokens in memory.tolist()]}
+        memory = torch.where(rate < 0, -self.block_sizes[layer] / rate, torch.inf).median(-1).values
+        numbers = {"effective_memory": [round(tokens, 1) if tokens < torch.inf else None for tokens in memory.tolist()]}
         if isinstance(self.layers[layer], LinearAttention):
-            found = smallest.amin(0).tolist()
+            found = smallest.amin((0, -1)).tolist()
             numbers["smallest_denominator"] = [float(f"{x:.4g}") if x < torch.inf else None for x in found]
         return numbers

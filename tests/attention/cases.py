@@ -14,6 +14,7 @@ from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import Text
 from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
+from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 HEADS, HEAD_DIM, VALUE_DIM = 3, 8, 5
 EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
@@ -27,6 +28,7 @@ def _forms() -> list[recipe.Attention]:
         recipe.Attention(feature_map=name, decay=decay, taylor=recipe.Taylor(width=4))
         for name in FEATURE_MAPS
         for decay in DECAYS
+        if decay != "channel" or not FEATURE_MAP_KINDS[name].signed
     ]
     favor = [
         recipe.Attention(feature_map="favor", decay="none", favor=recipe.Favor(form=form, norms=norms))
@@ -34,7 +36,7 @@ def _forms() -> list[recipe.Attention]:
         for norms in ("chi", "fixed", "quantile")
     ]
     windows = [recipe.Attention(kind="window", window=window) for window in (1, 16, 100)]
-    deltas = [recipe.Attention(kind="delta", decay=decay) for decay in DECAYS]
+    deltas = [recipe.Attention(kind="delta", decay=decay) for decay in DECAYS if decay != "channel"]
     deltas.append(recipe.Attention(kind="delta", delta=recipe.Delta(feature_map="elu")))
     # of three tokens: rows that n-grams share, and rows enough for all
     ngrams = [

@@ -17,6 +17,9 @@ P_ts dP_ts is a part of fq_t . dfq_t and of fk_s . dfk_s alike, and of the gradi
 
     dlog g_t = sum_(i >= t) (fq_i . dfq_i - fk_i . dfk_i) + <S', dS'>
 
+With a decay for each channel all this holds channel by channel: a, u, r and g are vectors over the features, and W is
+within the sums over them (channel_decay.py), where document starts alone are a matrix.
+
 N chunks, B batch, H heads, C tokens in a chunk, T time, F features, V value dim.
 """
 
@@ -27,9 +30,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.attention.chunks import Decay, decay_masks, flat_chunks, from_chunks, masked, to_chunks
+from lmlong.attention.chunks import Decay, add_matmul, decay_masks, flat_chunks, from_chunks, masked, to_chunks
 from lmlong.attention.linear import autograd
 from lmlong.attention.linear.autograd import MIN_DENOMINATOR, Scan
+from lmlong.attention.linear.channel_decay import add_keys, add_queries, channel_decay_masks, pair_products
 from lmlong.attention.scan import FeatureVjp, QKFeatures, SavedSpan, ScanGrads, ScanInputs, ScanOutputs
 
 
@@ -47,7 +51,7 @@ class ChunkGrads(NamedTuple):
     fq: Tensor  # (N, B, H, C, F)
     fk: Tensor  # (N, B, H, C, F)
     v: Tensor  # (N, B, H, C, V)
-    log_decay: Tensor | None  # (N, B, H, C)
+    log_decay: Tensor | None  # (N, B, H, C), or (N, B, H, C, F)
     S: Tensor  # (B, H, F, V + 1)
 
 
@@ -59,7 +63,7 @@ class ChunkKernel:
     def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
         fq, fk = features.query(flat_chunks(inputs.q)), features.key(flat_chunks(inputs.k))
         x = _feature_chunks(fq, fk, inputs)
-        decay = decay_masks(inputs.document_starts, inputs.log_decay, fq.dtype, state.dtype)
+        decay = _decay(inputs, fq.dtype, state.dtype)
         states = chunk_states(x, decay, state)
         numerators, denominators = chunk_outputs(x, decay, states)
         assert out.denominators is not None
@@ -72,7 +76,7 @@ class ChunkKernel:
         inputs, outputs, state, dy, dstate = saved
         vjp = FeatureVjp(features, weights, flat_chunks(inputs.q), flat_chunks(inputs.k))
         x = _feature_chunks(vjp.fq, vjp.fk, inputs)
-        decay = decay_masks(inputs.document_starts, inputs.log_decay, vjp.fq.dtype, dstate.dtype)
+        decay = _decay(inputs, vjp.fq.dtype, dstate.dtype)
         states = chunk_states(x, decay, state)
         assert outputs.denominators is not None
         y, denominators = to_chunks(outputs.y), to_chunks(outputs.denominators)
@@ -107,30 +111,40 @@ def chunk_outputs(x: Chunks, decay: Decay, states: Tensor) -> tuple[Tensor, Tens
     """Return numerators (N, B, H, C, V) and denominators (N, B, H, C)."""
     fq = x.fq if decay.from_state is None else x.fq * decay.from_state
     S, z = states[:-1, ..., :-1].to(fq.dtype), states[:-1, ..., None, :, -1].contiguous()
-    weights = masked(x.fq @ x.fk.mT, decay)
+    weights = masked(pair_products(x.fq, x.fk, decay.pairs), decay)
     denominators = (fq * z).sum(-1)
-    return _add_matmul(fq @ S, weights, x.v), denominators + weights.sum(-1, dtype=denominators.dtype)
+    return add_matmul(fq @ S, weights, x.v), denominators + weights.sum(-1, dtype=denominators.dtype)
 
 
 def chunk_grads(x: Chunks, decay: Decay, states: Tensor, dn: Tensor, dS: Tensor, decays: bool) -> ChunkGrads:
     """Return the gradients of a span, from those of its outputs, dn (N, B, H, C, V + 1), and of the state after it."""
     v = pad(x.v, (0, 1), value=1)
-    dn_state = dn if decay.from_state is None else dn * decay.from_state
-    dstates = _accumulate(torch.cat([x.fq.mT @ dn_state, dS[None]]), decay.chunk, backwards=True)
+    fq, fk = x.fq, x.fk
+    if decay.from_state is not None and decay.to_end is not None:
+        fq, fk = fq * decay.from_state, fk * decay.to_end
+    dstates = _accumulate(torch.cat([fq.mT @ dn, dS[None]]), decay.chunk, backwards=True)
     dS_after = dstates[1:].to(dn.dtype)
-    dfk, dv = v @ dS_after.mT, x.fk @ dS_after[..., :-1]
-    if decay.to_end is not None:
-        dfk, dv = dfk.mul_(decay.to_end), dv.mul_(decay.to_end)
+    dfq, dfk = dn @ states[:-1].to(dn.dtype).mT, v @ dS_after.mT
+    if decay.from_state is not None and decay.to_end is not None:
+        dfq, dfk = dfq.mul_(decay.from_state), dfk.mul_(decay.to_end)
     A = masked(dn @ v.mT, decay)
-    dfq = _add_matmul(dn_state @ states[:-1].to(dn.dtype).mT, A, x.fk)
-    dfk = _add_matmul(dfk, A.mT, x.fq)
-    weights = masked(x.fq @ x.fk.mT, decay)
-    dv = _add_matmul(dv, weights.mT, dn[..., :-1])
+    dfq, dfk = add_keys(dfq, A, x.fk, decay.pairs), add_queries(dfk, A, x.fq, decay.pairs)
+    weights = masked(pair_products(x.fq, x.fk, decay.pairs), decay)
+    dv = add_matmul(fk @ dS_after[..., :-1], weights.mT, dn[..., :-1])
     dlog_decay = None
     if decays:
-        pairs = (x.fq * dfq).sum(-1, dtype=dS.dtype) - (x.fk * dfk).sum(-1, dtype=dS.dtype)
-        dlog_decay = pairs.flip(-1).cumsum(-1).flip(-1) + (states[1:] * dstates[1:]).sum((-1, -2))[..., None]
+        of_tokens = x.fq.to(dS.dtype) * dfq - x.fk.to(dS.dtype) * dfk
+        of_states = (states[1:] * dstates[1:]).sum(-1)[..., None, :]
+        if decay.pairs is None:
+            of_tokens, of_states = of_tokens.sum(-1), of_states.sum(-1)
+        dlog_decay = of_tokens.flip(3).cumsum(3).flip(3) + of_states
     return ChunkGrads(dfq, dfk, dv, dlog_decay, dstates[0])
+
+
+def _decay(inputs: ScanInputs, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:
+    if inputs.log_decay is not None and inputs.log_decay.ndim == 4:
+        return channel_decay_masks(inputs.document_starts, inputs.log_decay, dtype, state_dtype)
+    return decay_masks(inputs.document_starts, inputs.log_decay, dtype, state_dtype)
 
 
 def _feature_chunks(fq: Tensor, fk: Tensor, inputs: ScanInputs) -> Chunks:
@@ -152,8 +166,3 @@ def _accumulate(states: Tensor, decay: Tensor | None, backwards: bool = False) -
         into, source = (each[n], each[n + 1]) if backwards else (each[n + 1], each[n])
         into.add_(source if decay is None else source * decay[n])
     return states
-
-
-def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    total.flatten(0, 2).baddbmm_(left.flatten(0, 2), right.flatten(0, 2))
-    return total

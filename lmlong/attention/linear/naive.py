@@ -3,7 +3,7 @@
     S_t = g_t S_(t-1) + fk_t v_t^T      z_t = g_t z_(t-1) + fk_t      y_t = fq_t S_t / fq_t . z_t
 
 B batch, H heads, T time, F features, V value dim. `fq` and `fk` are queries and keys after their feature map, not
-negative; g_t = exp(log_decay_t), and 0 where a document starts.
+negative; g_t = exp(log_decay_t), a number or a diagonal matrix of one for each feature, and 0 where a document starts.
 """
 
 from typing import NamedTuple
@@ -26,8 +26,12 @@ def quadratic(
     time = fq.shape[2]
     weights = fq @ fk.mT
     if log_decay is not None:
-        total = log_decay.cumsum(-1)
-        weights = weights * (total[..., :, None] - total[..., None, :]).tril().exp().to(weights.dtype)
+        total = log_decay.cumsum(2)
+        differences = total.unsqueeze(3) - total.unsqueeze(2)  # (B, H, T, T), or (B, H, T, T, F)
+        past = torch.ones(time, time, dtype=torch.bool, device=fq.device).tril()
+        past = past if log_decay.ndim == 3 else past[..., None]
+        decay = differences.masked_fill(~past, 0).exp().to(weights.dtype)
+        weights = weights * decay if log_decay.ndim == 3 else (fq.unsqueeze(3) * fk.unsqueeze(2) * decay).sum(-1)
     mask = torch.ones(time, time, dtype=torch.bool, device=fq.device).tril()
     if document_starts is not None:
         document = document_starts.cumsum(1)
@@ -48,8 +52,8 @@ def recurrent_step(
     dtype = state.S.dtype
     S, z = state
     if log_decay is not None:
-        decay = log_decay.to(dtype).exp()  # (B, H, 1)
-        S, z = S * decay[..., None], z * decay
+        decay = log_decay.to(dtype).exp().squeeze(2) if log_decay.ndim == 4 else log_decay.to(dtype).exp()
+        S, z = S * decay[..., None], z * decay  # decay (B, H, F), or (B, H, 1)
     if document_starts is not None:
         reset = document_starts[:, :, None]  # (B, 1, 1)
         S, z = S.masked_fill(reset[..., None], 0), z.masked_fill(reset, 0)

@@ -20,6 +20,8 @@ struct Attention {
     const float* favor_constants;                    // (heads, 3)
     const float* log_decay;                          // (heads), of a fixed decay
     const float *gate_weight, *gate_bias;            // (heads, width) and (heads), of a learned decay or a read gate
+    const float* gate_down;                          // (gate rank, width), of a decay by channel, whose other weights
+    Int gate_rank;                                   // are (heads, features, gate rank) and (heads, features)
     const float *beta_weight, *beta_bias;            // the same of the delta rule's beta
     Int rows;                                        // of the table of an n-gram head
     const Int* sizes;                                // (heads) n of each

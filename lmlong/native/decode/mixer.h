@@ -33,6 +33,8 @@ struct Head {
     const Int values = model.heads * value_dim;           // of all heads
     const Int channels = layer.in_proj.outputs - values;  // of queries, keys and values, or of values alone
     float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
+    float *lowered, *decays;  // of a decay by channel: the row of the batch projected to its rank, and those of a head
+    Int lowered_row = -1;
     Found* found_by;  // each head of a row of the batch
     Int found_row = -1;
 
@@ -41,7 +43,8 @@ struct Head {
         for (float** x : {&q, &k}) *x = scratch.take(head_dim);
         for (float** x : {&v, &y}) *x = scratch.take(value_dim);
         numerators = scratch.take(2 * value_dim);  // may be float64
-        for (float** x : {&fq, &fk, &inner}) *x = scratch.take(attention.features);
+        for (float** x : {&fq, &fk, &inner, &decays}) *x = scratch.take(attention.features);
+        lowered = scratch.take(attention.gate_rank);
         weights = scratch.take(attention.window);
         found_by = reinterpret_cast<Found*>(scratch.take(model.heads * sizeof(Found) / sizeof(float)));
     }
@@ -122,11 +125,16 @@ struct Head {
             std::fill_n(S_after, F * V, Float(0)), std::fill_n(z_after, F, Float(0));
             S = S_after, z = z_after;
         }
-        const Float decay = std::exp(Float(log_decay(head, normed)));
+        Float decay = 0;
+        if (attention.gate_down)
+            compute_decays(token, head, normed);
+        else
+            decay = std::exp(Float(log_decay(head, normed)));
         Float *numerator = reinterpret_cast<Float*>(numerators), denominator = 0;
         std::fill_n(numerator, V, Float(0));
         for (Int f = 0; f < F; f++, S += V, S_after += V) {
             const Float query = fq[f], key = fk[f];
+            if (attention.gate_down) decay = decays[f];
             z_after[f] = z[f] * decay + key;
             denominator += query * z_after[f];
 #pragma GCC ivdep
@@ -166,6 +174,20 @@ struct Head {
                 S_after[i] = (token.starts_document ? 0 : decay * S[i]) + key * change[i];
                 y[i] += query * S_after[i];
             }
+        }
+    }
+
+    // What each channel of a head keeps of its state
+    void compute_decays(const Token& token, Int head, const float* normed) {
+        const Int F = attention.features, rank = attention.gate_rank;
+        if (token.row != lowered_row) project(attention.gate_down, rank, 0, normed, width, lowered);
+        lowered_row = token.row;
+        project(attention.gate_weight, F, head, lowered, rank, decays);
+        for (Int f = 0; f < F; f++) decays[f] += attention.gate_bias[head * F + f];
+        for (Int f = 0; f < F; f += LANES) {
+            const FloatVec zero = {}, least = simd_exp(zero + MIN_LOG_DECAY);
+            const FloatVec decay = 1.0f / (1.0f + simd_exp(-lanes(decays + f)));
+            lanes(decays + f) = decay < least ? least : decay;
         }
     }
 

@@ -150,10 +150,15 @@ class PackedModel:
             raise NoNativeForm(module, f"its attention asks for {', '.join(names)}, which native code does not make")
         made = [name for name in names if name in ACTIVATIONS]
         for name, part in zip(made, gates, strict=True):
-            gate = self._open(part, "gate", ("activation", "shape"), ("weight", "bias"))
-            if gate.options != {"activation": ACTIVATIONS[name], "shape": (spec.options["heads"],)}:
+            gate = self._open(part, "gate", ("activation", "shape"), ("down", "weight", "bias"))
+            down = gate.weights["down"]  # of a gate for each channel
+            shape = (spec.options["heads"],) if down is None else (spec.options["heads"], packed.features)
+            known = gate.options == {"activation": ACTIVATIONS[name], "shape": shape}
+            if not known or (down is not None and kind != AttentionKind.LINEAR):
                 raise NoNativeForm(part, f"native code has no gate with {dict(gate.options)}")
             weight, bias = (self._floats(module, gate.weights[x]) for x in ("weight", "bias"))
+            if down is not None:
+                packed.gate_down, packed.gate_rank = self._floats(module, down), len(down)
             if name == "beta":
                 packed.beta_weight, packed.beta_bias = weight, bias
             else:

@@ -50,7 +50,7 @@ struct Step {
         Int most = 0;
         for (Int i = 0; i < model.layers; i++) {
             const Attention& attention = model.layer[i].attention;
-            most = std::max(most, 3 * padded(attention.features) + padded(attention.window));
+            most = std::max(most, 4 * padded(attention.features) + padded(attention.gate_rank) + padded(attention.window));
         }
         return most + 2 * padded(model.head_dim) + 2 * padded(model.value_dim) + padded(2 * model.value_dim) +
                padded(model.heads * sizeof(Found) / sizeof(float));

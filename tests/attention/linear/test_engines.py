@@ -31,14 +31,15 @@ EXACT = {torch.float32: 3e-6, torch.bfloat16: 4e-2}
 class Text:
     """A random text in float64, a state before it and the gradients of what is made of them."""
 
-    def __init__(self, time: int, starts: list[int] | None = None, decay: bool = False, width: int = KEYS):
+    def __init__(self, time: int, starts: list[int] | None = None, decay: bool | int = False, width: int = KEYS):
         self.draw = torch.Generator().manual_seed(time)
         self.q, self.k, self.v = (self.normal(2, HEADS, time, size) for size in (width, width, VALUES))
         self.starts = None
         if starts is not None:
             self.starts = torch.zeros(2, time, dtype=torch.bool)
             self.starts[0, [place for place in starts if place < time]] = True  # the other row has none
-        self.log_decay = -(self.normal(2, HEADS, time) ** 2) / 10 if decay else None
+        channels = () if isinstance(decay, bool) else (decay,)  # or a decay for each of so many
+        self.log_decay = -(self.normal(2, HEADS, time, *channels) ** 2) / 10 if decay else None
         self.dy = self.normal(2, HEADS, time, VALUES)
 
     def normal(self, *shape: int) -> Tensor:
@@ -82,9 +83,9 @@ each_type = pytest.mark.parametrize("dtype", EXACT, ids=str)
 @each_type
 @pytest.mark.parametrize("time", [1, 15, 16, 17, 63, 100, 530])
 @pytest.mark.parametrize("starts", [None, [0], [3, 4, 15, 16, 40, 99, 512]], ids=str)
-@pytest.mark.parametrize("decay", [False, True], ids=["kept", "decaying"])
+@pytest.mark.parametrize("decay", [False, True, KEYS], ids=["kept", "decaying", "by-channel"])
 def test_outputs_states_and_gradients(
-    by: Scan, dtype: torch.dtype, time: int, starts: list[int] | None, decay: bool
+    by: Scan, dtype: torch.dtype, time: int, starts: list[int] | None, decay: bool | int
 ) -> None:
     assert_exact(Text(time, starts, decay), by, feature_map("elu"), dtype)
 
@@ -179,7 +180,8 @@ def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     others = [flag for flag in build.FLAGS if flag != "-march=native"]
     found = compiled_anew(monkeypatch, tmp_path, flags=(*others, *flags))
     assert found is not None and list(tmp_path.glob("native/*/code.so"))
-    assert_exact(Text(100, [40], decay=True), native.scan, feature_map("elu"), torch.float32)
+    for decay in (True, KEYS):
+        assert_exact(Text(100, [40], decay), native.scan, feature_map("elu"), torch.float32)
 
 
 @needs_compiler

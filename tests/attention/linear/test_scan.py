@@ -17,8 +17,6 @@ from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
 from lmlong.attention.scan import IdentityFeatures, ScanInputs
 from lmlong.model.language_model import LanguageModel
 
-"""Width of values, other than that of features."""
-
 
 @pytest.fixture
 def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +24,13 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "SPAN", 2 * CHUNK_SIZE)
 
 
-def case(time: int, starts: list[int] | None, decay: bool, draw: torch.Generator) -> dict[str, Tensor | None]:
+DECAYS: dict[str, tuple[int, ...] | None] = {"kept": None, "decaying": (), "by-channel": (HEAD_DIM,)}
+"""The shape of the log decays of a token."""
+
+
+def case(
+    time: int, starts: list[int] | None, draw: torch.Generator, decay: tuple[int, ...] | None = ()
+) -> dict[str, Tensor | None]:
     """Random features, values, gates and a state that has read something, in float64."""
 
     def positive(*shape: int) -> Tensor:
@@ -43,7 +47,7 @@ def case(time: int, starts: list[int] | None, decay: bool, draw: torch.Generator
         "S": torch.randn(2, HEADS, HEAD_DIM, VALUE_DIM, generator=draw, dtype=torch.float64).requires_grad_(),
         "z": positive(2, HEADS, HEAD_DIM),
         "starts": begun,
-        "log_decay": (-3 * positive(2, HEADS, time).detach() ** 4).requires_grad_() if decay else None,
+        "log_decay": None if decay is None else (-3 * positive(2, HEADS, time, *decay).detach() ** 4).requires_grad_(),
     }
 
 
@@ -66,20 +70,23 @@ def folded(x: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("time", [1, 5, 63, 64, 129, 257])
 @pytest.mark.parametrize("starts", [None, [0], [64, 128, 256], [3, 4, 63, 65, 129, 255]], ids=str)
-@pytest.mark.parametrize("decay", [False, True], ids=["kept", "decaying"])
+@pytest.mark.parametrize("decay", DECAYS.values(), ids=DECAYS)
 def test_all_gradients_are_those_of_the_recurrence(
-    short_spans: None, time: int, starts: list[int] | None, decay: bool
+    short_spans: None, time: int, starts: list[int] | None, decay: tuple[int, ...] | None
 ) -> None:
     draw = torch.Generator().manual_seed(time)
-    x = case(time, starts, decay, draw)
+    x = case(time, starts, draw, decay)
     assert_same_gradients(x, scanned(x), folded(x), draw)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("starts", [None, [2, 3, 4]], ids=str)
-def test_gradients_by_differences(monkeypatch: pytest.MonkeyPatch, starts: list[int] | None) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_SIZE", 2)
-    monkeypatch.setattr(spans, "SPAN", 4)
-    x = case(7, starts, True, torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("decay", [(), (HEAD_DIM,)], ids=["by-head", "by-channel"])
+def test_gradients_by_differences(
+    monkeypatch: pytest.MonkeyPatch, starts: list[int] | None, decay: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_SIZE", 4)
+    monkeypatch.setattr(spans, "SPAN", 8)
+    x = case(13, starts, torch.Generator().manual_seed(0), decay)
     names = [name for name, t in x.items() if t is not None and t.requires_grad]
 
     def function(*leaves: Tensor) -> tuple[Tensor, ...]:
@@ -89,7 +96,7 @@ def test_gradients_by_differences(monkeypatch: pytest.MonkeyPatch, starts: list[
 
 
 def test_without_a_state_it_is_the_definition(short_spans: None) -> None:
-    x = case(300, [64, 100], True, torch.Generator().manual_seed(0))
+    x = case(300, [64, 100], torch.Generator().manual_seed(0))
     fq, fk, v, starts, log_decay = (x[name] for name in ("fq", "fk", "v", "starts", "log_decay"))
     assert fq is not None and fk is not None and v is not None
     empty = LinearState(

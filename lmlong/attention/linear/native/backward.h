@@ -12,14 +12,14 @@ struct Backward {
     const ScanJob& job = line.job;
     const FeatureMap feature_map = FeatureMap(line.job.feature_map);
     const Int F = line.F, V = line.V, size = state_size(line), chunks = padded(job.time) / TILE;
-    Decay decay;
+    ChunkDecay decay;
     // q and k are features as soon as they are loaded, and dq and dk their gradients
     float *q, *k, *v, *y, *dn, *q_derivative, *k_derivative, *qT, *kT, *vT, *dnT, *dqT, *dkT;
     float *rows, *dstate, *states;            // `states`: before each chunk, and after the last
     const float *state_before, *state_after;  // of the chunk
     alignas(64) float weights[TILE * TILE], dweights[TILE * TILE], dweightsT[TILE * TILE], dm[TILE];
 
-    Backward(const Line& line, Scratch scratch) : line(line) {
+    Backward(const Line& line, Scratch scratch) : line(line), decay(line, scratch) {
         for (float** x : {&q, &k, &q_derivative, &k_derivative, &qT, &kT, &dqT, &dkT}) *x = scratch.take(TILE * F);
         for (float** x : {&v, &y, &dn, &vT, &dnT}) *x = scratch.take(TILE * V);
         rows = scratch.take(TILE * std::max(V, F));
@@ -28,6 +28,7 @@ struct Backward {
     }
 
     void run() {
+        DenormalsAreZero mode;
         compute_states();
         load_state(line, job.dstate_after, dstate);
         for (Int begin = (chunks - 1) * TILE; begin >= 0; begin -= TILE) {
@@ -37,10 +38,14 @@ struct Backward {
             attention_weights();
             backward_q();
             backward_k();
+            if (job.dlog_decay.data) {
+                transpose(k, TILE, F, kT);
+                decay.backward_log_decay(begin, qT, dqT, kT, dkT, state_after, dstate);
+            }
+            decay.scale_queries(q), decay.scale_keys(k);
             backward_v(begin);
-            if (job.dlog_decay.data) backward_log_decay(begin);
-            if (!decay.none) scale_rows(q, F, decay.from_state);
-            update_state(line, decay.chunk, q, dn, dm, dstate);
+            decay.scale_state(dstate);
+            add_to_state(line, q, dn, dm, dstate);
             backward_feature_map(job.dq, begin, dqT, q_derivative);
             backward_feature_map(job.dk, begin, dkT, k_derivative);
         }
@@ -52,16 +57,17 @@ struct Backward {
         load_state(line, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
             std::copy_n(state, size, state + size);
-            decay_masks(line, begin, decay);
+            decay.load(begin);
             line.load(job.k, begin, job.features, k), line.load(job.v, begin, job.value_dim, v);
             apply_feature_map(feature_map, line.tokens(begin), job.features, k);
-            if (!decay.none) scale_rows(k, F, decay.to_end);
-            update_state(line, decay.chunk, k, v, ONES, state + size);
+            decay.scale_keys(k);
+            decay.scale_state(state + size);
+            add_to_state(line, k, v, ONES, state + size);
         }
     }
 
     void load(Int begin) {
-        decay_masks(line, begin, decay);
+        decay.load(begin);
         line.load(job.q, begin, job.features, q, -TILE), line.load(job.k, begin, job.features, k, -TILE);
         line.load(job.v, begin, job.value_dim, v, -TILE), line.load(job.y, begin, job.value_dim, y, -TILE);
         line.load(job.dy, begin, job.value_dim, dn, -TILE);
@@ -91,12 +97,10 @@ struct Backward {
     // The weights within the chunk and their gradients, [s][t]
     void attention_weights() {
         transpose(q, TILE, F, qT), transpose(v, TILE, V, vT), transpose(dn, TILE, V, dnT);
-        std::fill_n(weights, TILE * TILE, 0.0f);
-        add_matmul(weights, TILE, TILE, {k, F, 1}, qT, F);
-        apply_mask(decay, weights);
+        decay.attention_weights(qT, k, weights);
         for (Int s = 0; s < TILE; s++) std::copy_n(dm, TILE, dweights + s * TILE);
         add_matmul(dweights, TILE, TILE, {v, V, 1}, dnT, V);
-        apply_mask(decay, dweights);
+        apply_mask(decay.masks, dweights);
         transpose(dweights, TILE, TILE, dweightsT);
     }
 
@@ -105,35 +109,21 @@ struct Backward {
         for (Int f = 0; f < F; f++)
             for (Int t = 0; t < TILE; t++) dqT[f * TILE + t] = z[f] * dm[t];
         add_matmul(dqT, F, TILE, {state_before, V, 1}, dnT, V);
-        if (!decay.none) scale_columns(dqT, F, decay.from_state);
-        add_matmul(dqT, F, TILE, {k, 1, F}, dweights, TILE);
+        decay.backward_queries(dweights, k, dqT);
     }
 
     void backward_k() {
         const float* dz = dstate + F * V;
         for (Int f = 0; f < F; f++) std::fill_n(dkT + f * TILE, TILE, dz[f]);
         add_matmul(dkT, F, TILE, {dstate, V, 1}, vT, V);
-        if (!decay.none) scale_columns(dkT, F, decay.to_end);
-        add_matmul(dkT, F, TILE, {q, 1, F}, dweightsT, TILE);
+        decay.backward_keys(dweights, dweightsT, q, dkT);
     }
 
     void backward_v(Int begin) {
         std::fill_n(rows, TILE * V, 0.0f);
         add_matmul(rows, TILE, V, {k, F, 1}, dstate, F);
-        if (!decay.none) scale_rows(rows, V, decay.to_end);
         add_matmul(rows, TILE, V, {weights, TILE, 1}, dn, TILE);
         line.store(job.dv, begin, job.value_dim, rows);
-    }
-
-    void backward_log_decay(Int begin) {
-        transpose(k, TILE, F, kT);
-        float pairs[TILE] = {}, sum = dot(state_after, dstate, size);
-        for (Int i = 0; i < F * TILE; i += TILE)
-            for (Int t = 0; t < TILE; t++) pairs[t] += qT[i + t] * dqT[i + t] - kT[i + t] * dkT[i + t];
-        for (Int t = TILE - 1; t >= 0; t--) {
-            sum += pairs[t];
-            if (t < line.tokens(begin)) *line.pointer(job.dlog_decay, begin + t) = sum;
-        }
     }
 
     void backward_feature_map(const StridedTensor& into, Int begin, const float* gradT, const float* derivative) {

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "state.h"
+#include "chunk_decay.h"
 
 namespace {
 
@@ -10,17 +10,18 @@ struct Forward {
     const Line& line;
     const ScanJob& job = line.job;
     const Int F = line.F, V = line.V;
-    Decay decay;
+    ChunkDecay decay;
     float *q, *k, *v, *qT, *y, *state;  // q and k are features as soon as they are loaded
     alignas(64) float weights[TILE * TILE], denominators[TILE];
 
-    Forward(const Line& line, Scratch scratch) : line(line) {
+    Forward(const Line& line, Scratch scratch) : line(line), decay(line, scratch) {
         for (float** x : {&q, &k, &qT}) *x = scratch.take(TILE * F);
         for (float** x : {&v, &y}) *x = scratch.take(TILE * V);
         state = scratch.take(state_size(line));
     }
 
     void run() {
+        DenormalsAreZero mode;
         load_state(line, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
             load(begin);
@@ -32,25 +33,24 @@ struct Forward {
     }
 
     void load(Int begin) {
-        decay_masks(line, begin, decay);
+        decay.load(begin);
         line.load(job.q, begin, job.features, q), line.load(job.k, begin, job.features, k);
         line.load(job.v, begin, job.value_dim, v);
         apply_feature_map(FeatureMap(job.feature_map), line.tokens(begin), job.features, q);
         apply_feature_map(FeatureMap(job.feature_map), line.tokens(begin), job.features, k);
-        transpose(q, TILE, F, qT);
     }
 
     // The weights within the chunk, [s][t], and the denominators
     void attention_weights() {
-        std::fill_n(weights, TILE * TILE, 0.0f);
-        add_matmul(weights, TILE, TILE, {k, F, 1}, qT, F);
-        apply_mask(decay, weights);
+        transpose(q, TILE, F, qT);
+        decay.attention_weights(qT, k, weights);
 
+        decay.scale_queries(q), decay.scale_keys(k);
+        if (!decay.none()) transpose(q, TILE, F, qT);
         const float* z = state + F * V;
         std::fill_n(denominators, TILE, 0.0f);
         for (Int f = 0; f < F; f++)
             for (Int t = 0; t < TILE; t++) denominators[t] += z[f] * qT[f * TILE + t];
-        for (Int t = 0; t < TILE; t++) denominators[t] *= decay.from_state[t];
         for (Int s = 0; s < TILE; s++)
             for (Int t = 0; t < TILE; t++) denominators[t] += weights[s * TILE + t];
         for (float& x : denominators) x = x < MIN_DENOMINATOR ? MIN_DENOMINATOR : x;  // NaN stays NaN
@@ -60,9 +60,9 @@ struct Forward {
     void outputs() {
         std::fill_n(y, TILE * V, 0.0f);
         add_matmul(y, TILE, V, {q, F, 1}, state, F);
-        if (!decay.none) scale_rows(y, V, decay.from_state), scale_rows(k, F, decay.to_end);
         add_matmul(y, TILE, V, {weights, 1, TILE}, v, TILE);
-        update_state(line, decay.chunk, k, v, ONES, state);
+        decay.scale_state(state);
+        add_to_state(line, k, v, ONES, state);
     }
 
     void store(Int begin) {

@@ -16,7 +16,8 @@ void scan_backward(ScanJob* job) { run_lines<Backward>(job); }
 // The floats of scratch memory that a worker needs for the backward pass of a span, which are more than for the forward
 Int scratch_size(Int time, Int features, Int value_dim) {
     const Int F = padded(features), V = padded(value_dim);
-    return TILE * (8 * F + 5 * V + std::max(V, F)) + F * (V + 1) * (padded(time) / TILE + 2);
+    return ChunkDecay::scratch_size(F) + TILE * (8 * F + 5 * V + std::max(V, F)) +
+           F * (V + 1) * (padded(time) / TILE + 2);
 }
 }
 

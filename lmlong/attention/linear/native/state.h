@@ -30,12 +30,10 @@ void store_state(const Line& line, const float* state, float* into) {
     }
 }
 
-// S = decay S + sum_t fk_t v_t^T and z = decay z + sum_t fk_t last_t, for fk and v in rows; `last` holds the last number
-// of each v, the one that makes z the last column of S
-void update_state(const Line& line, float decay, const float* fk, const float* v, const float* last, float* state) {
+// S += sum_t fk_t v_t^T and z += sum_t fk_t last_t, for fk and v in rows; `last` holds the last number of each v, the one
+// that makes z the last column of S
+void add_to_state(const Line& line, const float* fk, const float* v, const float* last, float* state) {
     const Int F = line.F, V = line.V;
-    if (decay != 1.0f)
-        for (Int i = 0; i < state_size(line); i++) state[i] *= decay;
     add_matmul(state, F, V, {fk, 1, F}, v, TILE);
     float* z = state + F * V;
     for (Int f = 0; f < F; f += LANES) {

@@ -1,0 +1,104 @@
+"""A decay for each channel of the features, within chunks: sums over pairs of tokens that one product cannot make.
+
+    P_ts = sum_f fq_tf fk_sf E_tsf,  E_tsf = g_(s+1)f ... g_tf   for s <= t
+
+E would be a matrix for each feature. It is a product of two vectors where a token lies between s and t from which both
+can be counted: the chunk is halved, and each half again, until every pair has been on both sides of a middle once. Both
+factors are products of decays and so at most 1, whatever the decays are. A pair of a token and itself has E = 1.
+
+N chunks, B batch, H heads, C tokens in a chunk, F features.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lmlong.attention.chunks import MIN_LOG2_DECAY, Decay, add_matmul, decay_masks, to_chunks
+
+
+def channel_decay_masks(
+    document_starts: Tensor | None, log_decay: Tensor, dtype: torch.dtype, state_dtype: torch.dtype
+) -> Decay:
+    """Return the decay masks of a span by channel, from its document starts (B, T) and log decays (B, H, T, F)."""
+    log2_decay = to_chunks(log_decay.to(state_dtype) / math.log(2))
+    of_documents = decay_masks(document_starts, None, dtype, state_dtype)
+    from_state, to_end = _exp2(log2_decay.cumsum(-2)), _exp2(_sum_after(log2_decay))
+    if of_documents.from_state is not None and of_documents.to_end is not None:
+        from_state, to_end = from_state * of_documents.from_state, to_end * of_documents.to_end
+    chunk = from_state[..., -1, :, None]
+    pairs = [pair.to(dtype) for pair in _pairs(log2_decay)]
+    return Decay(of_documents.mask, from_state.to(dtype), to_end.to(dtype), chunk, pairs)
+
+
+def _pairs(log2_decay: Tensor) -> Iterator[Tensor]:
+    """Iterate over the factors of E (N, B, H, C, F) by the size of halves, the largest first: of a token in the first
+    half of two, its decay up to the last token there, and of one in the second half that from there on."""
+    size = log2_decay.shape[-2] // 2
+    while size:
+        first, second = log2_decay.unflatten(-2, (-1, 2, size)).unbind(-3)
+        yield _exp2(torch.stack([_sum_after(first), second.cumsum(-2)], dim=-3)).flatten(-4, -2)
+        size //= 2
+
+
+def _sum_after(x: Tensor) -> Tensor:
+    """Return the sums of all that come after each token."""
+    return pad(x[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
+
+
+def pair_products(fq: Tensor, fk: Tensor, pairs: Sequence[Tensor] | None) -> Tensor:
+    """Return P (..., C, C), with anything for s > t; without E if there are no `pairs`."""
+    if pairs is None:
+        return fq @ fk.mT
+    products = torch.diag_embed((fq * fk).sum(-1))
+    for size, pair in _by_size(pairs):
+        _corners(products, size).copy_(_second(fq * pair, size) @ _first(fk * pair, size).mT)
+    return products
+
+
+def add_keys(total: Tensor, A: Tensor, fk: Tensor, pairs: Sequence[Tensor] | None) -> Tensor:
+    """Add sum_s A_ts E_ts fk_s to `total` (N, B, H, C, F), for A (N, B, H, C, C)."""
+    if pairs is None:
+        return add_matmul(total, A, fk)
+    total.addcmul_(A.diagonal(dim1=-2, dim2=-1)[..., None], fk)
+    for size, pair in _by_size(pairs):
+        _second(total, size).addcmul_(_corners(A, size) @ _first(fk * pair, size), _second(pair, size))
+    return total
+
+
+def add_queries(total: Tensor, A: Tensor, fq: Tensor, pairs: Sequence[Tensor] | None) -> Tensor:
+    """Add sum_t A_ts E_ts fq_t to `total` (N, B, H, C, F)."""
+    if pairs is None:
+        return add_matmul(total, A.mT, fq)
+    total.addcmul_(A.diagonal(dim1=-2, dim2=-1)[..., None], fq)
+    for size, pair in _by_size(pairs):
+        _first(total, size).addcmul_(_corners(A, size).mT @ _second(fq * pair, size), _first(pair, size))
+    return total
+
+
+def _by_size(pairs: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Iterate over the factors with the size of their halves."""
+    for halvings, pair in enumerate(pairs, 1):
+        yield pair.shape[-2] >> halvings, pair
+
+
+def _first(x: Tensor, size: int) -> Tensor:
+    """Return the first halves (..., C / 2 size, size, F) of x (..., C, F)."""
+    return x.unflatten(-2, (-1, 2, size))[..., 0, :, :]
+
+
+def _second(x: Tensor, size: int) -> Tensor:
+    return x.unflatten(-2, (-1, 2, size))[..., 1, :, :]
+
+
+def _corners(x: Tensor, size: int) -> Tensor:
+    """Return of x (..., C, C) the squares (..., C / 2 size, size, size) of tokens of second halves (rows) and the first
+    halves before them."""
+    blocks = x.unflatten(-2, (-1, 2 * size)).unflatten(-1, (-1, 2 * size)).diagonal(dim1=-4, dim2=-2)
+    return blocks[..., size:, :size, :].movedim(-1, -3)
+
+
+def _exp2(exponent: Tensor) -> Tensor:
+    return exponent.clamp(min=MIN_LOG2_DECAY).exp2()

@@ -1,0 +1,126 @@
+"""Mistakes that are easily made in a decay by channel, planted: each is found by the laws."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attention.cases import HEAD_DIM, HEADS, VALUE_DIM
+from evaluation.test_law_check import broken, checked
+from machine import needs_compiler
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.attention.chunks import Decay
+from lmlong.attention.feature_maps import Elu
+from lmlong.attention.linear import chunk, layer, native
+from lmlong.attention.linear.layer import LinearAttention
+from lmlong.attention.linear.naive import LinearState
+from lmlong.testing import examine_attention
+
+CHANNEL = recipe.Attention(decay="channel")
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def wrong_step(patch: pytest.MonkeyPatch, spoil: Callable[[LinearState, LinearState, Tensor], LinearState]) -> None:
+    """The recurrence with a state that `spoil` makes of the one before, the one after, and the decays (B, H, F)."""
+    step = layer.recurrent_step
+
+    def wrong(fq: Tensor, fk: Tensor, v: Tensor, before: LinearState, *others: Any) -> tuple[Tensor, LinearState]:
+        y, after = step(fq, fk, v, before, *others)
+        return y, spoil(before, after, others[-1].exp().squeeze(2))
+
+    patch.setattr(layer, "recurrent_step", wrong)
+
+
+def decay_on_the_axis_of_values(patch: pytest.MonkeyPatch) -> None:
+    def spoil(before: LinearState, after: LinearState, decay: Tensor) -> LinearState:
+        return after._replace(S=after.S + before.S * (decay[..., None, :] - decay[..., :, None]))
+
+    wrong_step(patch, spoil)
+
+
+def z_that_does_not_decay(patch: pytest.MonkeyPatch) -> None:
+    wrong_step(patch, lambda before, after, decay: after._replace(z=after.z + before.z * (1 - decay)))
+
+
+def a_new_write_that_decays_too(patch: pytest.MonkeyPatch) -> None:
+    def spoil(before: LinearState, after: LinearState, decay: Tensor) -> LinearState:
+        return LinearState(after.S - (after.S - before.S * decay[..., None]) * (1 - decay[..., None]), after.z)
+
+    wrong_step(patch, spoil)
+
+
+def pairs_that_forget_a_token_too_many(patch: pytest.MonkeyPatch) -> None:
+    products = chunk.pair_products
+    patch.setattr(chunk, "pair_products", lambda fq, fk, pairs: products(fq, fk, [pair * pair for pair in pairs]))
+
+
+def one_decay_for_all_channels_within_a_chunk(patch: pytest.MonkeyPatch) -> None:
+    products = chunk.pair_products
+
+    def wrong(fq: Tensor, fk: Tensor, pairs: list[Tensor]) -> Tensor:
+        return products(fq, fk, [pair.mean(-1, keepdim=True).expand_as(pair) for pair in pairs])
+
+    patch.setattr(chunk, "pair_products", wrong)
+
+
+def the_state_decayed_by_the_first_channel(patch: pytest.MonkeyPatch) -> None:
+    masks = chunk.channel_decay_masks
+
+    def wrong(*inputs: Any) -> Decay:
+        decay = masks(*inputs)
+        assert decay.chunk is not None
+        return decay._replace(chunk=decay.chunk[..., :1, :].expand_as(decay.chunk))
+
+    patch.setattr(chunk, "channel_decay_masks", wrong)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        decay_on_the_axis_of_values,
+        z_that_does_not_decay,
+        a_new_write_that_decays_too,
+        pairs_that_forget_a_token_too_many,
+        one_decay_for_all_channels_within_a_chunk,
+        the_state_decayed_by_the_first_channel,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_mistake_in_torch_is_found(monkeypatch: pytest.MonkeyPatch, plant: Patch) -> None:
+    monkeypatch.setattr(native, "scan", chunk.scan)
+    assert broken(checked(CHANNEL, tokens=300)) == set()
+    plant(monkeypatch)
+    assert broken(checked(CHANNEL, tokens=300)) != set()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("state[F * V + f] *= left[f];", ""),
+        ("state[i] *= left[f];", "state[i] *= left[i % V];"),
+        ("left[v] * gates[(s + 1) * F + f]", "left[v] * gates[s * F + f]"),
+        ("const FloatVec gate = lanes(gates + t * F + f);", "const FloatVec gate = lanes(gates + f);"),
+        ("after = after * lanes(gates + s * F + f);", "after = after * lanes(gates + f);"),
+        ("lanes(to_end + s * F + f) = after * masks.to_end[s];", "lanes(to_end + s * F + f) = after;"),
+        ("rows[t * F + f] = sum +=", "rows[t * F + f] ="),
+    ],
+)
+def test_a_mistake_in_native_code_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: str, wrong: str
+) -> None:
+    found = 0
+    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp")):
+        text = path.read_text()
+        found += text.count(right)
+        (tmp_path / path.name).write_text(text.replace(right, wrong))
+    assert found == 1
+    monkeypatch.setattr(native, "CODE", tmp_path)
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    report = examine_attention(LinearAttention(HEADS, HEAD_DIM, VALUE_DIM, Elu(HEAD_DIM), "channel"))
+    native.library.cache_clear()
+    assert not report.kept
