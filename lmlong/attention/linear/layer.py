@@ -3,6 +3,7 @@
 B batch, H heads, T time.
 """
 
+from collections.abc import Collection
 from types import MappingProxyType
 
 import torch
@@ -21,7 +22,11 @@ class LinearAttention(Recurrence[LinearState]):
     """sim(q, k) = phi(q) . phi(k), so that the whole past fits into S and z."""
 
     kernel: Scan
-    traceable_kernels = ("triton",)
+    @property
+    def traceable_kernels(self) -> Collection[str]:
+        """Kernels of Triton, but for those of a decay by channel."""
+        return () if self.decay_channels > 1 else ("triton",)
+
     kernels = MappingProxyType({"native": lambda: native.scan, "torch": lambda: chunk.scan, "triton": triton.load_scan})
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> LinearState:

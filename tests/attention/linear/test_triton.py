@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws
+from lmlong.attention import scan as spans
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.linear import chunk
 from lmlong.attention.linear.autograd import Scan
@@ -37,8 +38,11 @@ def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(triton_scan, "MAX_SEGMENT", triton_scan.TILE.value * (request.param or 1000))
 
 
-def text(time: int, starts: list[int] | None, decay: bool, rows: int = 1, heads: int = 2) -> ScanInputs:
-    """A random text in float64; documents start at places counted from the first token that the kernels read."""
+def text(
+    time: int, starts: list[int] | None, decay: bool, rows: int = 1, heads: int = 2, channels: int | None = None
+) -> ScanInputs:
+    """A random text in float64; documents start at places counted from the first token that the kernels read. With
+    `channels`, each has a decay."""
     draw = torch.Generator().manual_seed(time)
     time += 2 * AROUND
 
@@ -49,7 +53,7 @@ def text(time: int, starts: list[int] | None, decay: bool, rows: int = 1, heads:
     if starts is not None:
         begun = torch.zeros(rows, time, dtype=torch.bool, device=DEVICE)
         begun[0, [AROUND + place for place in starts if AROUND + place < time]] = True  # other rows have none
-    log_decay = (-(normal().detach() ** 2) / 20).requires_grad_() if decay else None
+    log_decay = (-(normal(*[channels] * bool(channels)).detach() ** 2) / 20).requires_grad_() if decay else None
     return ScanInputs(normal(WIDTH), normal(WIDTH), normal(VALUES), begun, log_decay)
 
 
@@ -112,6 +116,25 @@ def test_every_map_in_segments_of_any_length(segments: None, name: str) -> None:
     x, features = text(150, [5, 64, 100], True), feature_map(name)
     for name, error in errors(features, x, read(features, x, triton_scan.scan)):
         assert error < 5e-6, name
+
+
+@pytest.mark.parametrize("time", [1, 17, 70])
+@pytest.mark.parametrize("starts", [None, [0, 16], [3, 4, 63, 65]], ids=str)
+def test_a_decay_for_each_channel(monkeypatch: pytest.MonkeyPatch, time: int, starts: list[int] | None) -> None:
+    monkeypatch.setattr(spans, "SPAN", 32)
+    x, features = text(time, starts, True, channels=WIDTH), feature_map("elu")
+    for name, error in errors(features, x, read(features, x, triton_scan.scan)):
+        assert error < 5e-6, name
+
+
+def test_a_decay_for_each_channel_and_weights_of_a_feature_map() -> None:
+    features = feature_map("favor")
+    x = text(40, [5], True, rows=2, channels=features.features)
+    for name, error in errors(features, x, read(features, x, triton_scan.scan)):
+        assert error < 2e-5, name
+    mine, torchs = (read(features, x, by, torch.bfloat16) for by in (triton_scan.scan, chunk.scan))
+    for (name, error), (_, usual) in zip(errors(features, x, mine), errors(features, x, torchs), strict=True):
+        assert error < 4 * usual, name
 
 
 @pytest.mark.parametrize("features", [Squares(), feature_map("taylor")], ids=["squares", "taylor"])

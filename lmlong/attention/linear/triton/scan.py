@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from lmlong.attention.feature_maps import Cosine, Elu, Relu
-from lmlong.attention.linear import chunk
+from lmlong.attention.linear import autograd, chunk
 from lmlong.attention.linear.triton import backward, forward
+from lmlong.attention.linear.triton.channel import ChannelKernel
 from lmlong.attention.linear.triton.tiles import TILE
 from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
 
@@ -39,6 +40,8 @@ def scan(features: QKFeatures, inputs: ScanInputs, S: Tensor, z: Tensor) -> tupl
     """`chunk.scan`, by Triton kernels; states in float64 are left to that one."""
     if S.dtype != torch.float32:
         return chunk.scan(features, inputs, S, z)
+    if inputs.log_decay is not None and inputs.log_decay.ndim == 4:
+        return autograd.scan(ChannelKernel(), features, inputs, S, z)
     q, k, v, document_starts, log_decay, _ = inputs
     feature_map = FUSED.get(type(features), "identity")
     if type(features) not in FUSED:

@@ -1,0 +1,123 @@
+"""The recurrence of linear attention with a decay for each channel, token by token, forwards and backwards.
+
+Between tokens a channel decays by a number of its own, so what is left of a token is no factor of a matrix product. A
+program keeps the state of one head of one row where it computes, and goes through its tokens. Features are (B, H, T, F)
+and contiguous, as all tensors of tokens. dx is the gradient of x, n and m are numerators and denominators of outputs.
+"""
+
+import triton
+import triton.language as tl
+
+from lmlong.attention.linear.triton.forward import MIN_DENOMINATOR
+from lmlong.attention.linear.triton.tiles import load_state, store_state
+
+
+@triton.jit
+def load_vector(x, token, columns, WIDTH):
+    """Load the numbers of a token in float32; 0 for padded columns."""
+    return tl.load(x + token * WIDTH + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_gate(log_decay, document_starts, token, start, columns, F):
+    """Load what each channel keeps at a token: nothing where a document starts."""
+    gate = tl.exp(load_vector(log_decay, token, columns, F))
+    if document_starts is not None:
+        gate = tl.where(tl.load(document_starts + start) != 0, 0.0, gate)
+    return gate
+
+
+@triton.jit
+def decayed(x, gate):
+    """Return x times its gate, and 0 for a gate of 0, whatever x is."""
+    return tl.where(gate > 0, x * gate, 0.0)
+
+
+@triton.jit
+def load_output_grads(dy, y, denominators, token, values, V):
+    """Load dn, and dm, which is 0 where m was bounded."""
+    denominator = tl.load(denominators + token)
+    dn = load_vector(dy, token, values, V) / denominator
+    dm = -tl.sum(dn * load_vector(y, token, values, V), 0)
+    return dn, tl.where(denominator > MIN_DENOMINATOR, dm, 0.0)
+
+
+@triton.jit
+def recurrence(
+    fq,
+    fk,
+    v,
+    document_starts,
+    log_decay,
+    before,
+    after,
+    y,
+    denominators,
+    dy,
+    dfq,
+    T,
+    H,
+    F,
+    V,
+    BLOCK_F: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """The outputs, their denominators and the state after; given `dy`, the gradients of queries in place of both."""
+    line = tl.program_id(0).to(tl.int64)
+    features, values = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_V)
+    S, z = load_state(before, line, 0, 1, F, V, BLOCK_F, BLOCK_V)
+    for t in range(T):
+        token, start = line * T + t, line // H * T + t
+        gate = load_gate(log_decay, document_starts, token, start, features, F)
+        key, query = load_vector(fk, token, features, F), load_vector(fq, token, features, F)
+        S = decayed(S, gate[:, None]) + key[:, None] * load_vector(v, token, values, V)[None, :]
+        z = decayed(z, gate) + key
+        if dy is None:
+            denominator = tl.sum(query * z, 0)
+            denominator = tl.where(denominator < MIN_DENOMINATOR, MIN_DENOMINATOR, denominator)
+            numerator = tl.sum(query[:, None] * S, 0)
+            tl.store(y + token * V + values, numerator / denominator, mask=values < V)
+            tl.store(denominators + token, denominator)
+        else:
+            dn, dm = load_output_grads(dy, y, denominators, token, values, V)
+            tl.store(dfq + token * F + features, tl.sum(S * dn[None, :], 1) + z * dm, mask=features < F)
+    store_state(after, S, z, line, 0, 1, F, V, BLOCK_F, BLOCK_V)
+
+
+@triton.jit
+def recurrence_backwards(
+    fq,
+    fk,
+    v,
+    document_starts,
+    log_decay,
+    dafter,
+    dbefore,
+    y,
+    denominators,
+    dy,
+    dfk,
+    dv,
+    T,
+    H,
+    F,
+    V,
+    BLOCK_F: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """The gradients of keys, values and the state before, from the last token to the first."""
+    line = tl.program_id(0).to(tl.int64)
+    features, values = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_V)
+    dS, dz = load_state(dafter, line, 0, 1, F, V, BLOCK_F, BLOCK_V)
+    for step in range(T):
+        token, start = line * T + T - 1 - step, line // H * T + T - 1 - step
+        dn, dm = load_output_grads(dy, y, denominators, token, values, V)
+        query, key = load_vector(fq, token, features, F), load_vector(fk, token, features, F)
+        dS += query[:, None] * dn[None, :]
+        dz += query * dm
+        of_key = tl.sum(dS * load_vector(v, token, values, V)[None, :], 1) + dz
+        tl.store(dfk + token * F + features, of_key, mask=features < F)
+        tl.store(dv + token * V + values, tl.sum(dS * key[:, None], 0), mask=values < V)
+        gate = load_gate(log_decay, document_starts, token, start, features, F)
+        dS, dz = decayed(dS, gate[:, None]), decayed(dz, gate)
+    store_state(dbefore, dS, dz, line, 0, 1, F, V, BLOCK_F, BLOCK_V)
