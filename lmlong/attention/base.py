@@ -49,9 +49,6 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     """What computes many tokens, by its name in recipes, each as a function that loads it: `torch`, `native` code,
     `triton`; none where torch's own functions do."""
 
-    traceable_kernels: Collection[str] = ()
-    """Those that torch.compile can trace; the others run beside what it compiles."""
-
     kernel: Any
     """The one in use."""
 
@@ -89,6 +86,11 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         inputs: Inputs = NOTHING,
     ) -> Tensor:
         """Return the outputs by the formula, a T x T matrix of weights or the token loop; `forward` must equal it."""
+
+    @property
+    def traceable_kernels(self) -> Collection[str]:
+        """The kernels that torch.compile can trace; the others run beside what it compiles."""
+        return ()
 
     def use_kernel(self, name: str) -> None:
         """Compute many tokens by a kernel, or by torch where there is none of that name."""

@@ -8,6 +8,8 @@ B batch, H heads, T time, F features, V value dim.
 import ctypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,14 +38,12 @@ class ScanJob(ctypes.Structure):
     """The arguments of a scan; its fields are explained in scan_job.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("lines", "heads", "time", "features", "value_dim", "feature_map")),
-        ("channel_decay", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("lines", "heads", "time", "head_dim", "features", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("feature_map", "channel_decay")),
         *((name, StridedTensor) for name in ("q", "k", "v", "document_starts", "log_decay", "beta")),
         *((name, StridedTensor) for name in ("y", "denominators", "dy", "dq", "dk", "dv", "dlog_decay", "dbeta")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("state_before", "state_after", "dstate_before", "dstate_after", "scratch")
-        ),
+        *((name, ctypes.c_void_p) for name in ("state_before", "state_after", "dstate_before", "dstate_after")),
+        *((name, ctypes.c_void_p) for name in ("projection", "projection_T", "favor_constants", "dscale", "scratch")),
         *((name, ctypes.c_int64) for name in ("scratch_size", "workers_begun", "lines_begun")),
     )
 
@@ -54,7 +54,7 @@ class Library:
     def __init__(self, functions: ctypes.CDLL):
         self._functions = functions
         self.scratch_size = functions.scratch_size
-        self.scratch_size.argtypes = [ctypes.c_int64] * 3
+        self.scratch_size.argtypes = [ctypes.POINTER(ScanJob)]
         self.scratch_size.restype = ctypes.c_int64
 
     def run(self, name: str, job: ScanJob, workers: int) -> None:
@@ -79,33 +79,46 @@ def as_native(inputs: ScanInputs, state: Tensor) -> ScanInputs | None:
     return inputs._replace(document_starts=starts, log_decay=log_decay, beta=beta)
 
 
-class NativeKernel:
-    """The computation of a span by native code; `fused` tells the feature maps that it computes, torch all others."""
+class FusedFeatures(NamedTuple):
+    """A feature map that native code computes."""
 
-    def __init__(
-        self, library: Library, fused: Callable[[QKFeatures], FeatureMap | None], has_denominators: bool = False
-    ):
+    feature_map: FeatureMap
+    weights: Mapping[str, Tensor] = MappingProxyType({})
+    """By their fields of a job."""
+    add_grads: Callable[[Tensor, list[Tensor]], None] | None = None
+    """Adds to the gradients of its parameters what `dscale` (lines,) says."""
+
+
+class NativeKernel:
+    """The computation of a span by native code, with features that are `fused` into it, or computed by torch."""
+
+    def __init__(self, library: Library, fused: FusedFeatures | None, has_denominators: bool = False):
         self._library, self._fused, self.has_denominators = library, fused, has_denominators
 
     def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
-        if self._fused(features) is None:
+        if self._fused is None:
             inputs = inputs._replace(q=features.query(inputs.q), k=features.key(inputs.k))
         state_after = torch.empty_like(state)
-        self._run("scan_forward", features, inputs, out, state, state_after=state_after)
+        self._run("scan_forward", inputs, out, state, state_after=state_after)
         return state_after
 
     def backward(self, features: QKFeatures, weights: list[Tensor], saved: SavedSpan, out: ScanGrads) -> Tensor:
         inputs, outputs, state, dy, dstate = saved
         dq, dk, dv, _, dlog_decay, dbeta = out.inputs
         vjp = None
-        if self._fused(features) is None:
+        if self._fused is None:
             vjp = FeatureVjp(features, weights, inputs.q, inputs.k)
             inputs = inputs._replace(q=vjp.fq, k=vjp.fk)
             dq, dk = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (vjp.fq, vjp.fk))
         dstate_before = torch.empty_like(dstate)
         grads = {"dy": dy, "dq": dq, "dk": dk, "dv": dv, "dlog_decay": dlog_decay, "dbeta": dbeta}
         states = {"dstate_after": dstate, "dstate_before": dstate_before}
-        self._run("scan_backward", features, inputs, outputs, state, **grads, **states)
+        dscale = None
+        if self._fused and self._fused.add_grads:
+            dscale = dstate.new_empty(inputs.q.shape[:2])
+        self._run("scan_backward", inputs, outputs, state, **grads, **states, dscale=dscale)
+        if self._fused and self._fused.add_grads and dscale is not None:
+            self._fused.add_grads(dscale, out.weights)
         if vjp:
             for into, grad in zip(out.inputs[:2], vjp.backward(dq, dk, out.weights), strict=True):
                 into.copy_(grad)
@@ -114,20 +127,20 @@ class NativeKernel:
     def _run(
         self,
         name: str,
-        features: QKFeatures,
         inputs: ScanInputs,
         outputs: ScanOutputs,
         state: Tensor,
         **others: Tensor | None,
     ) -> None:
-        batch, heads, time = inputs.q.shape[:3]
-        dims = state.shape[2], inputs.v.shape[3]
-        workers = max(1, min(torch.get_num_threads(), batch * heads))  # one where there is nothing to do
-        scratch = state.new_empty(workers, self._library.scratch_size(time, *dims))
-        job = ScanJob(batch * heads, heads, time, *dims, self._fused(features) or FeatureMap.IDENTITY)
+        batch, heads, time, head_dim = inputs.q.shape
+        fused = self._fused or FusedFeatures(FeatureMap.IDENTITY)
+        job = ScanJob(batch * heads, heads, time, head_dim, state.shape[2], inputs.v.shape[3], fused.feature_map)
         job.channel_decay = inputs.log_decay is not None and inputs.log_decay.ndim == 4
-        job.scratch_size = scratch.shape[1]
-        tensors = {**inputs._asdict(), **outputs._asdict(), **others, "state_before": state, "scratch": scratch}
+        job.scratch_size = self._library.scratch_size(job)
+        workers = max(1, min(torch.get_num_threads(), batch * heads))  # one where there is nothing to do
+        scratch = state.new_empty(workers, job.scratch_size)
+        tensors = {**inputs._asdict(), **outputs._asdict(), **others, **fused.weights, "state_before": state}
+        tensors["scratch"] = scratch
         # `held` keeps copies alive while the job reads them
         held = {name: _token_contiguous(x) for name, x in tensors.items() if x is not None}
         for field, x in held.items():
@@ -135,7 +148,7 @@ class NativeKernel:
         self._library.run(name, job, workers)
 
 
-POINTERS = {"state_before", "state_after", "dstate_before", "dstate_after", "scratch"}
+POINTERS = {name for name, kind in ScanJob._fields_ if kind is ctypes.c_void_p}
 """Fields of a job that are plain addresses, of contiguous tensors."""
 
 

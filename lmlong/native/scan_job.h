@@ -19,12 +19,15 @@ struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data`
 };
 
 struct ScanJob {
-    Int lines, heads, time, features, value_dim, feature_map;  // a line is one head of one row
-    Int channel_decay;                                         // log decays are (B, H, T, F)
+    Int lines, heads, time, head_dim, features, value_dim, feature_map;  // a line is one head of one row
+    Int channel_decay;                                                   // log decays are (B, H, T, F)
     StridedTensor q, k, v, document_starts, log_decay, beta, y, denominators, dy, dq, dk, dv, dlog_decay, dbeta;
     // contiguous: `state_after` is an output of the forward pass, `dstate_before` of the backward
     float *state_before, *state_after;
     float *dstate_before, *dstate_after;
+    // of FAVOR+, padded: (H, F, K), (H, K, F) and (H, 3), its constants, with the gradient of their first (lines,)
+    const float *projection, *projection_T, *favor_constants;
+    float* dscale;
     float* scratch;    // of all workers
     Int scratch_size;  // of one worker
     Int workers_begun, lines_begun;

@@ -22,9 +22,10 @@ class LinearAttention(Recurrence[LinearState]):
     """sim(q, k) = phi(q) . phi(k), so that the whole past fits into S and z."""
 
     kernel: Scan
+
     @property
     def traceable_kernels(self) -> Collection[str]:
-        """Kernels of Triton, but for those of a decay by channel."""
+        """Those of Triton, but for a decay by channel."""
         return () if self.decay_channels > 1 else ("triton",)
 
     kernels = MappingProxyType({"native": lambda: native.scan, "torch": lambda: chunk.scan, "triton": triton.load_scan})

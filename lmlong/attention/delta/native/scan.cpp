@@ -13,8 +13,8 @@ void scan_forward(ScanJob* job) { run_lines<Forward>(job); }
 void scan_backward(ScanJob* job) { run_lines<Backward>(job); }
 
 // The floats of scratch memory that a worker needs for the backward pass of a span, which are more than for the forward
-Int scratch_size(Int time, Int features, Int value_dim) {
-    const Int F = padded(features), V = padded(value_dim), chunks = padded(time) / TILE;
+Int scratch_size(const ScanJob* job) {
+    const Int F = padded(job->features), V = padded(job->value_dim), chunks = padded(job->time) / TILE;
     return TILE * (10 * F + 6 * V) + F * V * (chunks + 2) + 2 * chunks * TILE * V;
 }
 }

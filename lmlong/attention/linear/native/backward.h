@@ -10,21 +10,24 @@ namespace {
 struct Backward {
     const Line& line;
     const ScanJob& job = line.job;
-    const FeatureMap feature_map = FeatureMap(line.job.feature_map);
     const Int F = line.F, V = line.V, size = state_size(line), chunks = padded(job.time) / TILE;
     ChunkDecay decay;
-    // q and k are features as soon as they are loaded, and dq and dk their gradients
-    float *q, *k, *v, *y, *dn, *q_derivative, *k_derivative, *qT, *kT, *vT, *dnT, *dqT, *dkT;
+    Features queries, keys;
+    float *q = queries.rows, *k = keys.rows;  // dq and dk are their gradients
+    float *v, *y, *dn, *qT, *kT, *vT, *dnT, *dqT, *dkT;
+    float* key_features;                      // of FAVOR+ and the whole span: projections cost more than they take up
     float *rows, *dstate, *states;            // `states`: before each chunk, and after the last
     const float *state_before, *state_after;  // of the chunk
     alignas(64) float weights[TILE * TILE], dweights[TILE * TILE], dweightsT[TILE * TILE], dm[TILE];
 
-    Backward(const Line& line, Scratch scratch) : line(line), decay(line, scratch) {
-        for (float** x : {&q, &k, &q_derivative, &k_derivative, &qT, &kT, &dqT, &dkT}) *x = scratch.take(TILE * F);
+    Backward(const Line& line, Scratch scratch)
+        : line(line), decay(line, scratch), queries(line, false, true, scratch), keys(line, true, true, scratch) {
+        for (float** x : {&qT, &kT, &dqT, &dkT}) *x = scratch.take(TILE * F);
         for (float** x : {&v, &y, &dn, &vT, &dnT}) *x = scratch.take(TILE * V);
         rows = scratch.take(TILE * std::max(V, F));
         dstate = scratch.take(size);
         states = scratch.take((chunks + 1) * size);
+        key_features = job.feature_map == FAVOR ? scratch.take(chunks * TILE * F) : nullptr;
     }
 
     void run() {
@@ -42,14 +45,14 @@ struct Backward {
                 transpose(k, TILE, F, kT);
                 decay.backward_log_decay(begin, qT, dqT, kT, dkT, state_after, dstate);
             }
+            queries.backward(begin, dqT, rows), keys.backward(begin, dkT, rows);
             decay.scale_queries(q), decay.scale_keys(k);
             backward_v(begin);
             decay.scale_state(dstate);
             add_to_state(line, q, dn, dm, dstate);
-            backward_feature_map(job.dq, begin, dqT, q_derivative);
-            backward_feature_map(job.dk, begin, dkT, k_derivative);
         }
         store_state(line, dstate, job.dstate_before);
+        if (job.dscale) job.dscale[line.index] = queries.dscale + keys.dscale;
     }
 
     void compute_states() {
@@ -58,8 +61,8 @@ struct Backward {
         for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
             std::copy_n(state, size, state + size);
             decay.load(begin);
-            line.load(job.k, begin, job.features, k), line.load(job.v, begin, job.value_dim, v);
-            apply_feature_map(feature_map, line.tokens(begin), job.features, k);
+            keys.load(begin), line.load(job.v, begin, job.value_dim, v);
+            if (key_features) std::copy_n(k, TILE * F, key_features + begin * F);
             decay.scale_keys(k);
             decay.scale_state(state + size);
             add_to_state(line, k, v, ONES, state + size);
@@ -68,11 +71,9 @@ struct Backward {
 
     void load(Int begin) {
         decay.load(begin);
-        line.load(job.q, begin, job.features, q, -TILE), line.load(job.k, begin, job.features, k, -TILE);
+        queries.load(begin, -TILE), keys.load(begin, -TILE, key_features ? key_features + begin * F : nullptr);
         line.load(job.v, begin, job.value_dim, v, -TILE), line.load(job.y, begin, job.value_dim, y, -TILE);
         line.load(job.dy, begin, job.value_dim, dn, -TILE);
-        apply_feature_map(feature_map, line.tokens(begin), job.features, q, q_derivative);
-        apply_feature_map(feature_map, line.tokens(begin), job.features, k, k_derivative);
     }
 
     // From dy to dn = dy / m and dm = -dn . y, which is 0 where m was clamped
@@ -124,13 +125,6 @@ struct Backward {
         add_matmul(rows, TILE, V, {k, F, 1}, dstate, F);
         add_matmul(rows, TILE, V, {weights, TILE, 1}, dn, TILE);
         line.store(job.dv, begin, job.value_dim, rows);
-    }
-
-    void backward_feature_map(const StridedTensor& into, Int begin, const float* gradT, const float* derivative) {
-        transpose(gradT, F, TILE, rows);
-        if (feature_map != IDENTITY)
-            for (Int i = 0; i < TILE * F; i++) rows[i] *= derivative[i];
-        line.store(into, begin, job.features, rows);
     }
 };
 

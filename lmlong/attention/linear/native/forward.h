@@ -3,6 +3,7 @@
 #pragma once
 
 #include "chunk_decay.h"
+#include "features.h"
 
 namespace {
 
@@ -11,11 +12,14 @@ struct Forward {
     const ScanJob& job = line.job;
     const Int F = line.F, V = line.V;
     ChunkDecay decay;
-    float *q, *k, *v, *qT, *y, *state;  // q and k are features as soon as they are loaded
+    Features queries, keys;
+    float *q = queries.rows, *k = keys.rows;
+    float *v, *qT, *y, *state;
     alignas(64) float weights[TILE * TILE], denominators[TILE];
 
-    Forward(const Line& line, Scratch scratch) : line(line), decay(line, scratch) {
-        for (float** x : {&q, &k, &qT}) *x = scratch.take(TILE * F);
+    Forward(const Line& line, Scratch scratch)
+        : line(line), decay(line, scratch), queries(line, false, false, scratch), keys(line, true, false, scratch) {
+        qT = scratch.take(TILE * F);
         for (float** x : {&v, &y}) *x = scratch.take(TILE * V);
         state = scratch.take(state_size(line));
     }
@@ -24,20 +28,14 @@ struct Forward {
         DenormalsAreZero mode;
         load_state(line, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
-            load(begin);
+            decay.load(begin);
+            queries.load(begin), keys.load(begin);
+            line.load(job.v, begin, job.value_dim, v);
             attention_weights();
             outputs();
             store(begin);
         }
         store_state(line, state, job.state_after);
-    }
-
-    void load(Int begin) {
-        decay.load(begin);
-        line.load(job.q, begin, job.features, q), line.load(job.k, begin, job.features, k);
-        line.load(job.v, begin, job.value_dim, v);
-        apply_feature_map(FeatureMap(job.feature_map), line.tokens(begin), job.features, q);
-        apply_feature_map(FeatureMap(job.feature_map), line.tokens(begin), job.features, k);
     }
 
     // The weights within the chunk, [s][t], and the denominators

@@ -14,10 +14,10 @@ void scan_forward(ScanJob* job) { run_lines<Forward>(job); }
 void scan_backward(ScanJob* job) { run_lines<Backward>(job); }
 
 // The floats of scratch memory that a worker needs for the backward pass of a span, which are more than for the forward
-Int scratch_size(Int time, Int features, Int value_dim) {
-    const Int F = padded(features), V = padded(value_dim);
-    return ChunkDecay::scratch_size(F) + TILE * (8 * F + 5 * V + std::max(V, F)) +
-           F * (V + 1) * (padded(time) / TILE + 2);
+Int scratch_size(const ScanJob* job) {
+    const Int F = padded(job->features), V = padded(job->value_dim), time = padded(job->time);
+    return ChunkDecay::scratch_size(F) + 2 * Features::scratch_size(*job) + TILE * (4 * F + 5 * V + std::max(V, F)) +
+           F * (V + 1) * (time / TILE + 2) + (job->feature_map == FAVOR ? time * F : 0);
 }
 }
 

@@ -1,0 +1,123 @@
+// The features of the queries or keys of a chunk, and the way back from the gradient of these.
+//
+// FAVOR+ (favor.py) makes exp(u - max u) of a query and exp(u + (length^2 - |x|^2) / 2 - offset) of a key, for u = W x
+// and x = c n, where n has a mean square of 1 and c is the scale of a head. The max, the length and the offset are taken
+// for constants, here as in the gradient of favor.py.
+//
+// K key dim, F features.
+
+#pragma once
+
+#include <cmath>
+
+#include "chunk_features.h"
+
+namespace {
+
+struct Features {
+    const Line& line;
+    const bool of_keys, with_gradient;
+    const ScanJob& job = line.job;
+    const FeatureMap feature_map = FeatureMap(line.job.feature_map);
+    const Int F = line.F, K = padded(line.job.head_dim);
+    float *rows, *grads;  // (TILE, F); before the gradient is known, `grads` holds the derivative of an elementwise map
+    float *n, *dx;        // (TILE, K), of FAVOR+
+    alignas(64) float factors[TILE], squares[TILE];  // that made n, and |n|^2
+    float dscale = 0;
+
+    static Int scratch_size(const ScanJob& job) { return 2 * TILE * (padded(job.features) + padded(job.head_dim)); }
+
+    Features(const Line& line, bool of_keys, bool with_gradient, Scratch& scratch)
+        : line(line), of_keys(of_keys), with_gradient(with_gradient) {
+        for (float** each : {&rows, &grads}) *each = scratch.take(TILE * F);
+        for (float** each : {&n, &dx}) *each = scratch.take(TILE * K);
+    }
+
+    // Load a chunk and compute its features, or take those that are `known`; prefetch what is `ahead`
+    void load(Int begin, Int ahead = TILE, const float* known = nullptr) {
+        const StridedTensor& from = of_keys ? job.k : job.q;
+        if (feature_map != FAVOR) {
+            line.load(from, begin, job.features, rows, ahead);
+            apply_feature_map(feature_map, line.tokens(begin), job.features, rows, with_gradient ? grads : nullptr);
+            return;
+        }
+        line.load(from, begin, job.head_dim, n, ahead);
+        normalize();
+        if (known)
+            std::copy_n(known, TILE * F, rows);
+        else
+            exponentials(line.tokens(begin));
+    }
+
+    // Store the gradient of queries or keys, from that of their features (F, TILE), which must not be scaled yet
+    void backward(Int begin, const float* gradT, float* temporary) {
+        const StridedTensor& into = of_keys ? job.dk : job.dq;
+        transpose(gradT, F, TILE, temporary);
+        const float* factor = feature_map == FAVOR ? rows : grads;
+        if (feature_map != IDENTITY)
+            for (Int i = 0; i < TILE * F; i += LANES) lanes(temporary + i) *= lanes(factor + i);
+        if (feature_map == FAVOR)
+            backward_exponents(temporary), line.store(into, begin, job.head_dim, dx);
+        else
+            line.store(into, begin, job.features, temporary);
+    }
+
+private:
+    const float* constants() const { return job.favor_constants + 3 * line.head; }
+
+    void normalize() {
+        for (Int t = 0; t < TILE; t++) {
+            const float square = dot(n + t * K, n + t * K, K), size = job.head_dim;
+            factors[t] = 1 / std::sqrt(square / size + FAVOR_EPS);
+            squares[t] = square * factors[t] * factors[t];
+        }
+        scale_rows(n, K, factors);
+    }
+
+    void exponentials(Int tokens) {
+        const float scale = constants()[0], half_square = constants()[1], offset = constants()[2];
+        std::fill_n(rows, TILE * F, 0.0f);
+        add_matmul(rows, TILE, F, {n, K, 1}, job.projection_T + line.head * K * F, K);
+        for (Int t = 0; t < TILE; t++) {
+            float* row = rows + t * F;
+            std::fill(row + (t < tokens ? job.features : 0), row + F, -INFINITY);  // of which e^x is 0
+            const float shift = of_keys ? scale * scale * squares[t] / 2 - half_square + offset : scale * max_of(row);
+            for (Int f = 0; f < F; f += LANES) lanes(row + f) = simd_exp(lanes(row + f) * scale - shift);
+        }
+    }
+
+    float sum_of(const float* row) const {
+        FloatVec sums = {};
+        for (Int f = 0; f < F; f += LANES) sums += lanes(row + f);
+        float sum = 0;
+        UNROLL(j, LANES) sum += sums[j];
+        return sum;
+    }
+
+    float max_of(const float* row) const {
+        FloatVec most = lanes(row);
+        for (Int f = LANES; f < F; f += LANES) most = lanes(row + f) > most ? lanes(row + f) : most;
+        float max = most[0];
+        UNROLL(j, LANES) max = most[j] > max ? most[j] : max;
+        return std::isinf(max) ? 0 : max;  // of padded tokens
+    }
+
+    // dx = W^T du, for keys less x sum du; c and x follow
+    void backward_exponents(const float* du) {
+        const float scale = constants()[0];
+        std::fill_n(dx, TILE * K, 0.0f);
+        add_matmul(dx, TILE, K, {du, F, 1}, job.projection + line.head * F * K, F);
+        for (Int t = 0; t < TILE; t++) {
+            float *grad = dx + t * K, *normed = n + t * K;
+            if (of_keys) {
+                const float sum = scale * sum_of(du + t * F);
+                for (Int i = 0; i < K; i++) grad[i] -= sum * normed[i];
+            }
+            const float along = dot(grad, normed, K), share = along / job.head_dim, factor = factors[t] * scale;
+            dscale += along;
+            for (Int i = 0; i < K; i++) grad[i] = factor * (grad[i] - share * normed[i]);
+        }
+    }
+};
+
+}  // namespace
