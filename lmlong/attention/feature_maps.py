@@ -127,19 +127,25 @@ class Softmax(FeatureMap):
 
 
 class Taylor(FeatureMap):
-    """[1, x, x (x) x / sqrt 2] of a small learned projection: 1 + s + s^2 / 2, the exponential of s to second order.
+    """[1, x, x (x) x / sqrt 2] of a small learned projection, or of the whole head: 1 + s + s^2 / 2, the exponential of
+    s to second order.
 
-    The projections are normalized to one length, so that |s| is at most sqrt(inner): the sum of squares and mixed terms
+    x is normalized to one length, so that |s| is at most sqrt(inner): the sum of squares and mixed terms
     is positive in exact numbers only, and would round below 0 where s is large.
     """
 
     signed = True
 
-    def __init__(self, heads: int, head_dim: int, inner: int):
+    query_projection: nn.Parameter | None
+    key_projection: nn.Parameter | None
+
+    def __init__(self, heads: int, head_dim: int, projected: int | None):
+        inner = projected or head_dim
         # of x (x) x each pair is kept once, with weight sqrt 2, which leaves all products unchanged
         super().__init__(1 + inner + inner * (inner + 1) // 2)
-        self.query_projection = nn.Parameter(torch.randn(heads, head_dim, inner) * head_dim**-0.5)
-        self.key_projection = nn.Parameter(torch.randn(heads, head_dim, inner) * head_dim**-0.5)
+        for name in ("query_projection", "key_projection"):
+            weight = nn.Parameter(torch.randn(heads, head_dim, inner) * head_dim**-0.5) if projected else None
+            self.register_parameter(name, weight)
         self.inner = inner
 
     def query(self, q: Tensor) -> Tensor:
@@ -152,7 +158,8 @@ class Taylor(FeatureMap):
         weights = {"query_projection": self.query_projection, "key_projection": self.key_projection}
         return NativeSpec("taylor", {"features": self.features, "inner": self.inner}, weights)
 
-    def _expand(self, x: Tensor, weight: Tensor) -> Tensor:
-        x = rms_norm(x @ weight.to(x.dtype), (self.inner,), eps=1e-6) * self.inner**-0.25
+    def _expand(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        x = x if weight is None else x @ weight.to(x.dtype)
+        x = rms_norm(x, (self.inner,), eps=1e-6) * self.inner**-0.25
         left, right = torch.triu_indices(self.inner, self.inner, offset=1, device=x.device)
         return torch.cat([torch.ones_like(x[..., :1]), x, x[..., left] * x[..., right], x * x * 0.5**0.5], dim=-1)

@@ -148,7 +148,7 @@ class NativeKernel:
         self._library.run(name, job, workers)
 
 
-POINTERS = {name for name, kind in ScanJob._fields_ if kind is ctypes.c_void_p}
+POINTERS = {field[0] for field in ScanJob._fields_ if field[1] is ctypes.c_void_p}
 """Fields of a job that are plain addresses, of contiguous tensors."""
 
 

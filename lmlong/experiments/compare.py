@@ -30,11 +30,12 @@ CANDIDATES = {
     "elu-learned": ["feature_map=elu", "decay=learned"],
     "elu-channel": ["feature_map=elu", "decay=channel"],
     "delta": ["kind=delta", "decay=learned"],
-    "elu-learned-window": ["kind=[linear, linear, linear, window]", "feature_map=elu", "decay=learned", "window=64"],
-    "delta-window": ["kind=[delta, delta, delta, window]", "decay=learned", "window=64"],
-    "elu-learned-ngram": ["kind=[linear, ngram, linear, linear]", "feature_map=elu", "decay=learned"],
-    "delta-ngram": ["kind=[delta, ngram, delta, delta]", "decay=learned"],
-    "delta-window-ngram": ["kind=[delta, ngram, delta, window]", "decay=learned", "window=64"],
+    "elu-learned-window": ["kind=3linear+window", "feature_map=elu", "decay=learned", "window=64"],
+    "delta-window": ["kind=3delta+window", "decay=learned", "window=64"],
+    "elu-learned-ngram": ["kind=linear+ngram+2linear", "feature_map=elu", "decay=learned"],
+    "elu-channel-ngram": ["kind=linear+ngram+2linear", "feature_map=elu", "decay=channel"],
+    "delta-ngram": ["kind=delta+ngram+2delta", "decay=learned"],
+    "delta-window-ngram": ["kind=delta+ngram+delta+window", "decay=learned", "window=64"],
 }
 """What is compared, by name: options below model.attention."""
 

@@ -1,5 +1,6 @@
 """What a recipe must know of each attention and feature map, without torch. Plug-ins add theirs to the same dicts."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -114,6 +115,25 @@ class NameIn:
         return name
 
 
+class PatternIn(NameIn):
+    """The same for a name, or several in one word: 3linear+softmax is three times linear, then softmax."""
+
+    def _check(self, name: Any) -> Any:
+        words = pattern_words(name) if isinstance(name, str) else []
+        if len(words) < 2:
+            return super()._check(name)
+        return [super(PatternIn, self)._check(word) for word in words]
+
+
+def pattern_words(word: str) -> list[str]:
+    """Return the names in one word, each as often as the number before it says, or the word where it is none such."""
+    parts = [re.fullmatch(r"([1-9]\d{0,3})?([^\W\d]\w*)", part) for part in word.split("+")]
+    found = [part for part in parts if part]
+    if len(found) < len(parts):
+        return [word]
+    return [part[2] for part in found for _ in range(int(part[1] or 1))]
+
+
 def _of_plugins() -> Iterator[tuple[str, AttentionInfo | FeatureMapInfo]]:
     """Iterate over what plug-ins have added, by name; their names are unique over both dicts."""
     yield from ((name, kind) for name, kind in ATTENTION_KINDS.items() if kind.plugin)
@@ -131,7 +151,7 @@ def attention_words(attention: Any) -> tuple[list[str], list[str]]:
     if not isinstance(attention, dict):
         return [], []
     kind, feature_map = attention.get("kind"), attention.get("feature_map")
-    kinds = kind if isinstance(kind, list) else [kind]
+    kinds = kind if isinstance(kind, list) else pattern_words(kind) if isinstance(kind, str) else []
     return [word for word in kinds if isinstance(word, str)], [feature_map] if isinstance(feature_map, str) else []
 
 

@@ -10,7 +10,8 @@ from pydantic_core import ErrorDetails
 from lmlong.errors import nearest
 from lmlong.recipe import Options
 from lmlong.recipe.bounds import UNSAID
-from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field
+from lmlong.recipe.kinds import pattern_words
+from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field, takes_patterns
 from lmlong.recipe.root import recipe_class
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, dotted, undotted
 
@@ -48,7 +49,9 @@ def _describe(detail: ErrorDetails, values: Any, whole: type[Options]) -> tuple[
         case "union_tag_invalid":
             return (*path, "kind"), _not_one_of(value["kind"], _kinds(shape))
         case "literal_error":
-            return path, _not_one_of(value, choices(shape))
+            names = pattern_words(value) if isinstance(value, str) and takes_patterns(shape) else [value]
+            known = choices(shape)
+            return path, _not_one_of(next(name for name in names if name not in known), known)
     most = inf if detail["type"] == "less_than_equal" else UNSAID
     return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value)}"
 

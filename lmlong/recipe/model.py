@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, NameIn
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, NameIn, PatternIn
 from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.section import Options, mistake
 
@@ -19,8 +19,9 @@ Slots = Annotated[int, Field(gt=0, le=bounds.TOKENS)]
 class Taylor(Options):
     """The second-order features of feature_map: taylor."""
 
-    width: int = Field(default=16, gt=0, le=1024)
-    """Width r of the projection of queries and keys; it makes 1 + r + r (r + 1) / 2 features."""
+    width: int | None = Field(default=16, gt=0, le=1024)
+    """Width r of the projection of queries and keys, which makes 1 + r + r (r + 1) / 2 features; null projects nothing,
+    and r is that of the head."""
 
 
 class Favor(Options):
@@ -110,10 +111,11 @@ class Delta(Options):
 class Attention(Options):
     """Attention of each token to others. A kind ignores options that it does not have."""
 
-    kind: KindName | Annotated[list[KindName], Field(min_length=1)] = "linear"
+    kind: Annotated[str, PatternIn(ATTENTION_KINDS)] | Annotated[list[KindName], Field(min_length=1)] = "linear"
     """To the past: linear (constant state), delta (the same, replacing what a key has stored), ngram (looking up the
     last tokens), window (exact over the last tokens, constant state) or softmax (exact, growing state). For an encoder,
-    to all of the text: full (exact), linformer, efficient, or linear. A list is a pattern repeated over the layers."""
+    to all of the text: full (exact), linformer, efficient, or linear. A list is a pattern repeated over the layers; in
+    one word, 3linear+softmax is three linear and one softmax."""
     feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned", "channel"] = "learned"

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from lmlong.recipe.bounds import UNSAID
-from lmlong.recipe.kinds import NameIn
+from lmlong.recipe.kinds import NameIn, PatternIn
 from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.root import recipe_class
 
@@ -76,6 +76,12 @@ def choices(shape: Shape) -> list[str]:
         elif get_origin(kind) is Annotated:
             found += choices(shape_of(kind))
     return found
+
+
+def takes_patterns(shape: Shape) -> bool:
+    """Whether a shape allows several of its words in one."""
+    inner = (shape_of(kind) for kind in shape.types if get_origin(kind) is Annotated)
+    return any(isinstance(bound, PatternIn) for bound in shape.bounds) or any(map(takes_patterns, inner))
 
 
 def entry(shape: Shape) -> Shape | None:

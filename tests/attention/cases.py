@@ -43,6 +43,7 @@ def _forms() -> list[recipe.Attention]:
         recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=sizes, buckets=buckets))
         for sizes, buckets in (([1, 2, 3], 5), ([1, 2, 4], 64))
     ]
+    linear.append(recipe.Attention(feature_map="taylor", decay="none", taylor=recipe.Taylor(width=None)))
     return linear + favor[1:] + deltas + windows + [recipe.Attention(kind="softmax"), *ngrams]
 
 
@@ -54,7 +55,8 @@ def name(options: recipe.Attention) -> str:
     if options.kind != "linear":
         return f"window-{options.window}" if options.kind == "window" else str(options.kind)
     favor = f"-{options.favor.form}-{options.favor.norms}" if options.favor != recipe.Favor() else ""
-    return f"{options.feature_map}-{options.decay}{favor}"
+    whole = "-head" if options.taylor.width is None else ""
+    return f"{options.feature_map}{whole}-{options.decay}{favor}"
 
 
 FORMS = _forms()

@@ -118,6 +118,10 @@ text:
         ("linaer", f"kind: 'linaer' is not one of {KINDS}. Did you mean 'linear'?"),
         ("3", f"kind: 3 is not one of {KINDS}."),
         ("[linear, sofmax]", f"kind.1: 'sofmax' is not one of {KINDS}. Did you mean 'softmax'?"),
+        ("3linear+sofmax", f"kind: 'sofmax' is not one of {KINDS}. Did you mean 'softmax'?"),
+        ("3linear++softmax", f"kind: '3linear++softmax' is not one of {KINDS}. Did you mean 'softmax'?"),
+        ("12345linear", f"kind: '12345linear' is not one of {KINDS}. Did you mean 'linear'?"),
+        ("[2linear]", f"kind.0: '2linear' is not one of {KINDS}. Did you mean 'linear'?"),
         (
             "[]",
             f"kind: expected a list of 1 or more, each one of {KINDS}, got an empty list.",
@@ -335,3 +339,31 @@ def test_a_downsampled_layer_has_no_tokens_to_read(file: Path) -> None:
         "model: {layers: 4, attention: {kind: [ngram, linear, linear, ngram]}, downsample: {layers: 2}}\n" + ENOUGH
     )
     load(str(file), [])
+
+
+@pytest.mark.parametrize(
+    ("attention", "key", "why"),
+    [
+        ("{kind: delta, decay: channel}", "decay", "delta forgets by the head"),
+        ("{kind: 3linear+delta, decay: channel}", "decay", "delta forgets by the head"),
+        ("{feature_map: taylor, decay: channel}", "decay", "features of taylor have signs"),
+        ("{kind: [window, linear], feature_map: cosine, decay: channel}", "decay", "features of cosine have signs"),
+    ],
+)
+def test_a_decay_by_channel_where_there_is_none(tmp_path: Path, attention: str, key: str, why: str) -> None:
+    file = tmp_path / "channel.yaml"
+    file.write_text(f"model: {{attention: {attention}}}\n" + ENOUGH)
+    with pytest.raises(RecipeError, match=f"model.attention.{key}: {why}"):
+        load(file)
+    file.write_text("model: {attention: {kind: window, feature_map: cosine, decay: channel}}\n" + ENOUGH)
+    load(file)  # of no use there
+
+
+def test_a_pattern_in_one_word_is_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "pattern.yaml"
+    file.write_text("model: {layers: 5, attention: {kind: 2linear+softmax}}\n" + ENOUGH)
+    chosen = load(file)
+    assert chosen.model.attention.kind == ["linear", "linear", "softmax"]
+    assert chosen.model.kinds == ["linear", "linear", "softmax", "linear", "linear"]
+    assert load(file, ["model.attention.kind=window"]).model.attention.kind == "window"
+    assert load(file, ["model.attention.kind=2window"]).model.attention.kind == ["window", "window"]

@@ -107,14 +107,11 @@ void apply_feature_map(
             break;
         }
         case TAYLOR:
-            project(
-                is_key ? attention.key_projection : attention.query_projection,
-                attention.inner,
-                head,
-                x,
-                head_dim,
-                inner);
-            taylor_features(inner, attention.inner, y);
+            if (const float* weight = is_key ? attention.key_projection : attention.query_projection) {
+                project(weight, attention.inner, head, x, head_dim, inner);
+                x = inner;
+            }
+            taylor_features(x, attention.inner, y);
             break;
         case FAVOR:
             favor_features(attention, head, is_key, x, head_dim, y);

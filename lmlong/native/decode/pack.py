@@ -193,9 +193,10 @@ class PackedModel:
             weights = ("query_projection", "key_projection")
             spec = self._open(module, kind, ("features", "inner"), weights)
             packed.inner = spec.options["inner"]
-            packed.query_projection, packed.key_projection = (
-                self._floats(module, spec.weights[name], transposed=True) for name in weights
-            )
+            if spec.weights["query_projection"] is not None:
+                packed.query_projection, packed.key_projection = (
+                    self._floats(module, spec.weights[name], transposed=True) for name in weights
+                )
         elif kind == "favor":
             spec = self._open(module, kind, ("features",), ("projection", "raw_gain", "constants"))
             packed.query_projection = self._floats(module, spec.weights["projection"])
