@@ -16,6 +16,7 @@ ATTENTIONS: dict[str, dict[str, object]] = {
     "favor": {"feature_map": "favor", "decay": "none"},
     "elu-fixed": {"feature_map": "elu", "decay": "fixed"},
     "elu-learned": {"feature_map": "elu", "decay": "learned"},
+    "elu-channel": {"feature_map": "elu", "decay": "channel"},
     "favor-learned": {"feature_map": "favor", "decay": "learned"},
     "delta": {"kind": "delta", "decay": "learned"},
 }

@@ -17,7 +17,7 @@ import torch
 from machine import needs_compiler, needs_triton
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-LINEAR = {"elu", "elu-learned", "favor", "favor-learned"}
+LINEAR = {"elu", "elu-learned", "elu-channel", "favor", "favor-learned"}
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_all_parts_end_in_a_page_and_figures(tmp_path: Path) -> None:
     }
     for one in numbers["errors"]:
         assert {"y", "dq", "dk", "dv"} <= one["triton"].keys()
-        assert ("dlog_decay" in one["triton"]) == one["attention"].endswith("learned")
+        assert ("dlog_decay" in one["triton"]) == one["attention"].endswith(("learned", "channel"))
         assert 0 < max(one["triton"].values()) < (1e-5 if one["precision"] == "32" else 5e-2)
     assert {one["attention"] for one in numbers["laws"]} == LINEAR
 

@@ -15,7 +15,7 @@ from lmlong.bench.timer import MAX_SECONDS, peak_bytes, time_rounds
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_table, three_digits
 
-ATTENTIONS = ("elu", "elu-learned", "favor", "favor-learned")
+ATTENTIONS = ("elu", "elu-learned", "elu-channel", "favor", "favor-learned")
 """The forms of linear attention that are measured, by their names in `lmlong bench`."""
 
 

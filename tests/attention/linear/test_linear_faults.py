@@ -1,4 +1,5 @@
-"""Mistakes that are easily made in a decay by channel, planted: each is found by the laws."""
+"""Mistakes that are easily made in a decay by channel, and in features of FAVOR+ by native code, planted: each is found
+by the laws."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,9 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention.chunks import Decay
-from lmlong.attention.feature_maps import Elu
 from lmlong.attention.linear import chunk, layer, native
-from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
+from lmlong.attention.registry import CAUSAL
 from lmlong.testing import examine_attention
 
 CHANNEL = recipe.Attention(decay="channel")
@@ -98,19 +98,24 @@ def test_a_mistake_in_torch_is_found(monkeypatch: pytest.MonkeyPatch, plant: Pat
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("feature_map", "right", "wrong"),
     [
-        ("state[F * V + f] *= left[f];", ""),
-        ("state[i] *= left[f];", "state[i] *= left[i % V];"),
-        ("left[v] * gates[(s + 1) * F + f]", "left[v] * gates[s * F + f]"),
-        ("const FloatVec gate = lanes(gates + t * F + f);", "const FloatVec gate = lanes(gates + f);"),
-        ("after = after * lanes(gates + s * F + f);", "after = after * lanes(gates + f);"),
-        ("lanes(to_end + s * F + f) = after * masks.to_end[s];", "lanes(to_end + s * F + f) = after;"),
-        ("rows[t * F + f] = sum +=", "rows[t * F + f] ="),
+        ("elu", "state[F * V + f] *= left[f];", ""),
+        ("elu", "state[i] *= left[f];", "state[i] *= left[i % V];"),
+        ("elu", "left[v] * gates[(s + 1) * F + f]", "left[v] * gates[s * F + f]"),
+        ("elu", "const FloatVec gate = lanes(gates + t * F + f);", "const FloatVec gate = lanes(gates + f);"),
+        ("elu", "after = after * lanes(gates + s * F + f);", "after = after * lanes(gates + f);"),
+        ("elu", "lanes(to_end + s * F + f) = after * masks.to_end[s];", "lanes(to_end + s * F + f) = after;"),
+        ("elu", "rows[t * F + f] = sum +=", "rows[t * F + f] ="),
+        ("favor", "scale * scale * squares[t] / 2", "scale * squares[t] / 2"),
+        ("favor", "grad[i] -= sum * normed[i];", "grad[i] += sum * normed[i];"),
+        ("favor", "grad[i] - share * normed[i]", "grad[i]"),
+        ("favor", "std::fill(row + (t < tokens ? job.features : 0), row + F, -INFINITY);", ""),
+        ("favor", "std::copy_n(k, TILE * F, key_features + begin * F);", "std::copy_n(k, TILE * F, key_features);"),
     ],
 )
 def test_a_mistake_in_native_code_is_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: str, wrong: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, feature_map: str, right: str, wrong: str
 ) -> None:
     found = 0
     for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp")):
@@ -121,6 +126,7 @@ def test_a_mistake_in_native_code_is_found(
     monkeypatch.setattr(native, "CODE", tmp_path)
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
     native.library.cache_clear()
-    report = examine_attention(LinearAttention(HEADS, HEAD_DIM, VALUE_DIM, Elu(HEAD_DIM), "channel"))
+    options = recipe.Attention(feature_map=feature_map, decay="channel")
+    report = examine_attention(CAUSAL["linear"](HEADS, HEAD_DIM, VALUE_DIM, options))
     native.library.cache_clear()
     assert not report.kept
