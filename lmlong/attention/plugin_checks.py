@@ -98,7 +98,10 @@ def problem_of_attention(made: CausalAttention, heads: int, head_dim: int, value
 
 def problem_of_feature_map(made: FeatureMap, heads: int, head_dim: int) -> str:
     """Return what recipes would not see, or an empty text."""
-    return "" if made.uses_rope == type(made).uses_rope else "uses_rope is set on the instance. Set it on the class."
+    for name in ("uses_rope", "signed"):
+        if getattr(made, name) != getattr(type(made), name):
+            return f"{name} is set on the instance. Set it on the class."
+    return ""
 
 
 def explain(error: BaseException, file: str | None = None) -> str:

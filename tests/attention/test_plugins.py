@@ -294,3 +294,18 @@ def test_an_exception_while_the_laws_are_held_names_the_law_and_the_line(tmp_pat
         UsageError, match=r"two\.py: TwoGates: law 1, forward = definition: AttributeError.*\(two\.py:\d+"
     ):
         check_attention(cls)
+
+
+def test_a_map_with_signs_says_so_on_its_class_and_has_no_decay_by_channel(tmp_path: Path) -> None:
+    signed = SQUARE.replace("    class Options", "    signed = True\n\n    class Options", 1)
+    (tmp_path / "signed.py").write_text(signed)
+    text = "plugins: [signed.py]\nmodel: {attention: {feature_map: square, decay: channel}}\n"
+    with pytest.raises(RecipeError, match="features of square have signs"):
+        load(text, tmp_path)
+
+
+def test_a_map_cannot_have_signs_by_instance(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(SQUARE.replace("self.floor = ", "self.signed = True; self.floor = "))
+    load_plugin(tmp_path / "late.py")
+    with pytest.raises(UsageError, match="signed is set on the instance"):
+        FEATURE_MAPS["square"](2, 4, recipe.Attention(feature_map="square"))

@@ -108,7 +108,6 @@ def test_a_mistake_in_torch_is_found(monkeypatch: pytest.MonkeyPatch, plant: Pat
         ("elu", "lanes(to_end + s * F + f) = after * masks.to_end[s];", "lanes(to_end + s * F + f) = after;"),
         ("elu", "rows[t * F + f] = sum +=", "rows[t * F + f] ="),
         ("favor", "scale * scale * squares[t] / 2", "scale * squares[t] / 2"),
-        ("favor", "grad[i] -= sum * normed[i];", "grad[i] += sum * normed[i];"),
         ("favor", "grad[i] - share * normed[i]", "grad[i]"),
         ("favor", "std::fill(row + (t < tokens ? job.features : 0), row + F, -INFINITY);", ""),
         ("favor", "std::copy_n(k, TILE * F, key_features + begin * F);", "std::copy_n(k, TILE * F, key_features);"),

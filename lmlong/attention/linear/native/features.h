@@ -109,11 +109,8 @@ private:
         add_matmul(dx, TILE, K, {du, F, 1}, job.projection + line.head * F * K, F);
         for (Int t = 0; t < TILE; t++) {
             float *grad = dx + t * K, *normed = n + t * K;
-            if (of_keys) {
-                const float sum = scale * sum_of(du + t * F);
-                for (Int i = 0; i < K; i++) grad[i] -= sum * normed[i];
-            }
-            const float along = dot(grad, normed, K), share = along / job.head_dim, factor = factors[t] * scale;
+            const float of_length = of_keys ? scale * sum_of(du + t * F) : 0, factor = factors[t] * scale;
+            const float along = dot(grad, normed, K) - of_length * squares[t], share = along / job.head_dim + of_length;
             dscale += along;
             for (Int i = 0; i < K; i++) grad[i] = factor * (grad[i] - share * normed[i]);
         }
