@@ -1,5 +1,5 @@
-// The arguments of a scan of linear attention or the delta rule, and access to the tokens of one head of one row, a chunk of TILE tokens at a time. Tensors
-// are float32 or bfloat16; everything is computed in float32.
+// The arguments of a scan of linear attention or the delta rule, and access to the tokens of one head of one row, a chunk
+// of TILE tokens at a time. Tensors are float32 or bfloat16; everything is computed in float32.
 //
 // H heads, F features, V value dim.
 

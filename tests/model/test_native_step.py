@@ -124,6 +124,16 @@ def test_it_is_as_exact_as_torch_with_all_ways_to_keep_numbers(kept: torch.dtype
     assert state.blocks[0].attention.S.dtype == sums
 
 
+@pytest.mark.parametrize("decay", ["learned", "channel"])
+def test_long_memories_are_as_exact_as_by_torch(decay: Any) -> None:
+    """A rounding of a gate is one of every later token."""
+    model = shaped({"attention": Attention(decay=decay)})
+    for block in model.blocks:
+        torch.nn.init.constant_(block.mixer.forget_gate.bias, 9.0)  # 8,000 tokens
+        torch.nn.init.normal_(block.mixer.forget_gate.weight, std=0.01)
+    assert_as_exact_as_torch(model, text(batch=1, time=600)[0])
+
+
 @torch.inference_mode()
 def test_sums_in_float64_lose_nothing_to_a_gate() -> None:
     model = shaped({"attention": Attention(decay="fixed")})

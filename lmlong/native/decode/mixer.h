@@ -185,8 +185,9 @@ struct Head {
         project(attention.gate_weight, F, head, lowered, rank, decays);
         for (Int f = 0; f < F; f++) decays[f] += attention.gate_bias[head * F + f];
         for (Int f = 0; f < F; f += LANES) {
-            const FloatVec zero = {}, least = simd_exp(zero + MIN_LOG_DECAY);
-            const FloatVec decay = 1.0f / (1.0f + simd_exp(-lanes(decays + f)));
+            const FloatVec x = lanes(decays + f), zero = {}, least = simd_exp(zero + MIN_LOG_DECAY);
+            const FloatVec power = simd_exp(x < zero ? x : -x), small = power / (1.0f + power);  // of the sigmoid at -|x|
+            const FloatVec decay = x < zero ? small : 1.0f - small;
             lanes(decays + f) = decay < least ? least : decay;
         }
     }

@@ -106,6 +106,17 @@ def test_features_that_are_given(by: Scan) -> None:
     assert_exact(text, by, IdentityFeatures(), torch.float32)
 
 
+@every_engine
+@pytest.mark.parametrize("channels", [(), (KEYS,)], ids=["by-head", "by-channel"])
+def test_long_memories_are_exact(by: Scan, channels: tuple[int, ...]) -> None:
+    """A rounding of what a chunk keeps of the state is one of every later token."""
+    text = Text(6000)
+    text.log_decay = torch.full((2, HEADS, 6000, *channels), -1 / 8192)
+    found, truth = (dict(text.read(by, feature_map("elu"), dtype, KEYS)) for dtype in (torch.float32, torch.float64))
+    for name in ("S after", "z after"):
+        assert laws.error(found[name].detach(), truth[name].detach()) < 2e-6, name
+
+
 @pytest.mark.parametrize("width", [2, 16, 33])
 def test_any_width(width: int) -> None:
     features = FEATURE_MAPS["relu"](HEADS, width, recipe.Attention())

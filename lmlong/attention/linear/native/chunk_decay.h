@@ -1,8 +1,9 @@
 // The decay of a chunk, by head or by channel, and what it does to queries, keys, pairs of both and the state.
 //
-// By channel, what is left of a token at a later one is a product of gates, each of which is at most 1: it is made by
-// multiplying from token to token, so that no logarithm is ever subtracted; what shrinks below all normal numbers becomes
-// 0 at once. Letters are those of chunk.py.
+// By channel, what is left of a token at a later one of the chunk is a product of gates, each of which is at most 1: it
+// is made by multiplying from token to token, so that no logarithm is ever subtracted, and what shrinks below all normal
+// numbers becomes 0 at once. What is left of the state is made from sums of logarithms: roundings of single gates would
+// add up over the thousands of tokens that it may keep. Letters are those of chunk.py.
 
 #pragma once
 
@@ -41,17 +42,16 @@ struct ChunkDecay {
         decay_masks(line, begin, masks);
         if (!by_channel) return;
         line.load(line.job.log_decay, begin, line.job.features, gates);
-        for (Int i = 0; i < TILE * F; i += LANES) lanes(gates + i) = simd_exp(lanes(gates + i));
         for (Int f = 0; f < F; f += LANES) {
             FloatVec before = {}, after = {};
-            before += 1.0f, after += 1.0f;
             for (Int t = 0, s = TILE - 1; t < TILE; t++, s--) {
-                before = before * lanes(gates + t * F + f);
-                lanes(from_state + t * F + f) = before * masks.from_state[t];
-                lanes(to_end + s * F + f) = after * masks.to_end[s];
-                after = after * lanes(gates + s * F + f);
+                before += lanes(gates + t * F + f);
+                lanes(from_state + t * F + f) = simd_exp(before) * masks.from_state[t];
+                lanes(to_end + s * F + f) = simd_exp(after) * masks.to_end[s];
+                after += lanes(gates + s * F + f);
             }
         }
+        for (Int i = 0; i < TILE * F; i += LANES) lanes(gates + i) = simd_exp(lanes(gates + i));
     }
 
     // Queries (in rows) times a
