@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from lmlong import recipe
 from lmlong.recipe import Recipe, file
-from lmlong.recipe.kinds import ATTENTION_KINDS
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
 from lmlong.recipe.reference import choices, entry, sections, shape_of_field
 
 CARELESS = 0.15
@@ -100,7 +100,7 @@ def draw_careless_model(draw: Random) -> dict[str, Any]:
         "width": draw.randint(1, 40),
         "layers": draw.randint(1, 5),
         "heads": draw.randint(1, 5),
-        "attention": draw_attention(draw, kinds()),
+        "attention": draw_attention(draw, kinds()) | {"decay": draw.choice(words(recipe.Attention, "decay"))},
         "positions": draw.choice(words(recipe.Model, "positions")),
         "downsample": draw_downsample(draw, layers=6),
     }
@@ -119,12 +119,17 @@ def draw_shape(draw: Random) -> dict[str, Any]:
 def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
     """Return an attention section with these kinds; it has the options of others too, which must be ignored."""
     pattern = [draw.choice([*kinds, "linear", "linear"]) for _ in range(draw.choice((1, 1, 2, 3)))]
+    feature_map = draw.choice([*words(recipe.Attention, "feature_map"), "favor"])
+    signed = "linear" in pattern and FEATURE_MAP_KINDS[feature_map].signed
+    decays = [
+        word for word in words(recipe.Attention, "decay") if word != "channel" or not (signed or "delta" in pattern)
+    ]
     return {
         "kind": pattern[0] if len(pattern) == 1 and draw.random() < 0.7 else pattern,
-        "feature_map": draw.choice([*words(recipe.Attention, "feature_map"), "favor"]),
-        "decay": draw.choice(words(recipe.Attention, "decay")),
+        "feature_map": feature_map,
+        "decay": draw.choice(decays),
         "window": draw.choice((1, 1, 2, 3, 4, 5, 8, 16, 17, draw.randint(1, 60), 300)),
-        "taylor": {"width": draw.randint(1, 9)},
+        "taylor": {"width": draw.choice((None, draw.randint(1, 9)))},
         "favor": {
             "features": draw.choice((None, 1, 2, draw.randint(1, 40))),
             "form": draw.choice(words(recipe.Favor, "form")),

@@ -19,7 +19,7 @@ from lmlong.errors import RecipeError
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
-USUAL, LOADED, ALL = 60, 200, 360
+USUAL, LOADED, ALL = 60, 600, 360
 
 
 @cache
@@ -86,8 +86,10 @@ def test_options_that_do_not_agree_are_refused_by_their_keys() -> None:
             draw_recipe(number).load()
         except RecipeError as error:
             refused |= {re.sub(r"\.\d+$", "", mistake.split(": ")[1]) for mistake in error.mistakes}
-    options = ("heads", "positions", "downsample", "downsample.layers", "attention.kind", "attention.favor.features")
-    assert refused == {"text.sequence_length", *(f"model.{option}" for option in options)}
+    options = ("heads", "head_dim", "positions", "downsample", "downsample.layers")
+    of_attention = ("kind", "decay", "favor.features")
+    keys = (*(f"model.{option}" for option in options), *(f"model.attention.{option}" for option in of_attention))
+    assert refused == {"text.sequence_length", *keys}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
