@@ -31,6 +31,8 @@ CANDIDATES = {
     "elu-channel": ["feature_map=elu", "decay=channel"],
     "delta": ["kind=delta", "decay=learned"],
     "elu-learned-window": ["kind=3linear+window", "feature_map=elu", "decay=learned", "window=64"],
+    "elu-learned-softmax": ["kind=3linear+softmax", "feature_map=elu", "decay=learned"],
+    "delta-softmax": ["kind=3delta+softmax", "decay=learned"],
     "delta-window": ["kind=3delta+window", "decay=learned", "window=64"],
     "elu-learned-ngram": ["kind=linear+ngram+2linear", "feature_map=elu", "decay=learned"],
     "elu-channel-ngram": ["kind=linear+ngram+2linear", "feature_map=elu", "decay=channel"],
