@@ -19,7 +19,9 @@ MIN_LOG2_DECAY = -100.0
 
 
 class Decay(NamedTuple):
-    """The decay masks of all chunks, (N, B or 1, H or 1, ...); None where nothing decays and no document starts."""
+    """The decay masks of all chunks, (N, B or 1, H or 1, ...); None where nothing decays and no document starts.
+
+    With a decay for each channel the mask is that of documents alone."""
 
     mask: Tensor | None  # W (..., C, C)
     from_state: Tensor | None  # a (..., C, 1), multiplies the queries' outputs from the state

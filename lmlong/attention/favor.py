@@ -111,8 +111,9 @@ class Favor(FeatureMap):
         ).relu()
 
     def native_spec(self) -> NativeSpec:
-        length, too_large = self.bounds(self.projection)
-        scale = self.gain(self.projection) * self.projection.shape[-1] ** -0.25
+        wide = self.projection.to(torch.promote_types(self.projection.dtype, torch.float32))
+        length, too_large = self.bounds(wide)
+        scale = self.gain(wide) * wide.shape[-1] ** -0.25
         constants = torch.cat([scale, length.square() / 2, too_large], dim=-1)
         weights = {"projection": self.projection, "raw_gain": self.raw_gain, "constants": constants}
         return NativeSpec("favor", {"features": self.features}, weights)

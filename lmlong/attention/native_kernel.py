@@ -62,9 +62,14 @@ class Library:
         run_on_threads(self._functions[name], job, workers)
 
 
+PADDED_TO = 16
+"""What sizes of matrices are padded to multiples of: TILE of simd.h."""
+
+
 def load_library(folder: Path, what: str, constants: Mapping[str, float]) -> Library | None:
     """Return the library, compiled at its first use on a machine; None where it cannot be."""
-    shared = Shared({**CONSTANTS, **constants}, [FeatureMap], [StridedTensor, ScanJob])
+    structures, integers = [StridedTensor, ScanJob], {"PADDED_TO": PADDED_TO}
+    shared = Shared({**CONSTANTS, **constants}, [FeatureMap], structures, integers)
     functions = compiled(folder, shared, f"{what} is computed by torch, slower")
     return Library(functions) if functions else None
 

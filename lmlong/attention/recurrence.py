@@ -10,12 +10,15 @@ from lmlong.attention.base import CausalAttention, State, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.gates import LONGEST_MEMORY, channel_forget_gate, fixed_log_decay, forget_gate
 from lmlong.attention.inputs import Gate, Inputs
+from lmlong.errors import UsageError
 
 
 class Recurrence(CausalAttention[State]):
     """A state of fixed size to which each token adds, and of which a gate may forget a share."""
 
     log_decay: Tensor | None
+    takes_channel_decay = False
+    """Whether each feature may have a decay of its own."""
 
     def __init__(
         self,
@@ -31,11 +34,14 @@ class Recurrence(CausalAttention[State]):
         self.feature_map = self.features_of(feature_map)
         self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
         self.inputs = self.own_gates()
-        self.decay_channels = self.feature_map.features if decay == "channel" else 1
-        """How many decays a head has."""
+        self.by_channel = decay == "channel"
+        """Whether each feature has a decay of its own."""
+        if self.by_channel and (feature_map.signed or not self.takes_channel_decay):
+            whose = type(feature_map if self.takes_channel_decay else self).__name__
+            raise UsageError(f"decay: {whose} has none by channel. Use learned.")
         if decay == "learned":
             self.inputs = {"log_decay": forget_gate(heads, longest_memory), **self.inputs}
-        elif decay == "channel":
+        elif self.by_channel:
             gate = channel_forget_gate(heads, self.feature_map.features, longest_memory)
             self.inputs = {"log_decay": gate, **self.inputs}
         fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lmlong.attention.plugins import load_plugin, plugin_hashes
 from lmlong.data.token_dataset import prepare
+from lmlong.errors import DivergedError
 from lmlong.experiments.kept_results import KeptResult
 from lmlong.inference.loading import load
 from lmlong.inference.state_size import state_size
@@ -40,6 +41,10 @@ CANDIDATES = {
     "delta-window-ngram": ["kind=delta+ngram+delta+window", "decay=learned", "window=64"],
 }
 """What is compared, by name: options below model.attention."""
+
+
+BEYOND = 4
+"""Most learning rates that are tried beyond the given ones."""
 
 
 def candidates() -> dict[str, list[str]]:
@@ -88,8 +93,11 @@ def compare_attentions(
     results, runs = [], []
     for name in names:
         first = [trained_run(recipe, overrides, name, rate, 0, out) for rate in sorted(rates)]
-        while (beyond := _rate_beyond(first)) is not None:
-            first.append(trained_run(recipe, overrides, name, beyond, 0, out))
+        while len(first) < len(rates) + BEYOND and (beyond := _rate_beyond(first)) is not None:
+            try:
+                first.append(trained_run(recipe, overrides, name, beyond, 0, out))
+            except DivergedError:
+                break  # no better than what was tried
         best = min(first, key=_bits_per_byte)
         more = [trained_run(recipe, overrides, name, best.rate, seed, out) for seed in range(1, seeds)]
         results.append(CandidateResult(name, [best, *more]))
@@ -99,11 +107,10 @@ def compare_attentions(
 
 def _rate_beyond(tried: Sequence[ComparedRun]) -> float | None:
     """Return the next learning rate beyond an end at which the best of several was; None if it was between others."""
-    by_rate = sorted(tried, key=lambda run: run.rate)
-    best = min(by_rate, key=_bits_per_byte)
-    if len(by_rate) == 1 or best not in (by_rate[0], by_rate[-1]):
-        return None
-    return best.rate * 2 if best is by_rate[-1] else best.rate / 2
+    lowest, *others, highest = sorted(tried, key=lambda run: run.rate) if len(tried) > 1 else (tried[0], tried[0])
+    if highest.bits_per_byte < min(map(_bits_per_byte, (lowest, *others))):
+        return highest.rate * 2
+    return lowest.rate / 2 if lowest.bits_per_byte < min(map(_bits_per_byte, (*others, highest))) else None
 
 
 def _bits_per_byte(run: ComparedRun) -> float:

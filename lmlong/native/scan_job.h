@@ -10,6 +10,8 @@
 
 namespace {
 
+static_assert(PADDED_TO == TILE);
+
 typedef uint32_t Bits __attribute__((may_alias));
 
 struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data` is null where there is no such tensor

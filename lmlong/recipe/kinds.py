@@ -119,10 +119,9 @@ class PatternIn(NameIn):
     """The same for a name, or several in one word: 3linear+softmax is three times linear, then softmax."""
 
     def _check(self, name: Any) -> Any:
-        words = pattern_words(name) if isinstance(name, str) else []
-        if len(words) < 2:
-            return super()._check(name)
-        return [super(PatternIn, self)._check(word) for word in words]
+        words = pattern_words(name) if isinstance(name, str) else [name]
+        known = [super(PatternIn, self)._check(word) for word in words]
+        return known if len(known) > 1 else known[0]
 
 
 def pattern_words(word: str) -> list[str]:

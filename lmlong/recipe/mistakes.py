@@ -43,7 +43,9 @@ def _describe(detail: ErrorDetails, values: Any, whole: type[Options]) -> tuple[
         case "missing":
             return path, f"missing. Expected {in_words(shape)}."
         case "mistake":
-            return (*path, *undotted(context["key"])), context["message"]
+            path = (*path, *undotted(context["key"]))
+            in_a_word = isinstance(path[-1], int) and isinstance(at(values, path[:-1]), str)  # a pattern
+            return path[:-1] if in_a_word else path, context["message"]
         case "union_tag_not_found":
             return (*path, "kind"), f"missing. Expected one of {', '.join(_kinds(shape))}."
         case "union_tag_invalid":

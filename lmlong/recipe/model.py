@@ -122,8 +122,8 @@ class Attention(Options):
     """linear, delta: forget nothing, at a fixed rate a head, or by a gate learned from the token; channel, for linear
     alone, learns a gate for each feature. An encoder has none."""
     longest_memory: Annotated[int, Field(gt=2, le=bounds.TOKENS), IsLength()] = 8192
-    """linear, delta with a fixed or learned decay: tokens after which 1/e of the state is left in the head that keeps
-    longest (a learned decay begins there); the heads before it keep from 2 tokens on, evenly on a log scale."""
+    """linear, delta with a decay: tokens after which 1/e of the state is left in the head that keeps longest (learned
+    decays begin there); the heads before it keep from 2 tokens on, evenly on a log scale."""
     window: Annotated[int, Field(gt=0, le=bounds.TOKENS), IsLength()] = 256
     """window: how many tokens are seen, the token itself among them."""
     taylor: Taylor = Taylor()

@@ -41,7 +41,8 @@ class StateHealth:
                     self.layers[layer] = attention
                     inner = model.hourglass and layer in model.downsampled_layers
                     self.block_sizes[layer] = model.hourglass.factor if model.hourglass and inner else 1
-                    zeros = torch.zeros(2, attention.heads, attention.decay_channels, dtype=torch.float64)
+                    channels = attention.feature_map.features if attention.by_channel else 1
+                    zeros = torch.zeros(2, attention.heads, channels, dtype=torch.float64)
                     self.heads[layer] = torch.cat([zeros, torch.full_like(zeros[:1], torch.inf)])
 
     @contextmanager

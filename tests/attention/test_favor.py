@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from attention.cases import build, inputs
 from torch import Tensor
 
+from lmlong import recipe
+from lmlong.attention import laws
 from lmlong.attention.favor import Favor, Form, Norms, chi_quantiles, draw_projection
 
 HEADS, WIDTH = 2, 16
@@ -114,3 +117,11 @@ def test_nothing_dies_or_bursts_at_any_gain_in_bfloat16(form: Form, gain: float,
     assert k.isfinite().all() and k.amax(-1).min() > 1e-25 and k.max() < 1e27
     assert features.query(x).float().amax(-1).min() == 1.0
     assert (features.query(x).float() * k).sum(-1).min() > 1e-28
+
+
+@torch.no_grad()
+def test_constants_are_in_float32_whatever_the_weights_are_in() -> None:
+    attention = build(recipe.Attention(feature_map="favor", decay="none")).bfloat16()
+    x = inputs(attention, 40, torch.float32)
+    assert x[0] is not None
+    assert laws.steps_equal_forward(laws.of_attention(attention, x[0]), x) < 2e-5

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmlong.errors import DivergedError
+from lmlong.experiments import compare
 from lmlong.experiments.compare import CANDIDATES, CandidateResult, ComparedRun, compare_attentions
 from lmlong.experiments.compare_report import table
 from lmlong.experiments.copies import write_copies
@@ -92,3 +94,24 @@ def test_copies_say_the_same_line_again(tmp_path: Path) -> None:
         lines = text.splitlines()
         assert len(lines) == 4 and len(set(lines)) == 1 and len(lines[0]) == 30
     assert len(set("".join(texts))) == 27
+
+
+def test_rates_beyond_the_grid_end_at_one_that_diverges_and_where_all_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bits = {0.01: 3.0, 0.02: 2.5, 0.04: 2.0, 0.005: 3.0}
+
+    def trained(recipe: str, overrides: object, name: str, rate: float, seed: int, out: Path) -> ComparedRun:
+        if rate not in bits:
+            raise DivergedError("the loss is nan")
+        return ComparedRun(name, rate, seed, bits[rate], 100, 5000.0, 10**6, 2048)
+
+    monkeypatch.setattr(compare, "trained_run", trained)
+    _, runs = compare_attentions("compare", [], ["elu"], [0.01, 0.02], 1, tmp_path)
+    assert [run.rate for run in runs] == [0.01, 0.02, 0.04]  # 0.08 diverges
+    bits[0.02] = 3.0
+    _, runs = compare_attentions("compare", [], ["elu"], [0.01, 0.02], 1, tmp_path)
+    assert [run.rate for run in runs] == [0.01, 0.02]
+    bits.update({0.01 * 2.0**n: 9.0 - n for n in range(10)})
+    _, runs = compare_attentions("compare", [], ["elu"], [0.01, 0.02], 1, tmp_path)
+    assert len(runs) == 2 + compare.BEYOND

@@ -134,9 +134,13 @@ def test_long_memories_are_as_exact_as_by_torch(decay: Any) -> None:
     assert_as_exact_as_torch(model, text(batch=1, time=600)[0])
 
 
+@pytest.mark.parametrize("decay", ["fixed", "channel"])
 @torch.inference_mode()
-def test_sums_in_float64_lose_nothing_to_a_gate() -> None:
-    model = shaped({"attention": Attention(decay="fixed")})
+def test_sums_in_float64_lose_nothing_to_a_gate(decay: Any) -> None:
+    model = shaped({"attention": Attention(decay=decay)})
+    if decay == "channel":
+        for block in model.blocks:
+            torch.nn.init.constant_(block.mixer.forget_gate.bias, 12.0)  # what is forgotten is less than float32 tells
     model.set_state_dtype(torch.float64)
     state = model.init_state(1)
     for x in state.blocks[0].attention:

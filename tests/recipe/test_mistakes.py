@@ -361,9 +361,13 @@ def test_a_decay_by_channel_where_there_is_none(tmp_path: Path, attention: str, 
 
 def test_a_pattern_in_one_word_is_a_list(tmp_path: Path) -> None:
     file = tmp_path / "pattern.yaml"
+    file.write_text("model: {attention: {kind: 3linear+full}}\n" + ENOUGH)
+    with pytest.raises(RecipeError, match=r"model\.attention\.kind: full looks at the future"):
+        load(file)
     file.write_text("model: {layers: 5, attention: {kind: 2linear+softmax}}\n" + ENOUGH)
     chosen = load(file)
     assert chosen.model.attention.kind == ["linear", "linear", "softmax"]
     assert chosen.model.kinds == ["linear", "linear", "softmax", "linear", "linear"]
     assert load(file, ["model.attention.kind=window"]).model.attention.kind == "window"
+    assert load(file, ["model.attention.kind=1window"]).model.attention.kind == "window"
     assert load(file, ["model.attention.kind=2window"]).model.attention.kind == ["window", "window"]

@@ -22,11 +22,12 @@ class LinearAttention(Recurrence[LinearState]):
     """sim(q, k) = phi(q) . phi(k), so that the whole past fits into S and z."""
 
     kernel: Scan
+    takes_channel_decay = True
 
     @property
     def traceable_kernels(self) -> Collection[str]:
         """Those of Triton, but for a decay by channel."""
-        return () if self.decay_channels > 1 else ("triton",)
+        return () if self.by_channel else ("triton",)
 
     kernels = MappingProxyType({"native": lambda: native.scan, "torch": lambda: chunk.scan, "triton": triton.load_scan})
 

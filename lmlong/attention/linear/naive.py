@@ -24,20 +24,24 @@ def quadratic(
 ) -> Tensor:
     """Return y_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts, w_ts = (fq_t . fk_s) g_(s+1) ... g_t. Slow; the reference."""
     time = fq.shape[2]
-    weights = fq @ fk.mT
-    if log_decay is not None:
-        total = log_decay.cumsum(2)
-        differences = total.unsqueeze(3) - total.unsqueeze(2)  # (B, H, T, T), or (B, H, T, T, F)
-        past = torch.ones(time, time, dtype=torch.bool, device=fq.device).tril()
-        past = past if log_decay.ndim == 3 else past[..., None]
-        decay = differences.masked_fill(~past, 0).exp().to(weights.dtype)
-        weights = weights * decay if log_decay.ndim == 3 else (fq.unsqueeze(3) * fk.unsqueeze(2) * decay).sum(-1)
+    if log_decay is not None and log_decay.ndim == 4:  # a feature at a time, as all at once are F matrices
+        features = zip(fq.split(1, dim=-1), fk.split(1, dim=-1), log_decay.unbind(-1), strict=True)
+        weights = sum((q @ k.mT * _decays(gate).to(q.dtype) for q, k, gate in features), torch.zeros(()).to(fq))
+    else:
+        weights = fq @ fk.mT
+        weights = weights if log_decay is None else weights * _decays(log_decay).to(weights.dtype)
     mask = torch.ones(time, time, dtype=torch.bool, device=fq.device).tril()
     if document_starts is not None:
         document = document_starts.cumsum(1)
         mask = mask & (document[:, None, :, None] == document[:, None, None, :])
     weights = weights.masked_fill(~mask, 0)
     return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def _decays(log_decay: Tensor) -> Tensor:
+    """Return g_(s+1) ... g_t (B, H, T, T) of log decays (B, H, T)."""
+    total = log_decay.cumsum(-1)
+    return (total[..., :, None] - total[..., None, :]).tril().exp()
 
 
 def recurrent_step(

@@ -15,8 +15,8 @@ struct Matrix {  // (outputs, inputs)
 
 struct Attention {
     Int kind, uses_rope, window;
-    Int feature_map, features, inner;                // inner: rows of the projection of a feature map
-    const float *query_projection, *key_projection;  // (heads, inner, head dim)
+    Int feature_map, features, inner;                // inner: size of what a feature map projects
+    const float *query_projection, *key_projection;  // (heads, inner, head dim); null where it projects nothing
     const float* favor_constants;                    // (heads, 3)
     const float* log_decay;                          // (heads), of a fixed decay
     const float *gate_weight, *gate_bias;            // (heads, width) and (heads), of a learned decay or a read gate

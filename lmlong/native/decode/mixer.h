@@ -33,7 +33,7 @@ struct Head {
     const Int values = model.heads * value_dim;           // of all heads
     const Int channels = layer.in_proj.outputs - values;  // of queries, keys and values, or of values alone
     float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
-    float *lowered, *decays;  // of a decay by channel: the row of the batch projected to its rank, and those of a head
+    float *lowered, *forgotten;  // of a decay by channel: the row of the batch projected to its rank, a head's gates
     Int lowered_row = -1;
     Found* found_by;  // each head of a row of the batch
     Int found_row = -1;
@@ -43,7 +43,7 @@ struct Head {
         for (float** x : {&q, &k}) *x = scratch.take(head_dim);
         for (float** x : {&v, &y}) *x = scratch.take(value_dim);
         numerators = scratch.take(2 * value_dim);  // may be float64
-        for (float** x : {&fq, &fk, &inner, &decays}) *x = scratch.take(attention.features);
+        for (float** x : {&fq, &fk, &inner, &forgotten}) *x = scratch.take(attention.features);
         lowered = scratch.take(attention.gate_rank);
         weights = scratch.take(attention.window);
         found_by = reinterpret_cast<Found*>(scratch.take(model.heads * sizeof(Found) / sizeof(float)));
@@ -127,14 +127,14 @@ struct Head {
         }
         Float decay = 0;
         if (attention.gate_down)
-            compute_decays(token, head, normed);
+            compute_gates(token, head, normed);
         else
             decay = std::exp(Float(log_decay(head, normed)));
         Float *numerator = reinterpret_cast<Float*>(numerators), denominator = 0;
         std::fill_n(numerator, V, Float(0));
         for (Int f = 0; f < F; f++, S += V, S_after += V) {
             const Float query = fq[f], key = fk[f];
-            if (attention.gate_down) decay = decays[f];
+            if (attention.gate_down) decay = channel_decay<Float>(forgotten[f]);
             z_after[f] = z[f] * decay + key;
             denominator += query * z_after[f];
 #pragma GCC ivdep
@@ -177,19 +177,24 @@ struct Head {
         }
     }
 
-    // What each channel of a head keeps of its state
-    void compute_decays(const Token& token, Int head, const float* normed) {
+    // The gates of the channels of a head, each as the share e below one half that it keeps, or as -e where it keeps 1 - e:
+    // what is left of long memories hangs on digits of e that 1 - e would round away
+    void compute_gates(const Token& token, Int head, const float* normed) {
         const Int F = attention.features, rank = attention.gate_rank;
         if (token.row != lowered_row) project(attention.gate_down, rank, 0, normed, width, lowered);
         lowered_row = token.row;
-        project(attention.gate_weight, F, head, lowered, rank, decays);
-        for (Int f = 0; f < F; f++) decays[f] += attention.gate_bias[head * F + f];
+        project(attention.gate_weight, F, head, lowered, rank, forgotten);
+        for (Int f = 0; f < F; f++) forgotten[f] += attention.gate_bias[head * F + f];
         for (Int f = 0; f < F; f += LANES) {
-            const FloatVec x = lanes(decays + f), zero = {}, least = simd_exp(zero + MIN_LOG_DECAY);
-            const FloatVec power = simd_exp(x < zero ? x : -x), small = power / (1.0f + power);  // of the sigmoid at -|x|
-            const FloatVec decay = x < zero ? small : 1.0f - small;
-            lanes(decays + f) = decay < least ? least : decay;
+            const FloatVec x = lanes(forgotten + f), zero = {}, least = simd_exp(zero + MIN_LOG_DECAY);
+            const FloatVec power = simd_exp(x < zero ? x : -x), small = power / (1.0f + power);
+            lanes(forgotten + f) = x < zero ? (small < least ? least : small) : -small;
         }
+    }
+
+    template <typename Float>
+    static Float channel_decay(float gate) {
+        return std::signbit(gate) ? 1 + Float(gate) : Float(gate);
     }
 
     float log_decay(Int head, const float* normed) const {

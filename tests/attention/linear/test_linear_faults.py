@@ -12,10 +12,14 @@ from machine import needs_compiler
 from torch import Tensor
 
 from lmlong import recipe
+from lmlong.attention.base import CausalAttention
 from lmlong.attention.chunks import Decay
+from lmlong.attention.delta.features import Silu
+from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.linear import chunk, layer, native
 from lmlong.attention.linear.naive import LinearState
 from lmlong.attention.registry import CAUSAL
+from lmlong.errors import UsageError
 from lmlong.testing import examine_attention
 
 CHANNEL = recipe.Attention(decay="channel")
@@ -129,3 +133,15 @@ def test_a_mistake_in_native_code_is_found(
     report = examine_attention(CAUSAL["linear"](HEADS, HEAD_DIM, VALUE_DIM, options))
     native.library.cache_clear()
     assert not report.kept
+
+
+@pytest.mark.parametrize("made", [lambda: DeltaAttention(2, 8, 8, Silu(8), "channel"), lambda: linear("cosine")])
+def test_an_attention_without_a_decay_by_channel_is_not_made_with_one(made: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match=r"decay: \w+ has none by channel"):
+        made()
+
+
+def linear(feature_map: str) -> CausalAttention:
+    return CAUSAL["linear"](
+        HEADS, HEAD_DIM, VALUE_DIM, recipe.Attention(kind="window", feature_map=feature_map, decay="channel")
+    )

@@ -11,14 +11,11 @@ from lmlong.attention import favor
 from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Elu, Relu
 from lmlong.attention.linear import autograd, chunk
-from lmlong.attention.native_kernel import FusedFeatures, Library, NativeKernel, as_native, load_library
+from lmlong.attention.native_kernel import PADDED_TO, FusedFeatures, Library, NativeKernel, as_native, load_library
 from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
 from lmlong.native.feature_maps import FeatureMap
 
 FUSED = {IdentityFeatures: FeatureMap.IDENTITY, Elu: FeatureMap.ELU, Relu: FeatureMap.RELU}
-
-TILE = 16
-"""That of simd.h: sizes of matrices are padded to its multiples."""
 
 CODE = Path(__file__).parent
 
@@ -49,7 +46,7 @@ def _fused_favor(features: Favor) -> FusedFeatures:
     rows = features.projection.float()
     if features.form == "hyperbolic":
         rows = torch.cat([rows, -rows], dim=1)
-    rows = pad(rows, (0, -rows.shape[2] % TILE, 0, -rows.shape[1] % TILE))
+    rows = pad(rows, (0, -rows.shape[2] % PADDED_TO, 0, -rows.shape[1] % PADDED_TO))
     constants = features.native_spec().weights["constants"]
     assert constants is not None
     weights = {"projection": rows, "projection_T": rows.mT, "favor_constants": constants.float()}
