@@ -99,6 +99,7 @@ def test_a_mistake_in_native_code_is_found(
     assert found == 1
     monkeypatch.setattr(native, "CODE", tmp_path)
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "FLAGS", [flag.replace("-O3", "-O1") for flag in build.FLAGS])  # compiled once, run once
     native.library.cache_clear()
     verdicts = broken(checked(DELTA, tokens=300))
     native.library.cache_clear()

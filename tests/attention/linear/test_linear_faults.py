@@ -20,6 +20,7 @@ from lmlong.attention.linear import chunk, layer, native
 from lmlong.attention.linear.naive import LinearState
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
+from lmlong.native import build
 from lmlong.testing import examine_attention
 
 CHANNEL = recipe.Attention(decay="channel")
@@ -128,6 +129,7 @@ def test_a_mistake_in_native_code_is_found(
     assert found == 1
     monkeypatch.setattr(native, "CODE", tmp_path)
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "FLAGS", [flag.replace("-O3", "-O1") for flag in build.FLAGS])  # compiled once, run once
     native.library.cache_clear()
     options = recipe.Attention(feature_map=feature_map, decay="channel")
     report = examine_attention(CAUSAL["linear"](HEADS, HEAD_DIM, VALUE_DIM, options))
