@@ -62,13 +62,15 @@ def test_softmax_features_of_a_token_sum_to_one() -> None:
     assert (sim(build("softmax"), one_hot, one_hot.roll(1, -1)) >= 2 * Softmax.FLOOR).all()
 
 
-def test_taylor_is_the_exponential_to_second_order() -> None:
+@pytest.mark.parametrize("projected", [5, None])
+def test_taylor_is_the_exponential_to_second_order(projected: int | None) -> None:
     torch.manual_seed(0)
-    features = Taylor(HEADS, HEAD_DIM, inner=5).double()
-    q, k = Q @ features.query_projection, K @ features.key_projection
-    s = 5**0.5 * torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1)
+    features = Taylor(HEADS, HEAD_DIM, projected).double()
+    size = projected or HEAD_DIM
+    q, k = (Q @ features.query_projection, K @ features.key_projection) if projected else (Q, K)
+    s = size**0.5 * torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1)
     assert torch.allclose(sim(features), 1 + s + s.square() / 2, rtol=1e-4)
-    assert features.features == features.query(Q).shape[-1] == 1 + 5 + 15
+    assert features.features == features.query(Q).shape[-1] == 1 + size + size * (size + 1) // 2
 
 
 @pytest.mark.parametrize("name", FEATURE_MAPS)

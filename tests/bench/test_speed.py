@@ -57,7 +57,8 @@ def test_every_attention_is_measured_forward_and_backward(name: str) -> None:
         shape = AttentionShape(rows=2, heads=2, width=8, forward_only=forward_only)
         ready = attention_candidate(name, "32", 40, shape, CPU)
         numbers = 2 * 2 * 40 * 8
-        gates = 2 * 2 * 40 * (2 if name == "delta" else name.endswith("learned"))
+        of_a_head = {"delta": 2, "elu-channel": 8}.get(name, name.endswith("learned"))
+        gates = 2 * 2 * 40 * of_a_head
         one_way = 4 * (4 * numbers + gates)  # queries, keys, values, outputs
         assert ready.io_bytes == (one_way if forward_only else 2 * one_way)
         gradients = ready.call()
