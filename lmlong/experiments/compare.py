@@ -107,7 +107,9 @@ def compare_attentions(
 
 def _rate_beyond(tried: Sequence[ComparedRun]) -> float | None:
     """Return the next learning rate beyond an end at which the best of several was; None if it was between others."""
-    lowest, *others, highest = sorted(tried, key=lambda run: run.rate) if len(tried) > 1 else (tried[0], tried[0])
+    if len(tried) == 1:
+        return None
+    lowest, *others, highest = sorted(tried, key=lambda run: run.rate)
     if highest.bits_per_byte < min(map(_bits_per_byte, (lowest, *others))):
         return highest.rate * 2
     return lowest.rate / 2 if lowest.bits_per_byte < min(map(_bits_per_byte, (*others, highest))) else None

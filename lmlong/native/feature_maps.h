@@ -21,10 +21,15 @@ inline FloatVec relu(FloatVec x, FloatVec& derivative) {
     return (x < zero ? zero : x) + RELU_FLOOR;
 }
 
+// The sigmoid at -|x|, from which that at x is exact on both sides
+inline FloatVec lesser_sigmoid(FloatVec x) {
+    const FloatVec zero = {}, power = simd_exp(x < zero ? x : -x);
+    return power / (1.0f + power);
+}
+
 // x / (1 + e^-x), and its derivative; NaN stays NaN
 inline FloatVec silu(FloatVec x, FloatVec& derivative) {
-    const FloatVec zero = {}, one = zero + 1.0f, size = x < zero ? x : -x;
-    const FloatVec power = simd_exp(size), small = power / (one + power);  // of the sigmoid at -|x|
+    const FloatVec zero = {}, one = zero + 1.0f, small = lesser_sigmoid(x);
     const FloatVec sigmoid = x < zero ? small : one - small;
     derivative = sigmoid * (one + x * (one - sigmoid));
     return x * sigmoid;

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -69,7 +68,6 @@ def test_threads_are_set_by_one_option(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(spectrum, ["--threads", "0", "no-such-run"]).exit_code == 2
 
 
-@pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="the system does not tell")
 @pytest.mark.parametrize(("running", "own", "busy"), [(1, "", False), (2, "", True), (99, "1", False), (2, "2", False)])
 def test_busy_cores_are_known(monkeypatch: pytest.MonkeyPatch, running: int, own: str, busy: bool) -> None:
     monkeypatch.setattr(threads, "_running", lambda: running)

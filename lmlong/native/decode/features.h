@@ -69,8 +69,8 @@ void taylor_features(const float* u, Int inner, float* y) {
     for (Int i = 0; i < inner; i++) *y++ = linear[i] * linear[i] * 0.70710678f;
 }
 
-// The constants of a head: the scale of keys of mean square 1, half the square of their length, and what is taken off
-// the exponents, `Favor.bounds`
+// As in attention/linear/native/features.h, of one query or key. The constants of a head: the scale of keys of mean
+// square 1, half the square of their length, and what is taken off the exponents, `Favor.bounds`
 void favor_features(const Attention& attention, Int head, bool is_key, float* x, Int head_dim, float* y) {
     const float* constants = attention.favor_constants + 3 * head;
     const float factor = rms_norm_scale(x, head_dim) * constants[0];

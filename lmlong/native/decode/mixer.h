@@ -187,7 +187,7 @@ struct Head {
         for (Int f = 0; f < F; f++) forgotten[f] += attention.gate_bias[head * F + f];
         for (Int f = 0; f < F; f += LANES) {
             const FloatVec x = lanes(forgotten + f), zero = {}, least = simd_exp(zero + MIN_LOG_DECAY);
-            const FloatVec power = simd_exp(x < zero ? x : -x), small = power / (1.0f + power);
+            const FloatVec small = lesser_sigmoid(x);
             lanes(forgotten + f) = x < zero ? (small < least ? least : small) : -small;
         }
     }

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attention.planted import native_mistake
 from evaluation.test_law_check import broken, checked
 from machine import needs_compiler
 from torch import Tensor
@@ -13,7 +14,6 @@ from lmlong import recipe
 from lmlong.attention.chunks import Decay
 from lmlong.attention.delta import chunk, features, layer, native
 from lmlong.attention.delta.naive import DeltaState
-from lmlong.native import build
 
 DELTA = recipe.Attention(kind="delta")
 
@@ -91,16 +91,5 @@ def test_a_mistake_in_torch_is_found(monkeypatch: pytest.MonkeyPatch, plant: Pat
 def test_a_mistake_in_native_code_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: str, wrong: str
 ) -> None:
-    found = 0
-    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp"), build.HERE / "decay.h"):
-        text = path.read_text()
-        found += text.count(right)
-        (tmp_path / path.name).write_text(text.replace(right, wrong))
-    assert found == 1
-    monkeypatch.setattr(native, "CODE", tmp_path)
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "FLAGS", [flag.replace("-O3", "-O1") for flag in build.FLAGS])  # compiled once, run once
-    native.library.cache_clear()
-    verdicts = broken(checked(DELTA, tokens=300))
-    native.library.cache_clear()
-    assert verdicts != set()
+    with native_mistake(monkeypatch, tmp_path, native, right, wrong):
+        assert broken(checked(DELTA, tokens=300)) != set()

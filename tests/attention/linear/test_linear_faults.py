@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 from attention.cases import HEAD_DIM, HEADS, VALUE_DIM
+from attention.planted import native_mistake
 from evaluation.test_law_check import broken, checked
 from machine import needs_compiler
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention.base import CausalAttention
 from lmlong.attention.chunks import Decay
 from lmlong.attention.delta.features import Silu
 from lmlong.attention.delta.layer import DeltaAttention
+from lmlong.attention.feature_maps import Cosine
 from lmlong.attention.linear import chunk, layer, native
+from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
-from lmlong.native import build
 from lmlong.testing import examine_attention
 
 CHANNEL = recipe.Attention(decay="channel")
@@ -121,29 +122,19 @@ def test_a_mistake_in_torch_is_found(monkeypatch: pytest.MonkeyPatch, plant: Pat
 def test_a_mistake_in_native_code_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, feature_map: str, right: str, wrong: str
 ) -> None:
-    found = 0
-    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp")):
-        text = path.read_text()
-        found += text.count(right)
-        (tmp_path / path.name).write_text(text.replace(right, wrong))
-    assert found == 1
-    monkeypatch.setattr(native, "CODE", tmp_path)
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "FLAGS", [flag.replace("-O3", "-O1") for flag in build.FLAGS])  # compiled once, run once
-    native.library.cache_clear()
     options = recipe.Attention(feature_map=feature_map, decay="channel")
-    report = examine_attention(CAUSAL["linear"](HEADS, HEAD_DIM, VALUE_DIM, options))
-    native.library.cache_clear()
-    assert not report.kept
+    with native_mistake(monkeypatch, tmp_path, native, right, wrong):
+        assert not examine_attention(CAUSAL["linear"](HEADS, HEAD_DIM, VALUE_DIM, options)).kept
 
 
-@pytest.mark.parametrize("made", [lambda: DeltaAttention(2, 8, 8, Silu(8), "channel"), lambda: linear("cosine")])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: DeltaAttention(HEADS, HEAD_DIM, VALUE_DIM, Silu(HEAD_DIM), "channel"),
+        lambda: LinearAttention(HEADS, HEAD_DIM, VALUE_DIM, Cosine(HEAD_DIM), "channel"),
+    ],
+    ids=["delta", "cosine"],
+)
 def test_an_attention_without_a_decay_by_channel_is_not_made_with_one(made: Callable[[], object]) -> None:
     with pytest.raises(UsageError, match=r"decay: \w+ has none by channel"):
         made()
-
-
-def linear(feature_map: str) -> CausalAttention:
-    return CAUSAL["linear"](
-        HEADS, HEAD_DIM, VALUE_DIM, recipe.Attention(kind="window", feature_map=feature_map, decay="channel")
-    )
