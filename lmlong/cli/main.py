@@ -12,7 +12,7 @@ from lmlong import __version__
 from lmlong.cli import streams
 from lmlong.cli.plugins import with_option
 from lmlong.errors import LmlongError, RecipeError, nearest
-from lmlong.io.cache import lend_home
+from lmlong.io.home import lend_home
 from lmlong.io.system_errors import explain, lack_of_memory
 
 COMMANDS = {

@@ -1,12 +1,10 @@
 """A cache of folders: made once, by one process at a time, and made again where they are damaged."""
 
-import atexit
 import os
 import shutil
 import socket
 import stat
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -16,6 +14,7 @@ from typing import Any
 
 from lmlong.errors import UsageError
 from lmlong.io import files, manifest
+from lmlong.io.home import NO_HOME, home_cache
 from lmlong.io.lock import Held, Lock
 from lmlong.io.manifest import Damaged, Format
 from lmlong.io.system_errors import named
@@ -25,9 +24,6 @@ UNFINISHED = "unfinished-"
 """Prefix of the name of a folder that is being made."""
 
 REMEDY = "Set LMLONG_CACHE to a folder of your own with free space, or ask the owner of this one for permission."
-
-NO_HOME = Path(os.devnull) / ".cache" / "lmlong"
-"""The cache of a user without a home: a path that cannot be written to."""
 
 REMEMBERED = 1 << 24
 """Size from which a file is hashed only once on a machine, as long as its times do not change."""
@@ -41,23 +37,6 @@ def cache_folder() -> Path:
     if (expanded := os.path.expanduser(chosen)).startswith("~"):
         raise UsageError(f"LMLONG_CACHE: {chosen} begins with no home that there is. Give another folder.")
     return Path(expanded)
-
-
-def home_cache() -> Path:
-    """Return the cache of this user alone. A home that does not exist is not made."""
-    home = Path(os.path.expanduser("~"))
-    return home / ".cache" / "lmlong" if home.is_absolute() and home.is_dir() else NO_HOME
-
-
-def lend_home() -> None:
-    """Let libraries keep their caches in a folder that is removed at the end, where there is no home: they would make
-    one."""
-    if home_cache() != NO_HOME:
-        return
-    lent = tempfile.mkdtemp(prefix="lmlong-home-")
-    atexit.register(shutil.rmtree, lent, ignore_errors=True)
-    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        os.environ.setdefault(name, lent)
 
 
 def key_of(*content: Any) -> str:

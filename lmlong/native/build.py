@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from lmlong.errors import LmlongError
-from lmlong.io.cache import cache_folder, fetch, home_cache, key_of
+from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.home import home_cache
 from lmlong.io.manifest import Format
 from lmlong.io.trust import make_private
 
