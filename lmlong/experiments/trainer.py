@@ -34,7 +34,9 @@ def fit(
     `batches(step)` are the batches of one step, whose mean losses count alike.
     """
     device = model.embedding.weight.device
-    options = recipe.Training(steps=steps, learning_rate=learning_rate, warmup_steps=max(steps // 10, 1))
+    options = recipe.Training(
+        steps=steps, optimizer="adamw", learning_rate=learning_rate, warmup_steps=max(steps // 10, 1)
+    )
     optimizer = make_optimizer(model, options)
     schedule = make_schedule(optimizer, options, steps)
     for step in tqdm(range(steps), leave=False, disable=None, position=bar_row):

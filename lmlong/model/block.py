@@ -14,7 +14,7 @@ from lmlong.attention.inputs import Gate, GateProjection, Inputs
 from lmlong.attention.plugins import in_words
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
-from lmlong.model.layers import RMSNorm, SwiGLU
+from lmlong.model.layers import RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.rope import apply_rope
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.spec import NativeSpec
@@ -47,7 +47,7 @@ class Mixer(nn.Module):
         head_dim, value_dim = options.head_dims
         keys, self.values = self.heads * head_dim, self.heads * value_dim
         self.qkv_widths = [*(2 * [keys] if recipe.ATTENTION_KINDS[kind].has_keys else 2 * [0]), self.values]
-        self.in_proj = nn.Linear(width, sum(self.qkv_widths) + self.values, bias=False)  # and the output gate
+        self.in_proj = StackedLinear(width, [*self.qkv_widths, self.values])  # the last is the output gate
         self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, head_dim, value_dim, options.attention)
         wanted = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)

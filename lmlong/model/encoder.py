@@ -17,7 +17,7 @@ from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.attention.registry import ENCODER
 from lmlong.model.base import EMBEDDING_STD, LMHead, TextModel
 from lmlong.model.hourglass import EncoderHourglass
-from lmlong.model.layers import RMSNorm, SwiGLU
+from lmlong.model.layers import RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.loss import summed_nll, token_nll
 from lmlong.model.rope import apply_rope, sinusoidal_positions
 
@@ -29,7 +29,7 @@ class EncoderMixer(nn.Module):
         super().__init__()
         width, self.heads = options.width, options.heads
         self.norm = RMSNorm(width)
-        self.in_proj = nn.Linear(width, 4 * width, bias=False)  # queries, keys, values, output gate
+        self.in_proj = StackedLinear(width, 4 * [width])  # queries, keys, values, output gate
         self.attention = attention
         # Without positions a text would be a bag of words to most attentions. Rotated keys keep theirs even where a
         # slot or a sum mixes them before a query comes; small encoders of every kind learned sooner with them than

@@ -3,6 +3,8 @@
 B batch, T time.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
@@ -27,6 +29,17 @@ class RMSNorm(nn.Module):
         return NativeSpec("rms_norm", weights={"weight": self.weight})
 
 
+class StackedLinear(nn.Linear):
+    """Linear maps of the same vector, computed as one; Muon takes each of their matrices by itself."""
+
+    def __init__(self, width: int, heights: Sequence[int]):
+        super().__init__(width, sum(heights), bias=False)
+        self.heights = [height for height in heights if height]
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("matrix", weights={"weight": self.weight})
+
+
 class SwiGLU(nn.Module):
     """The gated MLP of a block, with its norm."""
 
@@ -34,7 +47,7 @@ class SwiGLU(nn.Module):
         super().__init__()
         inner = max(-(-int(options.width * options.mlp_ratio) // 32), 1) * 32
         self.norm = RMSNorm(options.width)
-        self.in_proj = nn.Linear(options.width, 2 * inner, bias=False)
+        self.in_proj = StackedLinear(options.width, [inner, inner])
         self.out_proj = nn.Linear(inner, options.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -48,8 +48,11 @@ class Training(Options):
     """Sequences in one forward pass on one device."""
     accumulate: int = Field(default=1, gt=0, le=bounds.ROWS)
     """Forward passes whose gradients are added before an optimizer step."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """muon takes orthogonal steps for the matrices of linear layers, and AdamW's for all other weights; adamw takes
+    AdamW's for all."""
     learning_rate: float = Field(default=1e-3, gt=0, le=bounds.FACTOR)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     schedule: Literal["cosine", "constant", "warmup-stable-decay"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=100, ge=0, le=bounds.COUNT)

@@ -1,8 +1,8 @@
 """Training with DeepSpeed: each rank holds a part of the training state, a checkpoint holds all of it.
 
-A checkpoint is the same with and without DeepSpeed: weights and AdamW's moments whole, under the names and numbers
-AdamW itself uses. So any number of ranks, any stage, and training without DeepSpeed resume from it, and nothing that
-DeepSpeed writes, or would have to unpickle, is ever read.
+A checkpoint is the same with and without DeepSpeed: weights and moments whole, under the names and numbers that the
+optimizer itself uses. So any number of ranks, any stage, and training without DeepSpeed resume from it, and nothing
+that DeepSpeed writes, or would have to unpickle, is ever read.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,10 +25,8 @@ from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.model.base import TextModel
 from lmlong.training.deepspeed_config import settings
 from lmlong.training.module import TrainingModule
-from lmlong.training.optimizer import by_decay
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's names of its state for each weight, beside the number of steps."""
+from lmlong.training.muon import Muon
+from lmlong.training.optimizer import moments_of, parameter_groups
 
 LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
 """Environment variables by which the processes of one run find each other."""
@@ -37,7 +36,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
     """DeepSpeed on GPUs, or on processes of a CPU, with checkpoints of our own format."""
 
     def __init__(self, options: recipe.Training, device: torch.device):
-        self.on_cpu = device.type == "cpu"
+        self.options, self.on_cpu = options, device.type == "cpu"
         self.environment = {name: os.environ.get(name) for name in LEFT_BEHIND}
         if self.on_cpu:
             _prepare_for_cpu()
@@ -66,11 +65,17 @@ class DeepSpeedTraining(DeepSpeedStrategy):
 
     def setup(self, trainer: Any) -> None:
         model = self.text_model
-        self.order = [weight for group in by_decay(model) for weight in group]  # in which AdamW numbers weights
+        groups = parameter_groups(model, self.options)
+        # the weights in the order in which the optimizer numbers them, with the names of their moments
+        self.moments = [(weight, moments_of(group)) for group in groups for weight in group["params"]]
+        muon = [group for group in groups if "stacks" in group]
+        self.stacks = {id(w): heights for g in muon for w, heights in zip(g["params"], g["stacks"], strict=True)}
         if self.zero_stage_3:
             model.partitioned = True
             _register_external_parameters(model)
         super().setup(trainer)
+        if isinstance(optimizer := self.zero_optimizer.optimizer, Muon):
+            optimizer.partition = self
 
     def teardown(self) -> None:
         """Restore the process: another run in it, or one that it starts, is no part of this one."""
@@ -91,13 +96,13 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return what AdamW alone would save: its moments of each weight, gathered from all ranks; all call this."""
-        kept = optimizer.optimizer.state.get(self._flat_parts()[0])  # none before the first step that was not skipped
+        """Return what the optimizer alone would save: its moments of each weight, gathered from all ranks; all call
+        this."""
+        steps = [state["step"] for state in optimizer.optimizer.state.values() if "step" in state]
         self._link()
-        state = {
-            number: {"step": kept["step"].clone(), **{mean: self._whole(weight, mean) for mean in MOMENTS}}
-            for number, weight in enumerate(self.order if kept else [])
-        }
+        state: dict[int, dict[str, Tensor]] = {}
+        for number, (weight, names) in enumerate(self.moments if steps else []):  # none before a step was taken
+            state[number] = {n: steps[0].clone() if n == "step" else self._whole(weight, n) for n in names}
         return {"state": state}
 
     @property
@@ -105,19 +110,21 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return True
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load this rank's part of AdamW's moments."""
-        optimizer = self.zero_optimizer
+        """Load this rank's part of the optimizer's moments."""
         (saved,) = checkpoint["optimizer_states"]
         if not saved["state"]:
             return
-        for flat in self._flat_parts():
-            state = optimizer.optimizer.state[flat]
-            state["step"] = saved["state"][0]["step"].clone()
-            state |= {mean: torch.zeros_like(flat) for mean in MOMENTS}
+        numbers = {id(weight): number for number, (weight, _) in enumerate(self.moments)}
+        for flat, weights in self._parts():
+            first = saved["state"][numbers[id(weights[0])]]
+            self.zero_optimizer.optimizer.state[flat] = {
+                name: first[name].clone() if name == "step" else torch.zeros_like(flat) for name in first
+            }
         self._link()
-        for number, weight in enumerate(self.order):
-            for mean in MOMENTS:
-                self._take(weight, mean, saved["state"][number][mean])
+        for number, (weight, names) in enumerate(self.moments):
+            for name in names:
+                if name != "step":
+                    self._take(weight, name, saved["state"][number][name])
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Do nothing: the model had the checkpoint's weights before they were divided."""
@@ -133,32 +140,68 @@ class DeepSpeedTraining(DeepSpeedStrategy):
 
     @property
     def zero_optimizer(self) -> Any:
-        """DeepSpeed's optimizer, which holds AdamW as its own `optimizer`."""
+        """DeepSpeed's optimizer, which holds ours as its own `optimizer`."""
         return self.optimizers[0]
 
-    def _flat_parts(self) -> list[Tensor]:
-        """Return this rank's part of the weights that AdamW updates, one tensor for each of its groups."""
+    def gather(self, part: Tensor, values: Tensor) -> tuple[list[Tensor], list[list[int]]]:
+        """Return values of whole weights, given those of this rank's part of them, and what the weights stack; all
+        ranks call this."""
+        every = values.new_empty(self.world_size, len(values)).to(self.root_device)
+        torch.distributed.all_gather_into_tensor(every.view(-1), values.to(self.root_device))
+        whole, stacks = [], []
+        for weight, begin, size in self._places(part):
+            flat = every[:, begin : begin + size] if self.zero_stage_3 else every.view(-1)[begin : begin + size]
+            shape = weight.ds_shape if self.zero_stage_3 else weight.shape
+            whole.append(flat.flatten()[: shape.numel()].view(shape))
+            stacks.append(self.stacks[id(weight)])
+        return whole, stacks
+
+    def part_of(self, part: Tensor, weights: list[Tensor]) -> Tensor:
+        """Return this rank's part of whole weights."""
+        every = part.new_zeros(self.world_size, len(part)).to(self.root_device)
+        for (_, begin, size), weight in zip(self._places(part), weights, strict=True):
+            if self.zero_stage_3:
+                padded = weight.new_zeros(self.world_size * size)
+                padded[: weight.numel()] = weight.flatten()
+                every[:, begin : begin + size] = padded.view(self.world_size, size)
+            else:
+                every.view(-1)[begin : begin + size] = weight.flatten()
+        return every[self.global_rank].to(part.device)
+
+    def _places(self, part: Tensor) -> list[tuple[Any, int, int]]:
+        """Return the weights that a tensor holds a part of, where each begins and how many numbers it has there: in the
+        tensors of all ranks one after the other, or in stage 3, which divides each weight by itself, in each of them.
+        """
+        (weights,) = (weights for flat, weights in self._parts() if flat is part)
+        sizes = [weight.ds_tensor.ds_numel if self.zero_stage_3 else weight.numel() for weight in weights]
+        return list(zip(weights, accumulate(sizes, initial=0), sizes, strict=False))
+
+    def _parts(self) -> list[tuple[Tensor, list[Any]]]:
+        """Return this rank's parts of the weights that the optimizer updates, each flat and with the weights that it is
+        of."""
         zero = self.zero_optimizer
-        return zero.fp32_partitioned_groups_flat if self.zero_stage_3 else zero.single_partition_of_fp32_groups
+        if self.zero_stage_3:
+            return list(zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True))
+        return list(zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True))
 
     def _link(self) -> None:
-        """Link each weight to AdamW's moments of it: DeepSpeed does it once, when only its first group has any."""
+        """Link each weight to the optimizer's moments of it: DeepSpeed does it once, when only its first group has
+        any."""
         from deepspeed.utils.mixed_precision_linkage import lazy_init_hp_params_optimizer_state
 
         if not self.zero_stage_3:
-            zero = self.zero_optimizer
-            for weights, flat in zip(zero.bit16_groups, self._flat_parts(), strict=True):
-                lazy_init_hp_params_optimizer_state(weights, flat, zero.optimizer.state)
+            for flat, weights in self._parts():
+                lazy_init_hp_params_optimizer_state(weights, flat, self.zero_optimizer.optimizer.state)
 
     def _whole(self, weight: Tensor, mean: str | None = None) -> Tensor:
-        """Gather a weight, or AdamW's mean of it, on the first rank, which saves it; all ranks call this."""
+        """Gather a weight, or the optimizer's moment of it, on the first rank, which saves it; all ranks call this."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         whole = safe_get_full_optimizer_state(weight, mean) if mean else safe_get_full_fp32_param(weight)
         return whole.detach().cpu() if self.is_global_zero else torch.empty(0)
 
     def _take(self, weight: Any, mean: str, whole: Tensor) -> None:
-        """Load this rank's part of AdamW's mean of a weight."""
+        """Load this rank's part of a moment of a weight."""
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
         if not self.zero_stage_3:

@@ -1,29 +1,47 @@
-"""AdamW and its learning rate schedule."""
+"""The optimizer of a run, and its learning rate schedule."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lmlong import recipe
+from lmlong.training.muon import Muon
 
 
-def by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the weights that decay, which are the matrices of linear layers and the embedding, and the others."""
-    matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)}
-    decayed = [weight for weight in model.parameters() if id(weight) in matrices]
-    return decayed, [weight for weight in model.parameters() if id(weight) not in matrices]
-
-
-def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.AdamW:
-    """Return AdamW over the weights that decay and those that do not."""
-    decayed, others = by_decay(model)
-    groups = [
-        {"params": decayed, "weight_decay": options.weight_decay},
+def parameter_groups(model: nn.Module, options: recipe.Training) -> list[dict[str, Any]]:
+    """Return the weights in the order in which a checkpoint numbers them: the embedding and the matrices of linear
+    layers, which decay, and the others. Groups with `stacks` are for Muon."""
+    linear = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Linear)}
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    weights = list(model.parameters())
+    matrices = [weight for weight in weights if id(weight) in linear]
+    others = [weight for weight in weights if id(weight) not in linear and id(weight) not in embedded]
+    decay = options.weight_decay
+    stacks = [getattr(linear[id(weight)], "heights", [len(weight)]) for weight in matrices]
+    groups: list[dict[str, Any]] = [
+        {"params": [weight for weight in weights if id(weight) in embedded], "weight_decay": decay},
+        {"params": matrices, "weight_decay": decay, **({"stacks": stacks} if options.optimizer == "muon" else {})},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(options.beta1, options.beta2))
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.Optimizer:
+    """Return the optimizer of a recipe."""
+    groups, betas = parameter_groups(model, options), (options.beta1, options.beta2)
+    if options.optimizer == "muon":
+        dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        return Muon(groups, options.learning_rate, betas, dtype)
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas)
+
+
+def moments_of(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of what the optimizer keeps for each weight of a group."""
+    return ("momentum",) if "stacks" in group else ("step", "exp_avg", "exp_avg_sq")
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, options: recipe.Training, steps: int) -> LambdaLR:

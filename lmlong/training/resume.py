@@ -10,7 +10,16 @@ from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import tell
 
-FIXED = ("seed", "objective", "text.", "model.", "training.carry_state", "training.state_passing", "training.init_from")
+FIXED = (
+    "seed",
+    "objective",
+    "text.",
+    "model.",
+    "training.carry_state",
+    "training.state_passing",
+    "training.init_from",
+    "training.optimizer",
+)
 """Options that weights, data order and draws depend on; all others may change during a run."""
 
 SHARES = ("devices", "nodes", "training.batch_size", "training.accumulate")
@@ -50,7 +59,8 @@ def resume_point(folder: Path, resume: str) -> Path | None:
 def same_run(old: Recipe, new: Recipe) -> Recipe:
     """Return the recipe to resume with: the new one, with as many sequences a step. Print what has changed since the
     checkpoint, and refuse changes that would make it another run."""
-    new = _share_out(old, new)
+    old = _with_optimizer(old, "adamw")
+    new = _with_optimizer(_share_out(old, new), old.training.optimizer)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in LEFT_TO_THE_MACHINE and now == "auto":
             continue
@@ -61,6 +71,14 @@ def same_run(old: Recipe, new: Recipe) -> Recipe:
             raise _another_run(key, f"was {before} in this run and is {now} now. Put it back")
         tell(f"changed since the checkpoint: {key} from {before} to {now}")
     return new
+
+
+def _with_optimizer(recipe: Recipe, optimizer: str) -> Recipe:
+    """Return the recipe with this optimizer if it names none: a run keeps its own, and one that began before there was
+    a choice has AdamW."""
+    if "optimizer" in recipe.training.model_fields_set:
+        return recipe
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"optimizer": optimizer})})
 
 
 def _weights(sources: list[dict[str, Any]]) -> list[float]:

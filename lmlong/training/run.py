@@ -132,7 +132,7 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         tokens_before = read.reading(source, read.trained_tokens)
     else:
         setup = set_up(recipe)
-    state = read_state(resume_from, setup.model, setup.tokens.identity) if resume_from else None
+    state = read_state(resume_from, setup.model, setup.recipe.training, setup.tokens.identity) if resume_from else None
     if is_main_process():
         if overwrite:
             clear(folder)

@@ -1,8 +1,8 @@
 """The training state: in our checkpoints, and in Lightning's.
 
-A checkpoint holds only what cannot be computed: the step, AdamW's moments, random states, and what is carried from step
-to step. Learning rate, weight decay and all counts of Lightning's loops follow from the recipe and the step, so that an
-option changed during a run takes effect.
+A checkpoint holds only what cannot be computed: the step, the optimizer's moments, random states, and what is carried
+from step to step. Learning rate, weight decay and all counts of Lightning's loops follow from the recipe and the step,
+so that an option changed during a run takes effect.
 """
 
 import math
@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from lmlong import recipe
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import REAL, read_training
 from lmlong.errors import CheckpointError, UsageError
-from lmlong.training.optimizer import by_decay
+from lmlong.training.optimizer import moments_of, parameter_groups
 
-Shapes = list[torch.Size]
-"""The shapes of the weights, in the order in which AdamW numbers them."""
+Moments = list[dict[str, torch.Size]]
+"""The names and shapes of what the optimizer keeps for each weight, in the order in which it numbers them."""
 
 SCALER = "MixedPrecision"
 """Lightning's name for the state of the gradient scaler of float16."""
@@ -35,16 +36,18 @@ INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 ADDED = {"seconds": 0.0}
 """Parts that checkpoints of before do not have, with what they stood for."""
 
+NEVER_NEGATIVE = {"step", "exp_avg_sq"}
+
 CALLBACK_KEYS = ("recent", "text", "random")
 """Keys of the state of `TrainingCallback`."""
 
 
-def read_state(checkpoint: Path, model: nn.Module, text: str) -> dict[str, Any]:
+def read_state(checkpoint: Path, model: nn.Module, options: recipe.Training, text: str) -> dict[str, Any]:
     """Return the training state of a checkpoint; refuse one that is not of this model and this text."""
     state = read_training(checkpoint)
     if isinstance(state, dict):
         state = {**ADDED, **state}
-    if wrong := _first_mistake(state, [weight.shape for group in by_decay(model) for weight in group]):
+    if wrong := _first_mistake(state, _moments(model, options)):
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
     if state["step"] != manifest.read(checkpoint).step:
         raise CheckpointError(f"{checkpoint}: its manifest tells of another step. Use another checkpoint.")
@@ -106,12 +109,21 @@ def loops_at(fresh: dict[str, Any], step: int, accumulate: int) -> dict[str, Any
     return loops
 
 
-def _first_mistake(state: Any, shapes: Shapes) -> str:
+def _moments(model: nn.Module, options: recipe.Training) -> Moments:
+    """Return what the optimizer of a recipe keeps."""
+    return [
+        {name: torch.Size() if name == "step" else weight.shape for name in moments_of(group)}
+        for group in parameter_groups(model, options)
+        for weight in group["params"]
+    ]
+
+
+def _first_mistake(state: Any, moments: Moments) -> str:
     """Return the name of the first part that is invalid for such a model, or an empty string."""
     if not isinstance(state, dict):
         return "form"
     return next(
-        (name for name, is_sound in PARTS.items() if name not in state or not is_sound(state[name], shapes)), ""
+        (name for name, is_sound in PARTS.items() if name not in state or not is_sound(state[name], moments)), ""
     )
 
 
@@ -119,19 +131,18 @@ def _is_count(value: Any, *_: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 40
 
 
-def _are_moments(found: Any, shapes: Shapes) -> bool:
-    """Return whether these are AdamW's moments of all weights, or none as before the first step."""
-    if not isinstance(found, dict) or (found and list(found) != list(range(len(shapes)))):
+def _are_moments(found: Any, wanted: Moments) -> bool:
+    """Return whether these are the optimizer's moments of all weights, or none as before the first step."""
+    if not isinstance(found, dict) or (found and list(found) != list(range(len(wanted)))):
         return False
-    return all(_are_moments_of(found[number], shape) for number, shape in enumerate(shapes if found else []))
+    return all(_are_moments_of(found[number], moments) for number, moments in enumerate(wanted if found else []))
 
 
-def _are_moments_of(found: Any, shape: torch.Size) -> bool:
-    if not isinstance(found, dict) or found.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+def _are_moments_of(found: Any, wanted: dict[str, torch.Size]) -> bool:
+    if not isinstance(found, dict) or found.keys() != wanted.keys():
         return False
-    wanted = {"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape}
     sound = all(_is_finite(tensor, wanted[name]) for name, tensor in found.items())
-    return sound and bool(found["step"] >= 0) and bool((found["exp_avg_sq"] >= 0).all())
+    return sound and all(bool((found[name] >= 0).all()) for name in NEVER_NEGATIVE & found.keys())
 
 
 def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:
@@ -181,7 +192,7 @@ def _like(value: Any, known: Any) -> bool:
     return type(value) is type(known)
 
 
-PARTS: dict[str, Callable[[Any, Shapes], bool]] = {
+PARTS: dict[str, Callable[[Any, Moments], bool]] = {
     "step": lambda value, _: _is_count(value) and value > 0,
     "optimizer": _are_moments,
     "scaler": _is_scaler,

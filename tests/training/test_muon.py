@@ -1,0 +1,107 @@
+"""Muon against singular value decompositions, torch's own Muon and AdamW."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmlong import recipe
+from lmlong.model.language_model import LanguageModel
+from lmlong.training.muon import Muon, orthogonal, step_size
+from lmlong.training.optimizer import make_optimizer, parameter_groups
+
+RATE, DECAY = 3e-3, 0.1
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def muon(weights: list[nn.Parameter], stacks: list[list[int]], dtype: torch.dtype = torch.float32) -> Muon:
+    return Muon([{"params": weights, "stacks": stacks, "weight_decay": DECAY}], RATE, (0.9, 0.99), dtype)
+
+
+def take_steps(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], count: int = 4) -> None:
+    for step in range(count):
+        for number, weight in enumerate(weights):
+            weight.grad = drawn(*weight.shape, seed=100 * step + number).to(weight.dtype)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("shape", [(48, 48), (32, 80), (80, 32), (1, 16)])
+def test_a_direction_has_the_singular_vectors_of_its_matrix_and_values_near_one(shape: tuple[int, int]) -> None:
+    matrices = drawn(3, *shape).double()
+    found = orthogonal(matrices)
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    in_their_base = u.mT @ found @ v.mT
+    values = in_their_base.diagonal(dim1=1, dim2=2)
+    assert bool((values > 0.6).all()) and bool((values < 1.25).all())
+    torch.testing.assert_close(u @ torch.diag_embed(values) @ v, found)
+
+
+def test_nothing_comes_of_no_gradient() -> None:
+    assert bool((orthogonal(torch.zeros(1, 8, 8)) == 0).all())
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (256, 64)])
+def test_it_is_the_muon_of_torch(shape: tuple[int, int]) -> None:
+    ours, theirs = (nn.Parameter(drawn(*shape, seed=7)) for _ in range(2))
+    take_steps(muon([ours], [[shape[0]]], torch.bfloat16), [ours])
+    # torch's match of AdamW, 0.2 sqrt(the longer side), is our step size where that side is 256
+    rate = RATE * step_size(shape) / (0.2 * math.sqrt(max(shape)))
+    other = torch.optim.Muon([theirs], lr=rate, weight_decay=DECAY * RATE / rate, adjust_lr_fn="match_rms_adamw")
+    take_steps(other, [theirs])
+    moved = (drawn(*shape, seed=7) - theirs).detach()
+    assert float((ours - theirs).detach().norm()) < 1e-2 * float(moved.norm())
+
+
+def test_each_stacked_matrix_takes_the_step_it_would_take_alone() -> None:
+    together = nn.Parameter(drawn(40, 16))
+    alone = [nn.Parameter(part.clone()) for part in together.detach().split([16, 16, 8])]
+    gradient = drawn(40, 16, seed=1)
+    together.grad = gradient
+    for weight, part in zip(alone, gradient.split([16, 16, 8]), strict=True):
+        weight.grad = part.clone()
+    muon([together], [[16, 16, 8]]).step()
+    muon(alone, [[16], [16], [8]]).step()
+    torch.testing.assert_close(together, torch.cat([weight.detach() for weight in alone]))
+
+
+def test_queries_keys_values_and_gates_are_matrices_of_their_own() -> None:
+    model = LanguageModel(recipe.Model(width=32, layers=1, heads=4), 50)
+    (group,) = (group for group in parameter_groups(model, recipe.Training(steps=1)) if "stacks" in group)
+    stacked = {id(w): heights for w, heights in zip(group["params"], group["stacks"], strict=True)}
+    mixer, mlp = model.blocks[0].mixer, model.blocks[0].mlp
+    assert stacked[id(mixer.in_proj.weight)] == [32, 32, 32, 32] and stacked[id(mlp.in_proj.weight)] == [96, 96]
+    assert stacked[id(mixer.out_proj.weight)] == [32] and stacked[id(mlp.out_proj.weight)] == [32]
+    assert len(stacked) == 4
+
+
+@pytest.mark.parametrize(("height", "width", "share"), [(64, 64, 1), (1024, 1024, 1), (256, 64, 2), (64, 256, 1)])
+def test_the_largest_singular_value_of_a_step_does_not_grow_with_the_width(
+    height: int, width: int, share: float
+) -> None:
+    assert step_size((height, width)) == pytest.approx(share * step_size((256, 256)))
+
+
+def test_all_other_weights_take_the_steps_of_adamw() -> None:
+    model = LanguageModel(recipe.Model(width=32, layers=1, heads=4), 50)
+    twin = LanguageModel(recipe.Model(width=32, layers=1, heads=4), 50)
+    twin.load_state_dict(model.state_dict())
+    options = recipe.Training(steps=1, optimizer="muon", precision="32")
+    for each, one in ((model, options), (twin, options.model_copy(update={"optimizer": "adamw"}))):
+        take_steps(make_optimizer(each, one), list(each.parameters()))
+    matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(weight, other) == (id(weight) not in matrices)
+
+
+def test_a_weight_without_a_gradient_is_left_alone() -> None:
+    weights = [nn.Parameter(drawn(8, 8, seed=seed)) for seed in range(2)]
+    before = [weight.detach().clone() for weight in weights]
+    optimizer = muon(weights, [[8], [8]])
+    weights[1].grad = drawn(8, 8, seed=5)
+    optimizer.step()
+    assert torch.equal(weights[0], before[0]) and not torch.equal(weights[1], before[1])
+    assert list(optimizer.state) == [weights[1]]
