@@ -48,9 +48,9 @@ class Training(Options):
     """Sequences in one forward pass on one device."""
     accumulate: int = Field(default=1, gt=0, le=bounds.ROWS)
     """Forward passes whose gradients are added before an optimizer step."""
-    optimizer: Literal["muon", "adamw"] = "muon"
+    optimizer: Literal["auto", "muon", "adamw"] = "auto"
     """muon takes orthogonal steps for the matrices of linear layers, and AdamW's for all other weights; adamw takes
-    AdamW's for all."""
+    AdamW's for all. auto is muon, and for a run that goes on the one that it began with."""
     learning_rate: float = Field(default=1e-3, gt=0, le=bounds.FACTOR)
     """Peak learning rate."""
     schedule: Literal["cosine", "constant", "warmup-stable-decay"] = "cosine"

@@ -24,7 +24,7 @@ def parameter_groups(model: nn.Module, options: recipe.Training) -> list[dict[st
     stacks = [getattr(linear[id(weight)], "heights", [len(weight)]) for weight in matrices]
     groups: list[dict[str, Any]] = [
         {"params": [weight for weight in weights if id(weight) in embedded], "weight_decay": decay},
-        {"params": matrices, "weight_decay": decay, **({"stacks": stacks} if options.optimizer == "muon" else {})},
+        {"params": matrices, "weight_decay": decay, **({"stacks": stacks} if options.optimizer != "adamw" else {})},
         {"params": others, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
@@ -33,7 +33,7 @@ def parameter_groups(model: nn.Module, options: recipe.Training) -> list[dict[st
 def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.Optimizer:
     """Return the optimizer of a recipe."""
     groups, betas = parameter_groups(model, options), (options.beta1, options.beta2)
-    if options.optimizer == "muon":
+    if options.optimizer != "adamw":
         dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
         return Muon(groups, options.learning_rate, betas, dtype)
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas)

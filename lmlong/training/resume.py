@@ -74,9 +74,9 @@ def same_run(old: Recipe, new: Recipe) -> Recipe:
 
 
 def _with_optimizer(recipe: Recipe, optimizer: str) -> Recipe:
-    """Return the recipe with this optimizer if it names none: a run keeps its own, and one that began before there was
-    a choice has AdamW."""
-    if "optimizer" in recipe.training.model_fields_set:
+    """Return the recipe with this optimizer for `auto`: a run keeps its own, and one that began before there was a
+    choice has AdamW."""
+    if recipe.training.optimizer != "auto":
         return recipe
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"optimizer": optimizer})})
 

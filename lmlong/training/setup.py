@@ -50,7 +50,9 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     if device.type == "mps" and (recipe.processes > 1 or recipe.training.strategy == "deepspeed"):
         raise UsageError("device: on mps one process trains, without deepspeed. Use devices: 1, or device: cpu.")
     check_kernel(recipe.training.kernel, device)
-    training = recipe.training.model_copy(update={"precision": resolve(recipe.training.precision, device)})
+    training = recipe.training
+    optimizer = "muon" if training.optimizer == "auto" else training.optimizer
+    training = training.model_copy(update={"precision": resolve(training.precision, device), "optimizer": optimizer})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
     tokens = prepare(recipe.text, read.read_tokenizer(start) if start else None)
     check_memory(recipe, tokens.tokenizer.vocabulary, device)

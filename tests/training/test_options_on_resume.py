@@ -53,7 +53,14 @@ FILES: dict[str, tuple[list[str], Callable[[Path], bool]]] = {
 }
 """What changes what is written."""
 
-REFUSED = {"carry_state": "true", "init_from": "/nowhere", "state_passing": "0.5", "batch_size": "2", "accumulate": "3"}
+REFUSED = {
+    "carry_state": "true",
+    "init_from": "/nowhere",
+    "state_passing": "0.5",
+    "batch_size": "2",
+    "accumulate": "3",
+    "optimizer": "adamw",
+}
 
 FROM_THE_RECIPE = {
     "minutes": "3",

@@ -15,6 +15,8 @@ from lmlong.training.resume import changes, resume_point, same_run
 from lmlong.training.run import train
 from lmlong.training.state import random_states, restore
 
+from .conftest import assert_resumes_exactly
+
 Recipes = Callable[..., Recipe]
 
 
@@ -102,6 +104,21 @@ def test_random_states_are_part_of_a_checkpoint(recipe_of: Recipes, tmp_path: Pa
     state = read.read_training(read.find(tmp_path / "run"))
     assert set(state["random"]) == {"python", "numpy", "torch", "cuda"}
     assert len(state["random"]["python"]) == 625
+
+
+def test_each_optimizer_resumes_exactly_and_need_not_be_named_again(recipe_of: Recipes, tmp_path: Path) -> None:
+    for optimizer, moments in (("muon", "momentum"), ("adamw", "exp_avg")):
+        named = f"training.optimizer={optimizer}"
+        assert_resumes_exactly(recipe_of, tmp_path / optimizer, named)
+        state = read.read_training(read.find(tmp_path / optimizer / "whole"))
+        assert any(moments in kept for number, kept in state["optimizer"].items() if number)
+        assert same_run(recipe_of(named), recipe_of()).training.optimizer == optimizer
+
+
+def test_a_run_from_before_there_was_a_choice_goes_on_with_adamw(recipe_of: Recipes) -> None:
+    assert same_run(recipe_of(), recipe_of()).training.optimizer == "adamw"
+    with pytest.raises(UsageError, match=r"training\.optimizer: was adamw in this run and is muon now"):
+        same_run(recipe_of(), recipe_of("training.optimizer=muon"))
 
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
