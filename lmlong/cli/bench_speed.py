@@ -97,7 +97,7 @@ def attention(rows: int, heads: int, width: int, forward: bool, **common: Any) -
 def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
     """Measure how fast the model of RECIPE learns, with one attention after another.
 
-    A whole training step on one row of random tokens: forward and backward pass, clipping, AdamW. RECIPE gives all but
+    A whole training step on one row of random tokens: forward and backward pass, clipping, optimizer. RECIPE gives all but
     the attention, the text and the length.
 
     \b
@@ -114,7 +114,7 @@ def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
     title = Title(
         f"a training step of {_shape(chosen)}",
         _machine(device),
-        "MB held beside weights and AdamW's",
+        "MB held beside weights and moments",
         lambda one: one.peak / 1e6,
     )
     build = partial(training_candidate, options=chosen, device=device)

@@ -31,8 +31,8 @@ def check_memory(recipe: Recipe, vocabulary: int, device: torch.device) -> None:
 
 
 def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
-    """Return lower bounds of the bytes that training takes in a process: for weights, gradients and AdamW's moments,
-    and for the inputs of blocks, which are always kept, with the state of each row."""
+    """Return lower bounds of the bytes that training takes in a process: for weights, gradients and moments, and
+    for the inputs of blocks, which are always kept, with the state of each row."""
     model, training = recipe.model, recipe.training
     with without_memory():
         built = build(recipe, vocabulary)
@@ -42,7 +42,8 @@ def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
     held = min(training.segment or length, length)
     layers = model.layers - len(model.downsampled_layers)
     inputs = training.batch_size * (8 * length + 2 * held * model.width * layers)
-    return 16 * count_parameters(built) // shared, inputs + training.batch_size * state
+    moments = 2 if training.optimizer == "adamw" else 1  # of a matrix, the least
+    return 4 * (2 + moments) * count_parameters(built) // shared, inputs + training.batch_size * state
 
 
 def total_memory(device: torch.device) -> int | None:

@@ -37,7 +37,7 @@ def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
     own = {
         "train_micro_batch_size_per_gpu": options.batch_size,
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler
+        "zero_force_ds_cpu_optimizer": False,  # ours needs no compiler
     }
     further = _read(Path(chosen.config)) if chosen.config else {}
     return {**own, **further, "zero_optimization": {**zero, **further.get("zero_optimization", {})}}

@@ -1,4 +1,4 @@
-"""One training step, for Lightning: loss of a batch, a clipped gradient, AdamW."""
+"""One training step, for Lightning: loss of a batch, a clipped gradient, the optimizer."""
 
 import math
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ class TrainingModule(LightningModule):
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip)
         if not self.accept(float(norm)):
             for weight in self.model.parameters():
-                weight.grad = None  # without one AdamW updates neither a weight nor its state
+                weight.grad = None  # without one the optimizer updates neither a weight nor its state
 
     def accept(self, norm: float) -> bool:
         """Return whether a gradient of this norm may update the weights: one that is not finite, as of any loss that is

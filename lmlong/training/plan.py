@@ -85,10 +85,11 @@ class MemoryModel:
         recipe, count = self.recipe, self.second.parameters
         ranks, training = recipe.processes, recipe.training
         if training.strategy == "deepspeed":
-            # alone: weights, gradients, two moments; divided: the weights AdamW updates, moments, and by stage more
+            # alone: weights, gradients, moments; divided: the weights that are updated, moments, and by stage more
             whole = {1: 2, 2: 2, 3: 1}[training.deepspeed.stage]
-            divided = {1: 4, 2: 4, 3: 5}[training.deepspeed.stage]
-            return 4.0 * count * (whole + divided / ranks - 4)
+            divided = {1: 2, 2: 2, 3: 3}[training.deepspeed.stage]
+            alone, moments = 2.0 * count, self.second.moments
+            return 4.0 * (whole * count + (divided * count + moments) / ranks - alone - moments)
         return 4.0 * count if ranks > 1 else 0.0  # the buckets of gradients
 
 
@@ -97,6 +98,7 @@ class Plan(NamedTuple):
 
     recipe: Recipe
     parameters: int
+    moments: int  # numbers that the optimizer keeps
     cost: StepCost
     memory: int | None  # available bytes
     proposal: tuple[list[str], StepCost] | None  # overrides with which it fits
@@ -116,8 +118,7 @@ class Plan(NamedTuple):
         """Return the plan as text."""
         tokens = self.tokens_per_step
         hours, minutes = divmod(round(self.steps * self.cost.seconds / 60), 60)
-        # float32 weights, and AdamW's two moments of the same size
-        disk = KEPT_CHECKPOINTS * 3 * 4 * self.parameters
+        disk = KEPT_CHECKPOINTS * 4 * (self.parameters + self.moments)  # float32
         about = "" if self.recipe.training.minutes is None else "about "
         each = " in each process" if self.recipe.processes > 1 else ""
         lines = [
@@ -153,7 +154,7 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     proposal = None
     if memory is not None:
         proposal = ([], cost) if cost.bytes <= memory else _fit(recipe, memory, model)
-    return Plan(recipe, model.second.parameters, cost, memory, proposal)
+    return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal)
 
 
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:

@@ -43,6 +43,7 @@ class StepProfile(NamedTuple):
     work: float  # seconds of a forward and backward pass
     update: float  # seconds of the optimizer update
     parameters: int
+    moments: int  # numbers that the optimizer keeps
     state: int  # bytes of the state of one row
 
 
@@ -90,7 +91,8 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     peak = peak_memory(setup.device)
     if peak is None:
         raise LmlongError("this system does not tell the memory of a process")
-    return StepProfile(peak, work, update, count_parameters(model), state)
+    kept = sum(moment.numel() for moments in optimizer.state.values() for moment in moments.values())
+    return StepProfile(peak, work, update, count_parameters(model), kept, state)
 
 
 def _backward(model: TextModel, recipe: Recipe, shape: BatchShape) -> None:

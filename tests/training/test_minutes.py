@@ -108,7 +108,7 @@ def test_a_run_killed_ends_after_as_many_minutes_as_one_that_was_not(tiny: Path,
 
 
 def test_a_dry_run_tells_the_steps_that_fit(recipe_of: Recipes) -> None:
-    plan = Plan(recipe_of("training.steps=null", "training.minutes=2"), 1000, StepCost(10**9, 0.5), None, None)
+    plan = Plan(recipe_of("training.steps=null", "training.minutes=2"), 1000, 2000, StepCost(10**9, 0.5), None, None)
     assert plan.steps == 240
     assert "steps        about 240 of 256 tokens: 61,440 tokens in all" in plan.text()
     assert "0 h 02 min" in plan.text()

@@ -35,7 +35,7 @@ def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short
     proposal = plan._fit(recipe, little, growth)
     assert proposal == (["training.batch_size=2", "training.accumulate=6"], of_two)
     assert recipe_of(*LONG, *proposal[0]).sequences_per_step == recipe.sequences_per_step
-    found = plan.Plan(recipe, growth.second.parameters, of_four, little, proposal)
+    found = plan.Plan(recipe, growth.second.parameters, growth.second.moments, of_four, little, proposal)
     assert found.tokens_per_step == 4 * 3 * 4096 and found.steps == 12
     assert "enough with training.batch_size=2 training.accumulate=6" in found.text()
     assert of_four.seconds > 0
