@@ -38,8 +38,8 @@ def build_model(name: str, options: recipe.Recipe, device: torch.device) -> Lang
 def training_candidate(
     name: str, precision: str, length: int, options: recipe.Recipe, device: torch.device
 ) -> Candidate:
-    """Return a whole training step on one row of random tokens: forward, backward, clipping, the optimizer. It returns the loss
-    and the norm of the gradient."""
+    """Return a whole training step on one row of random tokens: forward, backward, clipping, the optimizer. It returns
+    the loss and the norm of the gradient."""
     model = build_model(name, options, device)
     optimizer = make_optimizer(model, options.training)
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)

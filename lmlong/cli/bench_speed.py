@@ -97,8 +97,8 @@ def attention(rows: int, heads: int, width: int, forward: bool, **common: Any) -
 def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
     """Measure how fast the model of RECIPE learns, with one attention after another.
 
-    A whole training step on one row of random tokens: forward and backward pass, clipping, optimizer. RECIPE gives all but
-    the attention, the text and the length.
+    A whole training step on one row of random tokens: forward and backward pass, clipping, optimizer. RECIPE gives all
+    but the attention, the text and the length.
 
     \b
     Example: where softmax falls behind.

@@ -15,8 +15,8 @@ class DeepSpeed(Options):
     """strategy: deepspeed: the training state that it divides among the devices, and where it is kept."""
 
     stage: Literal[1, 2, 3] = 2
-    """Parts that are divided among the devices: 1 the optimizer's moments and the weights it updates, 2 the gradients too, 3
-    the weights of the forward pass too."""
+    """Parts that are divided among the devices: 1 the moments and the weights that the optimizer updates, 2 the
+    gradients too, 3 the weights of the forward pass too."""
     offload_optimizer: bool = False
     """Keep the optimizer's part in the memory of the CPU, and let the CPU update the weights."""
     offload_parameters: bool = False
