@@ -66,6 +66,7 @@ class Case(NamedTuple):
 
 CASES = {
     "plain": Case(),
+    "adamw": Case(("training.optimizer=adamw",)),
     "hourglass": Case(("model.downsample={factor: 4, layers: 1}",)),
     "masked": Case(("objective=masked",)),
     "carried": Case(("training.carry_state=true",)),
@@ -224,6 +225,7 @@ def outcome(run: Run) -> Iterator[tuple[str, Any]]:
         yield f"{folder.name}, validation", manifest.read(folder).validation
         yield f"{folder.name}, weights", sha256(folder / manifest.WEIGHTS)
         state = torch.load(folder / manifest.TRAINING, weights_only=True)
+        del state["seconds"]  # trained so far, by the clock
         unseeded.append([state["random"].pop(kind) for kind in ("python", "numpy")])
         yield from flat(folder.name, state)
     # a run seeds only torch, which all its draws are from: Python and numpy begin as they like, and then stay so
