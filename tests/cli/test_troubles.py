@@ -196,18 +196,22 @@ def test_a_model_that_does_not_fit_takes_no_memory(lmlong: Command, overrides: l
     assert code == 2 and told.startswith("error: model: training takes at least ") and words in told, told
 
 
-@pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
-def test_the_estimate_knows_the_model_without_building_it(place: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "numbers"),
+    [("linear", "muon", 3), ("linear", "adamw", 4), ("window", "muon", 3), ("softmax", "muon", 3)],
+)
+def test_the_estimate_knows_the_model_without_building_it(place: Path, kind: str, optimizer: str, numbers: int) -> None:
     from lmlong.attention.base import state_tensors
     from lmlong.model.base import count_parameters
     from lmlong.model.build import build
     from lmlong.recipe import file
 
-    recipe = file.load(str(place / "mine.yaml"), ["model.layers=3", f"model.attention.kind={kind}"])
+    options = ["model.layers=3", f"model.attention.kind={kind}", f"training.optimizer={optimizer}"]
+    recipe = file.load(str(place / "mine.yaml"), options)
     model = build(recipe, 258)
     state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(2)))
     blocks = 2 * 16 * (8 + 3 * 2 * 16)  # tokens, and the input of each block in bfloat16
-    assert memory.least_bytes(recipe, 258) == (16 * count_parameters(model), blocks + state)
+    assert memory.least_bytes(recipe, 258) == (4 * numbers * count_parameters(model), blocks + state)
 
 
 def test_a_lack_of_memory_is_told(lmlong: Command, monkeypatch: pytest.MonkeyPatch) -> None:

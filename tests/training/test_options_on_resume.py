@@ -149,7 +149,7 @@ def test_what_would_make_another_run_is_refused(recipe_of: Recipes, begun: Calla
 
 @pytest.mark.parametrize("name", FROM_THE_RECIPE)
 def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, begun: Callable, name: str) -> None:
-    new = recipe_of(f"training.{name}={FROM_THE_RECIPE[name]}")
+    new = recipe_of("training.optimizer=muon", f"training.{name}={FROM_THE_RECIPE[name]}")
     old = read.read_recipe(read.find(begun("run")))
     assert getattr(new.training, name) != getattr(old.training, name)
     assert same_run(old, new) == new
