@@ -108,11 +108,11 @@ def test_two_processes_are_one_run_that_goes_on_anywhere(
     assert written
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("stage", "optimizer"), [(1, "muon"), (2, "muon"), (3, "muon"), (2, "adamw"), (3, "adamw")])
 def test_a_run_begun_without_goes_on_with_deepspeed(
-    recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
+    recipe_of: Recipes, tmp_path: Path, stage: int, optimizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(recipe_of(*ALONE), tmp_path / "alone")
+    train(recipe_of(*ALONE, f"training.optimizer={optimizer}"), tmp_path / "alone")
     folder = tmp_path / "other"
     shutil.copytree(tmp_path / "alone", folder, symlinks=True)
     recipe = recipe_of(*ALONE, *sharded(stage, tmp_path))
