@@ -68,11 +68,9 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _muon_step(self, group: dict[str, Any]) -> None:
-        stacked = zip(group["params"], group["stacks"], strict=self.partition is None)
-        chosen = [(weight, stacks) for weight, stacks in stacked if weight.grad is not None]
-        weights, stacks = [weight for weight, _ in chosen], [stacks for _, stacks in chosen]
+        weights = [weight for weight in group["params"] if weight.grad is not None]
         updates = [self._momentum(weight, weight.grad, group["momentum"]) for weight in weights]
-        for weight, step in zip(weights, self._steps(weights, updates, stacks), strict=True):
+        for weight, step in zip(weights, self._steps(group, weights, updates), strict=True):
             weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"])
 
     def _momentum(self, weight: Tensor, gradient: Tensor, momentum: float) -> Tensor:
@@ -83,10 +81,11 @@ class Muon(torch.optim.Optimizer):
         mean = state["momentum"].lerp_(gradient, 1 - momentum)
         return gradient.lerp(mean, momentum)
 
-    def _steps(self, weights: list[Tensor], updates: list[Tensor], stacks: list[list[int]]) -> list[Tensor]:
+    def _steps(self, group: dict[str, Any], weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
         """Return the steps of weights, or of parts of them, at learning rate 1."""
         if self.partition is None:
-            return orthogonal_steps(updates, stacks, self.dtype)
+            stacks = {id(weight): heights for weight, heights in zip(group["params"], group["stacks"], strict=True)}
+            return orthogonal_steps(updates, [stacks[id(weight)] for weight in weights], self.dtype)
         return [
             self.partition.part_of(part, orthogonal_steps(*self.partition.gather(part, update), self.dtype))
             for part, update in zip(weights, updates, strict=True)
