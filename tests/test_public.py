@@ -30,7 +30,7 @@ text:
   sources: [{kind: files, paths: [my-book.txt]}]
   tokenizer: {kind: bytes}
   sequence_length: 64
-model: {width: 32, layers: 2, heads: 2}
+model: {width: 32, layers: 2, heads: 2, attention: {kind: linear}}
 training: {steps: 30, batch_size: 2, learning_rate: 1e-2, warmup_steps: 2, precision: "32"}
 """
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "over", "mat", "tree", "and", "then"]

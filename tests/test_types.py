@@ -71,7 +71,7 @@ Training(steps="three")  # type: ignore[arg-type]
 Training(stebs=3)  # type: ignore[call-arg]
 Training(steps=3, precision="64")  # type: ignore[arg-type]
 Text(sources=[Files(kind="files")])  # type: ignore[call-arg]
-Recipe()  # type: ignore[call-arg]
+Recipe(modle=1)  # type: ignore[call-arg]
 """
 
 MODEL = """

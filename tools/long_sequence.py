@@ -34,7 +34,9 @@ def resident() -> int:
 
 def build() -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(recipe.Model(width=128, layers=4, heads=4), VOCABULARY)
+    return LanguageModel(
+        recipe.Model(width=128, layers=4, heads=4, attention=recipe.Attention(kind="linear")), VOCABULARY
+    )
 
 
 def step(model: LanguageModel, mode: str, tokens: torch.Tensor, segment: int) -> None:

@@ -23,7 +23,7 @@ GENERATED = 16
 def build_model(name: str, options: recipe.Recipe, device: torch.device) -> LanguageModel:
     """Return the recipe's model with another attention in all layers, with random weights, by the recipe's kernel."""
     check_kernel(options.training.kernel, device)
-    changes: dict[str, object] = {"kind": "linear", **attentions()[name]}
+    changes: dict[str, object] = dict(attentions()[name])
     attention = options.model.attention.model_copy(update=changes)
     torch.manual_seed(options.seed)
     model = LanguageModel(

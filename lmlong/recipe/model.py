@@ -1,15 +1,15 @@
 """Options of the model: its size and its attention."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, NameIn, PatternIn
 from lmlong.recipe.lengths import IsLength
-from lmlong.recipe.section import Options, mistake
+from lmlong.recipe.section import Options, completed, mistake
 
 KindName = Annotated[str, NameIn(ATTENTION_KINDS)]
 
@@ -111,11 +111,13 @@ class Delta(Options):
 class Attention(Options):
     """Attention of each token to others. A kind ignores options that it does not have."""
 
-    kind: Annotated[str, PatternIn(ATTENTION_KINDS)] | Annotated[list[KindName], Field(min_length=1)] = "linear"
+    kind: Annotated[str, PatternIn(ATTENTION_KINDS)] | Annotated[list[KindName], Field(min_length=1)] = Field(
+        default=["linear", "ngram", "linear"]
+    )
     """To the past: linear (constant state), delta (the same, replacing what a key has stored), ngram (looking up the
     last tokens), window (exact over the last tokens, constant state) or softmax (exact, growing state). For an encoder,
     to all of the text: full (exact), linformer, efficient, or linear. A list is a pattern repeated over the layers; in
-    one word, 3linear+softmax is three linear and one softmax."""
+    one word, 3linear+softmax is three linear and one softmax. Left out for an encoder, or with downsample: linear."""
     feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
     """linear: the map that replaces softmax's exponential, kept non-negative."""
     decay: Literal["none", "fixed", "learned", "channel"] = "learned"
@@ -168,6 +170,10 @@ class Downsample(Options):
     """How many of model.layers, those in the middle, run shortened; left out, all but the first and the last."""
 
 
+OF_AN_HOURGLASS: dict[str, Any] = {"attention": {"kind": "linear"}}
+"""Defaults with downsampled layers, which have no tokens that they could look up."""
+
+
 class HeadDims(NamedTuple):
     """The sizes of a head's vectors."""
 
@@ -201,6 +207,12 @@ class Model(Options):
     """Share of the activations dropped on the way into the residual stream while training."""
     downsample: Downsample | None = None
     """Layers in the middle that work on a shortened sequence; left out, all layers work on every token."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def complete(cls, values: Any) -> Any:
+        shortened = isinstance(values, dict) and values.get("downsample")
+        return completed(values, OF_AN_HOURGLASS) if shortened else values
 
     @property
     def head_dims(self) -> HeadDims:

@@ -11,22 +11,11 @@ from lmlong.recipe.section import mistake
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Training
 
-OF_AN_ENCODER: dict[str, Any] = {"model": {"convolution": 0, "attention": {"decay": "none"}}}
-"""Defaults of an encoder's recipe: both options are for causal models only."""
+OF_AN_ENCODER: dict[str, Any] = {"model": {"convolution": 0, "attention": {"kind": "linear", "decay": "none"}}}
+"""Defaults of an encoder's recipe: those of a model are for causal ones only."""
 
 PASSING = ("carry_state", "state_passing")
 """Options of training that hand the state after a batch on to the next one."""
-
-
-def completed(values: Any, defaults: dict[str, Any]) -> Any:
-    """Return a section with `defaults` for the keys that are not given, also in the sections within it."""
-    if not isinstance(values, dict):
-        return values
-    found = {
-        key: completed(values.get(key, {}), default) if isinstance(default, dict) else values.get(key, default)
-        for key, default in defaults.items()
-    }
-    return {**values, **found}
 
 
 def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:

@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from lmlong.recipe import bounds
 from lmlong.recipe.kinds import plugin_sections
 from lmlong.recipe.model import Attention, Model
-from lmlong.recipe.objective import OF_AN_ENCODER, causal, completed, masked
-from lmlong.recipe.section import Options
+from lmlong.recipe.objective import OF_AN_ENCODER, causal, masked
+from lmlong.recipe.section import Options, completed
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Training
 
@@ -42,7 +42,7 @@ class Recipe(Options):
     names of entry points of installed packages."""
     text: Text = Text()
     model: Model = Model()
-    training: Training
+    training: Training = Training()
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> "Recipe":

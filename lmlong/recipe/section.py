@@ -45,3 +45,14 @@ class Options(BaseModel):
 def mistake(key: str, message: str) -> PydanticCustomError:
     """Return a mistake that only several keys together show, reported at `key`, dotted and within the section."""
     return PydanticCustomError("mistake", "{message}", {"key": key, "message": message})
+
+
+def completed(values: Any, defaults: dict[str, Any]) -> Any:
+    """Return a section with `defaults` for the keys that are not given, also in the sections within it."""
+    if not isinstance(values, dict):
+        return values
+    found = {
+        key: completed(values.get(key, {}), default) if isinstance(default, dict) else values.get(key, default)
+        for key, default in defaults.items()
+    }
+    return {**values, **found}

@@ -97,7 +97,7 @@ class Text(Options):
     """Sources of documents; several are mixed by weight."""
     validation: Validation = Validation()
     tokenizer: Tokenizer = Tokenizer()
-    sequence_length: Annotated[int, Field(ge=8, le=bounds.TOKENS), IsLength()] = 2048
+    sequence_length: Annotated[int, Field(ge=8, le=bounds.TOKENS), IsLength()] = 1024
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
     """Content of a training sequence: windows of the text, cut anywhere, or whole documents, cut only where longer than

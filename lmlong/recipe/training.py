@@ -1,9 +1,9 @@
 """Options of training: its length, devices, optimizer, precision, validation and checkpoints."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
@@ -37,9 +37,9 @@ class Training(Options):
     tokens: Annotated[int | None, Field(gt=0, le=bounds.COUNT), IsLength()] = None
     """Tokens to train on, in place of or beside `steps`."""
     minutes: float | None = Field(default=None, gt=0, le=bounds.COUNT)
-    """Minutes to train, in place of or beside `steps`: the time of the training steps of all sessions of the run
-    together, without set-up, validation, samples and checkpoints. The learning rate follows the steps that are expected
-    to fit, by their mean time so far."""
+    """Minutes to train, in place of or beside `steps`, and an hour where none of the three is given: the time of the
+    training steps of all sessions of the run together, without set-up, validation, samples and checkpoints. The
+    learning rate follows the steps that are expected to fit, by their mean time so far."""
     strategy: Literal["auto", "ddp", "deepspeed"] = "auto"
     """How several devices train together: ddp (each holds all of the training state) or deepspeed (each holds a part);
     auto takes ddp for more than one."""
@@ -51,8 +51,8 @@ class Training(Options):
     optimizer: Literal["auto", "muon", "adamw"] = "auto"
     """muon takes orthogonal steps for the matrices of linear layers, and AdamW's for all other weights; adamw takes
     AdamW's for all. auto is muon, and for a run that goes on the one that it began with."""
-    learning_rate: float = Field(default=1e-3, gt=0, le=bounds.FACTOR)
-    """Peak learning rate."""
+    learning_rate: float = Field(default=12e-3, gt=0, le=bounds.FACTOR)
+    """Peak learning rate; the default suits muon and batches of about 8,000 tokens."""
     schedule: Literal["cosine", "constant", "warmup-stable-decay"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=100, ge=0, le=bounds.COUNT)
@@ -118,6 +118,13 @@ class Training(Options):
     """A run or checkpoint whose weights are the start, where the attention may be another one; its optimizer and
     progress are not taken over."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def end(cls, values: Any) -> Any:
+        """Let training end after an hour where the recipe gives it no end."""
+        endless = isinstance(values, dict) and all(values.get(key) is None for key in ("steps", "tokens", "minutes"))
+        return {**values, "minutes": 60.0} if endless else values
+
     @field_validator("precision", mode="before")
     @classmethod
     def name_of_width(cls, precision: object) -> object:
@@ -130,10 +137,6 @@ class Training(Options):
         return self.carry_state or self.state_passing > 0
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
-        if self.steps is None and self.tokens is None and self.minutes is None:
-            yield mistake(
-                "steps", "none of steps, tokens and minutes is given, so training has no end. Set one of them."
-            )
         if self.carry_state and self.state_passing:
             yield mistake("state_passing", "carry_state begins no row with the state of another text. Use one of them.")
         if self.strategy == "deepspeed" and self.precision == "16":

@@ -25,13 +25,13 @@ DECAYS = get_args(recipe.Attention.model_fields["decay"].annotation)
 def _forms() -> list[recipe.Attention]:
     """One of each kind, with windows both shorter and longer than a chunk, and all forms of the linear one."""
     linear = [
-        recipe.Attention(feature_map=name, decay=decay, taylor=recipe.Taylor(width=4))
+        recipe.Attention(kind="linear", feature_map=name, decay=decay, taylor=recipe.Taylor(width=4))
         for name in FEATURE_MAPS
         for decay in DECAYS
         if decay != "channel" or not FEATURE_MAP_KINDS[name].signed
     ]
     favor = [
-        recipe.Attention(feature_map="favor", decay="none", favor=recipe.Favor(form=form, norms=norms))
+        recipe.Attention(kind="linear", feature_map="favor", decay="none", favor=recipe.Favor(form=form, norms=norms))
         for form in ("positive", "hyperbolic")
         for norms in ("chi", "fixed", "quantile")
     ]
@@ -43,7 +43,7 @@ def _forms() -> list[recipe.Attention]:
         recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=sizes, buckets=buckets))
         for sizes, buckets in (([1, 2, 3], 5), ([1, 2, 4], 64))
     ]
-    linear.append(recipe.Attention(feature_map="taylor", decay="none", taylor=recipe.Taylor(width=None)))
+    linear.append(recipe.Attention(kind="linear", feature_map="taylor", decay="none", taylor=recipe.Taylor(width=None)))
     return linear + favor[1:] + deltas + windows + [recipe.Attention(kind="softmax"), *ngrams]
 
 

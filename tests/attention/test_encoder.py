@@ -34,7 +34,7 @@ A_SIZE_EACH = {
 
 VARIANTS = {
     "linear": {
-        name: recipe.Attention(feature_map=name, taylor=recipe.Taylor(width=2))  # type: ignore[arg-type]
+        name: recipe.Attention(kind="linear", feature_map=name, taylor=recipe.Taylor(width=2))  # type: ignore[arg-type]
         for name in FEATURE_MAPS
     },
     "linformer": {name: recipe.Attention(linformer=options) for name, options in (LINFORMERS | A_SIZE_EACH).items()},

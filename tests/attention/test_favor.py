@@ -121,7 +121,7 @@ def test_nothing_dies_or_bursts_at_any_gain_in_bfloat16(form: Form, gain: float,
 
 @torch.no_grad()
 def test_constants_are_in_float32_whatever_the_weights_are_in() -> None:
-    attention = build(recipe.Attention(feature_map="favor", decay="none")).bfloat16()
+    attention = build(recipe.Attention(kind="linear", feature_map="favor", decay="none")).bfloat16()
     x = inputs(attention, 40, torch.float32)
     assert x[0] is not None
     assert laws.steps_equal_forward(laws.of_attention(attention, x[0]), x) < 2e-5

@@ -308,4 +308,4 @@ def test_a_map_cannot_have_signs_by_instance(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(SQUARE.replace("self.floor = ", "self.signed = True; self.floor = "))
     load_plugin(tmp_path / "late.py")
     with pytest.raises(UsageError, match="signed is set on the instance"):
-        FEATURE_MAPS["square"](2, 4, recipe.Attention(feature_map="square"))
+        FEATURE_MAPS["square"](2, 4, recipe.Attention(kind="linear", feature_map="square"))

@@ -21,9 +21,9 @@ def look(path: Path, **options: object) -> None:
     ("name", "content", "message"),
     [
         ("latin.txt", b"caf\xe9 " * 20, "byte 3 is not UTF-8"),
-        ("latin.txt.gz", gzip.compress(b"caf\xe9 " * 20), "byte 3 is not UTF-8"),
+        ("latin.txt.gz", gzip.compress(b"caf\xe9 " * 20, mtime=0), "byte 3 is not UTF-8"),
         ("rows.jsonl", b'{"txt": "a"}\n', "no column 'text', only txt. Set column. Did you mean 'txt'?"),
-        ("rows.jsonl.gz", gzip.compress(b'{"txt": "a"}\n'), "no column 'text', only txt"),
+        ("rows.jsonl.gz", gzip.compress(b'{"txt": "a"}\n', mtime=0), "no column 'text', only txt"),
         ("rows.parquet", None, "no column 'text', only txt"),
     ],
 )

@@ -10,7 +10,7 @@ from lmlong.checkpoint.write import Contents, point, write
 from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import Files, Model, Recipe, Text, Tokenizer, Training, Validation
+from lmlong.recipe import Attention, Files, Model, Recipe, Text, Tokenizer, Training, Validation
 from lmlong.recipe import file as recipe_file
 
 
@@ -21,7 +21,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.txt").write_text(TRAINING_TEXT)
     for number, text in enumerate(VALIDATION_TEXTS):
         (tmp_path / f"validation-{number}.txt").write_text(text)
-    options = Model(width=16, layers=2, heads=2)
+    options = Model(width=16, layers=2, heads=2, attention=Attention(kind="linear"))
     recipe = Recipe(
         text=Text(
             sources=[Files(kind="files", paths=[str(tmp_path / "train.txt")])],

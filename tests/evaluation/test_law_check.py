@@ -24,7 +24,7 @@ from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.native import build
 
-ELU = recipe.Attention(feature_map="elu", decay="none")
+ELU = recipe.Attention(kind="linear", feature_map="elu", decay="none")
 
 
 def checked(
@@ -39,7 +39,7 @@ def checked(
 
 @needs_compiler
 def test_a_model_that_was_compiled_is_checked_like_any_other() -> None:
-    options = recipe.Model(width=16, layers=2, heads=2)
+    options = recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(kind="linear"))
     model = stirred(LanguageModel(options, ByteTokenizer().vocabulary), 0.3).eval()
     loaded = TrainedLanguageModel(
         model, ByteTokenizer(), recipe.Recipe(model=options, training=recipe.Training(steps=1)), Path()
@@ -141,7 +141,7 @@ def test_a_dead_denominator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_denominators_by_position_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """With features of one everywhere the t-th token of a document divides by t times the number of features."""
     monkeypatch.setattr(Elu, "query", lambda self, q: torch.ones_like(q))
-    form = recipe.Attention(decay="none")
+    form = recipe.Attention(kind="linear", decay="none")
     model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=form), 50)
     starts = torch.zeros(1, 100, dtype=torch.bool)
     starts[0, [0, 60]] = True  # documents of 60 and 40 tokens

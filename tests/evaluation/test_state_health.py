@@ -13,7 +13,7 @@ from lmlong.recipe import Attention, Model
 
 
 def test_keys_that_are_all_alike_use_all_features_and_make_denominators_grow() -> None:
-    model = LanguageModel(Model(width=16, layers=2, heads=2, attention=Attention(decay="none")), 30)
+    model = LanguageModel(Model(width=16, layers=2, heads=2, attention=Attention(kind="linear", decay="none")), 30)
     for block in model.blocks:
         torch.nn.init.zeros_(block.mixer.in_proj.weight)
     feature = 1 + ELU_FLOOR

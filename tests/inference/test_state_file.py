@@ -26,7 +26,11 @@ from lmlong.recipe import Attention
 from lmlong.recipe import file as recipe_file
 
 TEXT = "It was a dark and stormy night; the rain fell in torrents. " * 60
-KINDS = [Attention(kind=["linear", "window"], window=20), Attention(feature_map="favor"), Attention(kind="softmax")]
+KINDS = [
+    Attention(kind=["linear", "window"], window=20),
+    Attention(kind="linear", feature_map="favor"),
+    Attention(kind="softmax"),
+]
 
 
 def another(run: Path, folder: Path, attention: Attention, seed: int = 0) -> TrainedLanguageModel:
@@ -93,7 +97,7 @@ def test_the_state_after_a_stop_string_is_that_of_the_printed_text(run: Path, tm
 
 
 def test_a_state_of_another_model_is_refused_by_what_differs(run: Path, tmp_path: Path) -> None:
-    favor = Attention(feature_map="favor")
+    favor = Attention(kind="linear", feature_map="favor")
     mine, drawn_anew = (another(run, tmp_path / str(seed), favor, seed) for seed in (0, 1))
     mine.save_state(mine.read(TEXT), tmp_path / "book.state")
     with pytest.raises(CheckpointError, match=r"book\.state: made with another draw of random features"):

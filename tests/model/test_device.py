@@ -64,8 +64,8 @@ def step(options: Model) -> None:
 
 
 ATTENTIONS = {
-    "linear": Attention(),
-    "favor": Attention(feature_map="favor", favor=Favor(features=8)),
+    "linear": Attention(kind="linear"),
+    "favor": Attention(kind="linear", feature_map="favor", favor=Favor(features=8)),
     "window": Attention(kind="window", window=8),
     "softmax": Attention(kind="softmax"),
 }

@@ -26,8 +26,8 @@ LENGTHS = [12, 7, 1, 5]
 SHARINGS = get_args(recipe.Linformer.model_fields["sharing"].annotation)
 FORMS = {
     **{kind: Attention(kind=kind) for kind in ("full", "efficient")},  # type: ignore[arg-type]
-    **{name: Attention(feature_map=name, taylor=Taylor(width=2)) for name in FEATURE_MAPS},  # type: ignore[arg-type]
-    "favor-hyperbolic": Attention(feature_map="favor", favor=Favor(form="hyperbolic", norms="quantile")),
+    **{name: Attention(kind="linear", feature_map=name, taylor=Taylor(width=2)) for name in FEATURE_MAPS},  # type: ignore[arg-type]
+    "favor-hyperbolic": Attention(kind="linear", feature_map="favor", favor=Favor(form="hyperbolic", norms="quantile")),
     **{
         f"{sharing}-{projection}": Attention(
             kind="linformer", linformer=recipe.Linformer(projected=4, sharing=sharing, projection=projection)

@@ -171,7 +171,7 @@ def test_a_beat_says_what_is_needed() -> None:
 
 @torch.no_grad()
 def test_inner_layers_rest_until_a_block_is_full() -> None:
-    model, calls = build(recipe.Attention(), CUTS[2], torch.float64), []
+    model, calls = build(recipe.Attention(kind="linear"), CUTS[2], torch.float64), []
     model.blocks[1].mixer.in_proj.register_forward_hook(lambda *_: calls.append(1))
     state = model.init_state(2)
     for token in range(12):

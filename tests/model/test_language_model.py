@@ -15,6 +15,7 @@ TOKENS = torch.randint(40, (2, 70), generator=torch.Generator().manual_seed(0))
 def build(**options: object) -> LanguageModel:
     torch.manual_seed(0)
     checkpointing = bool(options.pop("activation_checkpointing", False))
+    options = {"attention": recipe.Attention(kind="linear"), **options}
     return LanguageModel(recipe.Model(width=32, layers=2, heads=4, **options), 40, checkpointing)  # type: ignore[arg-type]
 
 
@@ -45,14 +46,14 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
 
 
 def test_learned_gates_begin_by_remembering_from_2_to_8192_tokens() -> None:
-    model = build(attention=recipe.Attention(decay="learned"))
+    model = build(attention=recipe.Attention(kind="linear", decay="learned"))
     kept = model.blocks[0].mixer.forget_gate(torch.randn(1, 1, 32))[0, :, 0].exp()
     assert torch.allclose(1 / (1 - kept), torch.tensor([2.0, 32.0, 512.0, 8192.0]), rtol=1e-3)
 
 
 def test_rotary_positions_make_order_matter_where_nothing_else_does() -> None:
     """Without positions, gates and convolution, linear attention sees the past as a bag; its last logits say so."""
-    plain = {"attention": recipe.Attention(decay="none"), "convolution": 0}
+    plain = {"attention": recipe.Attention(kind="linear", decay="none"), "convolution": 0}
     swapped = TOKENS.clone()
     swapped[:, [3, 10]] = swapped[:, [10, 3]]
     for positions, same in (("none", True), ("rotary", False)):

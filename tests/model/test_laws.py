@@ -111,7 +111,7 @@ def test_the_state_of_a_linear_model_never_grows(form: recipe.Attention) -> None
 
 
 def test_gradients_of_packed_documents_are_those_of_each_alone() -> None:
-    model = build(recipe.Attention(), torch.float64)
+    model = build(recipe.Attention(kind="linear"), torch.float64)
     tokens, _ = text(batch=1)
     targets = tokens.roll(-1, 1)
     starts = torch.zeros_like(tokens, dtype=torch.bool)

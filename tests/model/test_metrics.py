@@ -23,7 +23,9 @@ def test_nothing_scored_has_no_ratio() -> None:
 
 
 def test_long_rows_read_in_pieces_score_what_they_score_whole(monkeypatch) -> None:
-    model = LanguageModel(recipe.Model(width=16, layers=2, heads=2), 20).double()
+    model = LanguageModel(
+        recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 20
+    ).double()
     tokens = torch.randint(20, (3, 90))
     targets = tokens.roll(-1, 1)
     targets[1, 4] = IGNORED

@@ -26,6 +26,7 @@ from lmlong.recipe import Attention, Downsample, Favor, Model
 pytestmark = needs_compiler
 
 CONSTANT = [form for form in FORMS if form.kind != "softmax"]
+LINEAR = Attention(kind="linear")
 MIXED = Attention(kind=["linear", "window", "delta"], window=5)
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -35,9 +36,13 @@ SHAPES: list[dict[str, Any]] = [
     {"width": 40, "heads": 5, "mlp_ratio": 2.0},  # all products have ends that fill no vector
     {"width": 24, "heads": 3, "head_dim": 16, "value_dim": 5, "attention": MIXED},
     {"width": 35, "heads": 5, "positions": "none", "convolution": 64},
-    {"heads": 1, "attention": Attention(feature_map="favor", favor=Favor(features=7))},
+    {"heads": 1, "attention": Attention(kind="linear", feature_map="favor", favor=Favor(features=7))},
     {"attention": MIXED},
-    {"width": 512, "heads": 2, "attention": Attention(feature_map="favor")},  # exponents that must be held down
+    {
+        "width": 512,
+        "heads": 2,
+        "attention": Attention(kind="linear", feature_map="favor"),
+    },  # exponents that must be held down
     *({"layers": 3, "downsample": Downsample(factor=3, kind=kind)} for kind in ("mean", "max", "conv")),
     {"layers": 4, "attention": MIXED, "downsample": Downsample(factor=2)},
 ]
@@ -54,7 +59,9 @@ def forgotten() -> Iterator[None]:
 
 
 def shaped(shape: dict[str, Any], kept: torch.dtype = torch.float32) -> LanguageModel:
-    model = stirred(LanguageModel(Model(**{"width": 16, "layers": 2, "heads": 2, **shape}), VOCABULARY), 0.5).eval()
+    model = stirred(
+        LanguageModel(Model(**{"width": 16, "layers": 2, "heads": 2, "attention": LINEAR, **shape}), VOCABULARY), 0.5
+    ).eval()
     if kept != torch.float32:
         model.quantize(kept)
     return model
@@ -88,7 +95,7 @@ def assert_as_exact_as_torch(model: LanguageModel, tokens: Tensor) -> None:
 def test_these_have_native_code() -> None:
     """So that none of them is skipped below."""
     maps = ("elu", "relu", "cosine", "softmax", "taylor", "favor")
-    known = [Attention(feature_map=feature_map) for feature_map in maps]  # type: ignore[arg-type]
+    known = [Attention(kind="linear", feature_map=feature_map) for feature_map in maps]  # type: ignore[arg-type]
     known += [Attention(kind="window"), Attention(kind="delta")]
     assert [why_no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
 
@@ -127,7 +134,7 @@ def test_it_is_as_exact_as_torch_with_all_ways_to_keep_numbers(kept: torch.dtype
 @pytest.mark.parametrize("decay", ["learned", "channel"])
 def test_long_memories_are_as_exact_as_by_torch(decay: Any) -> None:
     """A rounding of a gate is one of every later token."""
-    model = shaped({"attention": Attention(decay=decay)})
+    model = shaped({"attention": Attention(kind="linear", decay=decay)})
     for block in model.blocks:
         torch.nn.init.constant_(block.mixer.forget_gate.bias, 9.0)  # 8,000 tokens
         torch.nn.init.normal_(block.mixer.forget_gate.weight, std=0.01)
@@ -137,7 +144,7 @@ def test_long_memories_are_as_exact_as_by_torch(decay: Any) -> None:
 @pytest.mark.parametrize("decay", ["fixed", "channel"])
 @torch.inference_mode()
 def test_sums_in_float64_lose_nothing_to_a_gate(decay: Any) -> None:
-    model = shaped({"attention": Attention(decay=decay)})
+    model = shaped({"attention": Attention(kind="linear", decay=decay)})
     if decay == "channel":
         for block in model.blocks:
             torch.nn.init.constant_(block.mixer.forget_gate.bias, 12.0)  # what is forgotten is less than float32 tells
@@ -257,7 +264,7 @@ def test_the_largest_of_a_block_may_be_no_number() -> None:
 @torch.inference_mode()
 def test_no_number_stays_none() -> None:
     for feature_map in ("elu", "relu", "cosine", "softmax", "taylor", "favor"):
-        model = shaped({"attention": Attention(feature_map=feature_map)})  # type: ignore[arg-type]
+        model = shaped({"attention": Attention(kind="linear", feature_map=feature_map)})  # type: ignore[arg-type]
         model.embedding.weight[3] = torch.nan
         model = compiled(model)
         state = model.step(torch.tensor([3]), model.init_state(1))[1]

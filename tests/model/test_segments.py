@@ -66,7 +66,7 @@ def test_in_bfloat16_it_is_no_farther_from_the_truth_than_the_whole(form: recipe
 
 @pytest.mark.parametrize("options", [{"convolution": 0}, {"positions": "rotary"}, {"dropout": 0.2}], ids=str)
 def test_with_every_other_option(options: dict) -> None:
-    model = build(recipe.Attention(), torch.float64, **options)
+    model = build(recipe.Attention(kind="linear"), torch.float64, **options)
     torch.manual_seed(0)
     _, parts = gradients(model, 64)
     if "dropout" in options:  # drawn in another order, but the same again in the backward pass: the loss falls
@@ -101,7 +101,7 @@ def test_with_layers_that_read_blocks(kind: str, cut: recipe.Downsample, segment
 
 
 def test_activation_checkpointing_within_segments_changes_nothing() -> None:
-    model = build(recipe.Attention(), torch.float64)
+    model = build(recipe.Attention(kind="linear"), torch.float64)
     _, plain = gradients(model, 64)
     model.activation_checkpointing = True
     _, both = gradients(model, 64)
@@ -110,7 +110,7 @@ def test_activation_checkpointing_within_segments_changes_nothing() -> None:
 
 def test_a_truncated_gradient_would_be_found() -> None:
     """What the other trainers do: the state goes on, its gradient does not."""
-    model = build(recipe.Attention(), torch.float64)
+    model = build(recipe.Attention(kind="linear"), torch.float64)
     _, whole = gradients(model, None)
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(50, (2, TIME), generator=draw)
@@ -128,7 +128,7 @@ import resource, sys, torch
 from lmlong import recipe
 from lmlong.model.language_model import LanguageModel
 torch.set_num_threads(1)
-model = LanguageModel(recipe.Model(width=64, layers=2, heads=2), 300)
+model = LanguageModel(recipe.Model(width=64, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 300)
 tokens = torch.zeros(1, int(sys.argv[1]), dtype=torch.long)
 nats, _ = model.loss(tokens, tokens, segment=1024)
 nats.backward()

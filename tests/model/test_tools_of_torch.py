@@ -11,8 +11,8 @@ from lmlong.attention import laws
 from lmlong.model.language_model import LanguageModel
 
 OPTIONS = {
-    "linear": recipe.Attention(),
-    "favor": recipe.Attention(feature_map="favor"),
+    "linear": recipe.Attention(kind="linear"),
+    "favor": recipe.Attention(kind="linear", feature_map="favor"),
     "window": recipe.Attention(kind="window", window=16),
     "softmax": recipe.Attention(kind="softmax"),
     "all": recipe.Attention(kind=["linear", "window", "softmax"], window=16),

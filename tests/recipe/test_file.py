@@ -40,7 +40,7 @@ def test_every_shipped_recipe_starts_with_the_command_that_runs_it(name: str) ->
 def test_dump_writes_every_key() -> None:
     lines = dump(Recipe(training=Training(steps=3))).splitlines()
     assert lines[:4] == ["format: 1", "name: run", "seed: 0", "device: auto"]
-    assert "  learning_rate: 0.001" in lines
+    assert "  learning_rate: 0.012" in lines
     assert "  precision: auto" in lines
     assert "    path: null" in lines
 

@@ -62,7 +62,7 @@ def test_blocks_must_fit_the_layers_and_the_sequence(file: Path) -> None:
     assert told("{layers: 3}") == middle + "3 of 3 layers leaves none at full length. Give 1 to 2."
     assert told("{}", "model.layers=2").endswith("leaves none downsampled. Give 1 to 1.")
     assert told("{}", "model.layers=1").endswith("one layer has no middle. Leave downsample out.")
-    assert told("{factor: 3}").endswith("2048 is no multiple of model.downsample.factor, 3. Use 2049.")
+    assert told("{factor: 3}").endswith("1024 is no multiple of model.downsample.factor, 3. Use 1026.")
     assert told("{kind: men}") == (
         "file:3: model.downsample.kind: 'men' is not one of mean, max, conv. Did you mean 'mean'?"
     )
@@ -163,10 +163,10 @@ def test_only_an_attention_is_refused_for_seeing_the_future(file: Path) -> None:
 
 
 def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
-    text = "training:\n  batch_size: 2\nmodel:\n  width: 250\n  heads: 4\n"
+    text = "training:\n  carry_state: true\n  state_passing: 0.5\nmodel:\n  width: 250\n  heads: 4\n"
     assert complaints(file, text) == [
-        "file:1: training.steps: none of steps, tokens and minutes is given, so training has no end. Set one of them.",
-        "file:5: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim.",
+        "file:3: training.state_passing: carry_state begins no row with the state of another text. Use one of them.",
+        "file:6: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim.",
     ]
 
 
@@ -189,9 +189,11 @@ def test_counts_of_tokens_may_have_units(file: Path) -> None:
     ]
 
 
-def test_a_recipe_without_training_is_told_what_it_lacks(file: Path) -> None:
-    message = "training.steps: none of steps, tokens and minutes is given, so training has no end. Set one of them."
-    assert complaints(file, "seed: 1\n") == [f"file:1: {message}"]
+@pytest.mark.parametrize("text", ["seed: 1\n", "training: {batch_size: 2}\n", "training: {steps: null}\n"])
+def test_a_recipe_without_an_end_trains_for_an_hour(file: Path, text: str) -> None:
+    file.write_text(text)
+    assert load(str(file)).training.minutes == 60
+    assert load(str(file), overrides=["training.tokens=1m"]).training.minutes is None
 
 
 def test_a_tag_is_told_beside_the_other_mistakes(file: Path) -> None:
@@ -305,14 +307,13 @@ def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> N
     ]
     for wrong, message in (
         (
-            lambda: Training(),
-            "steps: none of steps, tokens and minutes is given, so training has no end. Set one of them.",
+            lambda: Training(carry_state=True, state_passing=0.5),
+            "state_passing: carry_state begins no row with the state of another text. Use one of them.",
         ),
         (
             lambda: Model(width=30, heads=4),
             "heads: 4 heads do not divide a width of 30. Use a divisor, or give model.head_dim.",
         ),
-        (lambda: Recipe(), "training: missing. Expected a section."),  # type: ignore[call-arg]
         (
             lambda: Recipe(model=Model(attention=Attention(kind="full")), training=Training(steps=1)),
             "model.attention.kind: full looks at the future too, so it cannot be causal. Use softmax, which is the "

@@ -38,6 +38,24 @@ def test_an_encoder_needs_no_more_than_its_objective(file: Path, kind: str) -> N
     assert loaded(file, "training: {steps: 1}\n", "objective=masked").model.convolution == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("", ["linear", "ngram", "linear", "linear"]),
+        ("  attention: {decay: none}\n", ["linear", "ngram", "linear", "linear"]),
+        ("  downsample: {factor: 4}\n", 4 * ["linear"]),
+        ("  downsample: {factor: 4}\n  attention: {decay: none}\n", 4 * ["linear"]),
+        ("  downsample: {factor: 4}\n  attention: {kind: delta}\n", 4 * ["delta"]),
+        ("objective: masked\n", 4 * ["linear"]),
+    ],
+)
+def test_a_model_has_ngram_layers_where_it_can(file: Path, text: str, kinds: list[str]) -> None:
+    own = "" if text.startswith("objective") else text
+    recipe = loaded(file, f"model:\n  layers: 4\n{own}{text.removeprefix(own)}")
+    assert recipe.model.kinds == kinds
+    assert loaded(file, dump(recipe)) == recipe
+
+
 def test_a_causal_recipe_is_what_it_was() -> None:
     recipe = Recipe(training=Training(steps=1))
     assert (recipe.objective, recipe.model.convolution, recipe.model.attention.decay) == ("causal", 4, "learned")

@@ -36,7 +36,7 @@ def test_an_option_is_described_in_plain_words() -> None:
     )
     assert options["training.steps", None].type == "a whole number, above 0, or null"
     assert options["training", None].type == "a section"
-    assert options["training", None].required
+    assert not options["training", None].required
     assert options["model.attention.kind", None].type == (
         "one of linear, delta, window, softmax, ngram, full, linformer, efficient or a list of 1 or more, "
         "each one of linear, delta, window, softmax, ngram, full, linformer, efficient"

@@ -25,7 +25,7 @@ text:
   sources: [{{kind: files, paths: [{book}]}}]
   tokenizer: {{kind: bytes}}
   sequence_length: 64
-model: {{width: 32, layers: 2, heads: 2}}
+model: {{width: 32, layers: 2, heads: 2, attention: {{kind: linear}}}}
 training:
   steps: 12
   batch_size: 4

@@ -69,7 +69,7 @@ def test_each_stacked_matrix_takes_the_step_it_would_take_alone() -> None:
 
 
 def test_queries_keys_values_and_gates_are_matrices_of_their_own() -> None:
-    model = LanguageModel(recipe.Model(width=32, layers=1, heads=4), 50)
+    model = LanguageModel(recipe.Model(width=32, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
     (group,) = (group for group in parameter_groups(model, recipe.Training(steps=1)) if "stacks" in group)
     stacked = {id(w): heights for w, heights in zip(group["params"], group["stacks"], strict=True)}
     mixer, mlp = model.blocks[0].mixer, model.blocks[0].mlp
@@ -86,8 +86,8 @@ def test_the_largest_singular_value_of_a_step_does_not_grow_with_the_width(
 
 
 def test_all_other_weights_take_the_steps_of_adamw() -> None:
-    model = LanguageModel(recipe.Model(width=32, layers=1, heads=4), 50)
-    twin = LanguageModel(recipe.Model(width=32, layers=1, heads=4), 50)
+    model = LanguageModel(recipe.Model(width=32, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
+    twin = LanguageModel(recipe.Model(width=32, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
     twin.load_state_dict(model.state_dict())
     options = recipe.Training(steps=1, optimizer="muon", precision="32")
     for each, one in ((model, options), (twin, options.model_copy(update={"optimizer": "adamw"}))):

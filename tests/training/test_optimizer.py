@@ -53,7 +53,7 @@ def test_the_schedule_sets_the_rate_of_the_optimizer() -> None:
 
 
 def test_only_matrices_decay() -> None:
-    model = LanguageModel(recipe.Model(width=32, layers=2, heads=4), 50)
+    model = LanguageModel(recipe.Model(width=32, layers=2, heads=4, attention=recipe.Attention(kind="linear")), 50)
     groups = make_optimizer(model, options()).param_groups
     decayed = [weight for group in groups if group["weight_decay"] for weight in group["params"]]
     assert all(weight.ndim == 2 for weight in decayed)

@@ -24,7 +24,7 @@ from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
 from lmlong.testing import examine_attention
 
-CHANNEL = recipe.Attention(decay="channel")
+CHANNEL = recipe.Attention(kind="linear", decay="channel")
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -122,7 +122,7 @@ def test_a_mistake_in_torch_is_found(monkeypatch: pytest.MonkeyPatch, plant: Pat
 def test_a_mistake_in_native_code_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, feature_map: str, right: str, wrong: str
 ) -> None:
-    options = recipe.Attention(feature_map=feature_map, decay="channel")
+    options = recipe.Attention(kind="linear", feature_map=feature_map, decay="channel")
     with native_mistake(monkeypatch, tmp_path, native, right, wrong):
         assert not examine_attention(CAUSAL["linear"](HEADS, HEAD_DIM, VALUE_DIM, options)).kept
 

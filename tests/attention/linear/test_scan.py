@@ -108,7 +108,7 @@ def test_without_a_state_it_is_the_definition(short_spans: None) -> None:
 
 @pytest.mark.parametrize("name", ["taylor", "favor"])
 def test_the_weights_of_feature_maps_learn(short_spans: None, name: str) -> None:
-    attention = build(recipe.Attention(feature_map=name, decay="none")).double()
+    attention = build(recipe.Attention(kind="linear", feature_map=name, decay="none")).double()
     q, k, v, starts = inputs(attention, 300, torch.float64)
     weights = list(attention.parameters())
     assert weights
@@ -123,7 +123,7 @@ def test_the_weights_of_feature_maps_learn(short_spans: None, name: str) -> None
 def test_no_more_is_kept_than_was_declared(dtype: torch.dtype) -> None:
     """Queries, keys and values before their map, outputs, gates, starts, denominators, and a state for each span."""
     time = 3 * spans.SPAN + 1
-    attention = build(recipe.Attention(feature_map="elu", decay="learned"))
+    attention = build(recipe.Attention(kind="linear", feature_map="elu", decay="learned"))
     q, k, v, starts, log_decay = inputs(attention, time, dtype)
     assert log_decay is not None and starts is not None
     real = [x.requires_grad_() for x in (q, k, v, log_decay)]
@@ -140,7 +140,7 @@ def test_no_more_is_kept_than_was_declared(dtype: torch.dtype) -> None:
 
 
 def test_nothing_is_kept_without_gradients() -> None:
-    attention = build(recipe.Attention())
+    attention = build(recipe.Attention(kind="linear"))
     q, k, v, starts, log_decay = inputs(attention, 600, torch.float32)
     q.requires_grad_()
     kept: list[Tensor] = []
@@ -150,7 +150,7 @@ def test_nothing_is_kept_without_gradients() -> None:
 
 
 def test_a_backward_pass_under_autocast_is_the_same() -> None:
-    attention = build(recipe.Attention())
+    attention = build(recipe.Attention(kind="linear"))
     q, k, v, starts, log_decay = inputs(attention, 200, torch.bfloat16)
     leaves = [x.requires_grad_() for x in (q, k, v, log_decay) if x is not None]
 
@@ -166,7 +166,7 @@ def test_a_backward_pass_under_autocast_is_the_same() -> None:
 @needs_compiler
 def test_a_compiled_read_is_the_same() -> None:
     torch.manual_seed(0)
-    model = LanguageModel(recipe.Model(width=16, layers=2, heads=2), 50)
+    model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 50)
     tokens = torch.randint(50, (1, 90))
     upstream = torch.randn(1, 90, 16)
     plain = model.hidden_states(tokens)[0]

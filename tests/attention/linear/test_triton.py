@@ -173,7 +173,9 @@ def test_the_future_never_changes_the_past(place: int) -> None:
 
 def test_a_model_read_by_kernels_is_the_same() -> None:
     torch.manual_seed(0)
-    model = LanguageModel(recipe.Model(width=32, layers=2, heads=2), 50).to(DEVICE)
+    model = LanguageModel(recipe.Model(width=32, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 50).to(
+        DEVICE
+    )
     tokens = torch.randint(50, (1, 90)).to(DEVICE)
     starts = torch.arange(90)[None].to(DEVICE) == 70
     weights, losses, gradients = list(model.parameters()), [], []
