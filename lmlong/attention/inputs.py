@@ -61,6 +61,11 @@ class GateProjection(nn.Module):
         self.weight = nn.Parameter(torch.zeros(gate.start.numel(), gate.rank or width))
         self.bias = nn.Parameter(gate.start.flatten().to(torch.get_default_device(), copy=True))
 
+    @property
+    def projection(self) -> nn.Parameter:
+        """The matrix that a token's vector meets first."""
+        return self.weight if self.down is None else self.down
+
     def forward(self, x: Tensor) -> Tensor:
         """Return gates (B, H, T) or (B, H, T, D) of x (B, T, width), in float32 at least: bfloat16 cannot tell 0.999
         from 1."""

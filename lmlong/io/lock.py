@@ -95,7 +95,7 @@ class Lock:
         try:
             if lock(descriptor, wait=False):
                 return
-            holder = _holder(_read(descriptor, 4096))
+            holder = _holder(descriptor)
             if self.waiting is None:
                 raise Held(holder)
             print(f"{self.waiting}: waiting for {holder}", file=sys.stderr, flush=True)
@@ -119,9 +119,12 @@ def _read(descriptor: int, size: int) -> bytes:
     return os.read(descriptor, size)
 
 
-def _holder(content: bytes) -> Holder:
-    try:
-        known: Any = parse_json(content)
-        return Holder(int(known["pid"]), str(known["host"]))
-    except (ValueError, KeyError, TypeError):
-        return Holder(None, None)
+def _holder(descriptor: int) -> Holder:
+    """Return who holds the lock. One who has just taken it is given half a second to write that."""
+    for _ in range(50):
+        try:
+            known: Any = parse_json(_read(descriptor, 4096))
+            return Holder(int(known["pid"]), str(known["host"]))
+        except (ValueError, KeyError, TypeError):
+            time.sleep(0.01)
+    return Holder(None, None)

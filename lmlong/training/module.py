@@ -76,7 +76,7 @@ class TrainingModule(LightningModule):
         factor = learning_rate_factor(step, self.clock.expected_steps(step), options)
         self.learning_rate = options.learning_rate * factor
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = self.learning_rate * group["lr_scale"]
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip)

@@ -41,13 +41,13 @@ class Partition(Protocol):
 class Muon(torch.optim.Optimizer):
     """Muon for groups with `stacks`, which are the heights of the matrices that each weight stacks; AdamW for others.
 
-    `dtype` is that of the products, for which bfloat16 is enough.
+    Each group has a learning rate of its own. `dtype` is that of the products, for which bfloat16 is enough.
     """
 
     partition: Partition | None = None
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], dtype: torch.dtype):
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.95})
+    def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], dtype: torch.dtype):
+        super().__init__(groups, {"betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.95})
         self.dtype = dtype
 
     @overload

@@ -9,34 +9,40 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lmlong import recipe
-from lmlong.training.muon import Muon
+from lmlong.attention.inputs import GateProjection
+from lmlong.model.base import TextModel
+from lmlong.training.muon import BASE_WIDTH, Muon
 
 
-def parameter_groups(model: nn.Module, options: recipe.Training) -> list[dict[str, Any]]:
+def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[str, Any]]:
     """Return the weights in the order in which a checkpoint numbers them: the embedding and the matrices of linear
-    layers, which decay, and the others. Groups with `stacks` are for Muon."""
-    linear = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Linear)}
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    weights = list(model.parameters())
+    layers, which decay, and the others; for Muon the projections of gates too are a group.
+
+    `stacks` are what Muon needs, and `lr_scale` keeps what a step changes alike at any width: AdamW moves each number
+    of a vector alike, so with the width grows what a product with that vector changes by."""
+    muon, decay = options.optimizer != "adamw", options.weight_decay
+    modules, weights = list(model.modules()), list(model.parameters())
+    linear = {id(module.weight): module for module in modules if isinstance(module, nn.Linear)}
+    gates = {id(module.projection) for module in modules if isinstance(module, GateProjection) and muon}
+    kept_apart = {*linear, *gates, id(model.embedding.weight)}
     matrices = [weight for weight in weights if id(weight) in linear]
-    others = [weight for weight in weights if id(weight) not in linear and id(weight) not in embedded]
-    decay = options.weight_decay
     stacks = [getattr(linear[id(weight)], "heights", [len(weight)]) for weight in matrices]
+    scale = math.sqrt(BASE_WIDTH / model.embedding.embedding_dim) if muon else 1.0
     groups: list[dict[str, Any]] = [
-        {"params": [weight for weight in weights if id(weight) in embedded], "weight_decay": decay},
-        {"params": matrices, "weight_decay": decay, **({"stacks": stacks} if options.optimizer != "adamw" else {})},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [model.embedding.weight], "weight_decay": decay, "lr_scale": scale},
+        {"params": matrices, "weight_decay": decay, "lr_scale": 1.0, **({"stacks": stacks} if muon else {})},
+        {"params": [w for w in weights if id(w) not in kept_apart], "weight_decay": 0.0, "lr_scale": 1.0},
+        {"params": [w for w in weights if id(w) in gates], "weight_decay": 0.0, "lr_scale": scale},
     ]
-    return [group for group in groups if group["params"]]
+    return [group | {"lr": options.learning_rate * group["lr_scale"]} for group in groups if group["params"]]
 
 
-def make_optimizer(model: nn.Module, options: recipe.Training) -> torch.optim.Optimizer:
+def make_optimizer(model: TextModel, options: recipe.Training) -> torch.optim.Optimizer:
     """Return the optimizer of a recipe."""
     groups, betas = parameter_groups(model, options), (options.beta1, options.beta2)
     if options.optimizer != "adamw":
-        dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
-        return Muon(groups, options.learning_rate, betas, dtype)
-    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas)
+        return Muon(groups, betas, torch.bfloat16 if options.precision == "bf16" else torch.float32)
+    return torch.optim.AdamW(groups, betas=betas)
 
 
 def moments_of(group: Mapping[str, Any]) -> tuple[str, ...]:

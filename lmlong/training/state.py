@@ -15,13 +15,14 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 
 from lmlong import recipe
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import REAL, read_training
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.model.base import TextModel
 from lmlong.training.optimizer import moments_of, parameter_groups
 
 Moments = list[dict[str, torch.Size]]
@@ -42,7 +43,7 @@ CALLBACK_KEYS = ("recent", "text", "random")
 """Keys of the state of `TrainingCallback`."""
 
 
-def read_state(checkpoint: Path, model: nn.Module, options: recipe.Training, text: str) -> dict[str, Any]:
+def read_state(checkpoint: Path, model: TextModel, options: recipe.Training, text: str) -> dict[str, Any]:
     """Return the training state of a checkpoint; refuse one that is not of this model and this text."""
     state = read_training(checkpoint)
     if isinstance(state, dict):
@@ -109,7 +110,7 @@ def loops_at(fresh: dict[str, Any], step: int, accumulate: int) -> dict[str, Any
     return loops
 
 
-def _moments(model: nn.Module, options: recipe.Training) -> Moments:
+def _moments(model: TextModel, options: recipe.Training) -> Moments:
     """Return what the optimizer of a recipe keeps."""
     return [
         {name: torch.Size() if name == "step" else weight.shape for name in moments_of(group)}

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from lmlong.io import locking
 from lmlong.io.lock import Held, Lock
 
 HOLDER = """
@@ -47,6 +49,17 @@ def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     with Lock(path):
         assert str(os.getpid()) in path.read_text()
     assert not path.exists()
+
+
+def test_one_who_has_just_taken_a_lock_is_given_the_time_to_write_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with path.open("w") as file:
+        assert locking.lock(file.fileno(), wait=False)
+        writing = threading.Timer(0.1, path.write_text, ['{"pid": 7, "host": "there"}'])
+        writing.start()
+        with pytest.raises(Held, match="process 7 on there"), Lock(path):
+            pass
+        writing.join()
 
 
 def test_those_who_wait_take_turns(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_run_in_a_thread_is_resumed_and_kept_from_others(recipe_of: Recipes, t
         lmlong.train(recipe_of(), run)
     with ThreadPoolExecutor(1) as threads:
         going_on = threads.submit(lmlong.train, recipe_of("training.steps=200"), run, resume="auto")
-        while not (run / ".lock").exists():
+        while not ((run / ".lock").exists() and (run / ".lock").read_text()):  # opened, but not taken yet
             time.sleep(0.001)
         with pytest.raises(UsageError, match=f"process {os.getpid()} on .* is training into it"):
             lmlong.train(recipe_of(), run, overwrite=True)

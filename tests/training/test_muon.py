@@ -19,7 +19,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def muon(weights: list[nn.Parameter], stacks: list[list[int]], dtype: torch.dtype = torch.float32) -> Muon:
-    return Muon([{"params": weights, "stacks": stacks, "weight_decay": DECAY}], RATE, (0.9, 0.99), dtype)
+    return Muon([{"params": weights, "stacks": stacks, "weight_decay": DECAY, "lr": RATE}], (0.9, 0.99), dtype)
 
 
 def take_steps(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], count: int = 4) -> None:
@@ -86,8 +86,9 @@ def test_the_largest_singular_value_of_a_step_does_not_grow_with_the_width(
 
 
 def test_all_other_weights_take_the_steps_of_adamw() -> None:
-    model = LanguageModel(recipe.Model(width=32, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
-    twin = LanguageModel(recipe.Model(width=32, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
+    """At the width where one rate suits both."""
+    model = LanguageModel(recipe.Model(width=256, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
+    twin = LanguageModel(recipe.Model(width=256, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
     twin.load_state_dict(model.state_dict())
     options = recipe.Training(steps=1, optimizer="muon", precision="32")
     for each, one in ((model, options), (twin, options.model_copy(update={"optimizer": "adamw"}))):

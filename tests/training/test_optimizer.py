@@ -1,6 +1,7 @@
 """The course of the learning rate in closed form, and what decays."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -40,9 +41,9 @@ def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
 
 
 def test_the_schedule_sets_the_rate_of_the_optimizer() -> None:
-    model = torch.nn.Linear(2, 2)
-    training = options(learning_rate=0.5, schedule="cosine")
-    optimizer = make_optimizer(model, training)  # type: ignore[arg-type]
+    model = LanguageModel(recipe.Model(width=8, layers=1, heads=1), 50)
+    training = options(learning_rate=0.5, schedule="cosine", optimizer="adamw")
+    optimizer = make_optimizer(model, training)
     schedule = make_schedule(optimizer, training, 100)
     seen = []
     for _ in range(100):
@@ -75,3 +76,44 @@ def test_a_closed_form_of_the_whole_cosine() -> None:
     training = options(warmup_steps=0)
     total = sum(learning_rate_factor(step, 100, training) for step in range(100))
     assert total == pytest.approx(sum((1 + math.cos(math.pi * step / 100)) / 2 for step in range(100)))
+
+
+def test_muon_changes_as_much_at_any_width() -> None:
+    """Four steps, by default options: what layers, gates and logits change by, root mean square."""
+    narrow, wide = _changes(64), _changes(512)
+    assert narrow.keys() == wide.keys() and len(narrow) == 5
+    for name, change in narrow.items():
+        assert 0.5 < wide[name] / change < 1.7, f"{name}: {change} at width 64, {wide[name]} at 512"
+
+
+def _changes(width: int) -> dict[str, float]:
+    torch.manual_seed(1)
+    size = recipe.Model(width=width, layers=2, heads=width // 32, attention=recipe.Attention(kind="linear"))
+    model = LanguageModel(size, 500)
+    optimizer = make_optimizer(model, options(optimizer="muon", learning_rate=4e-3))
+    tokens = torch.randint(500, (2, 129), generator=torch.Generator().manual_seed(0))
+    before = _read(model, tokens)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (model.loss(tokens[:, :-1], tokens[:, 1:])[0] / 256).backward()
+        optimizer.step()
+    return {name: float((after - before[name]).square().mean().sqrt()) for name, after in _read(model, tokens).items()}
+
+
+@torch.no_grad()
+def _read(model: LanguageModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what the blocks, their gates and the head put out."""
+    found = {}
+    parts: dict[str, torch.nn.Module] = {f"block {n}": block for n, block in enumerate(model.blocks)}
+    parts |= {f"gate {n}": block.mixer.forget_gate for n, block in enumerate(model.blocks)}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: found.update(
+            {name: output if isinstance(output, torch.Tensor) else output[0]}
+        )
+
+    hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
+    found["logits"] = model(tokens[:, :-1])[0]
+    for hook in hooks:
+        hook.remove()
+    return found
