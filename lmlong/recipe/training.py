@@ -52,7 +52,7 @@ class Training(Options):
     """muon takes orthogonal steps for the matrices of linear layers, and AdamW's for all other weights; adamw takes
     AdamW's for all. auto is muon, and for a run that goes on the one that it began with."""
     learning_rate: float = Field(default=12e-3, gt=0, le=bounds.FACTOR)
-    """Peak learning rate; the default suits muon and batches of about 8,000 tokens."""
+    """Peak learning rate; the default suits muon at any width and batches of about 8,000 tokens."""
     schedule: Literal["cosine", "constant", "warmup-stable-decay"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=100, ge=0, le=bounds.COUNT)
