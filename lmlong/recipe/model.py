@@ -177,11 +177,11 @@ OF_AN_HOURGLASS: dict[str, Any] = {"attention": {"kind": "linear"}}
 class RopeScaling(Options):
     """Llama 3's way to let rotary positions reach further than the length that a model was trained at."""
 
-    factor: float = Field(gt=1, le=bounds.FACTOR)
+    factor: float = Field(gt=1, le=1e6)
     """By how much the slow rotations are slowed down."""
-    low_frequency_factor: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
+    low_frequency_factor: float = Field(default=1.0, gt=0, le=1e6)
     """Rotations of fewer turns than this within the original length are slowed down by the whole factor."""
-    high_frequency_factor: float = Field(default=4.0, gt=0, le=bounds.FACTOR)
+    high_frequency_factor: float = Field(default=4.0, gt=0, le=1e6)
     """Rotations of more turns than this stay as they are; between both the factor falls."""
     original_length: int = Field(gt=0, le=bounds.TOKENS)
     """Tokens of a sequence before scaling."""
@@ -240,7 +240,7 @@ class Model(Options):
     """Bring the output of each head of an attention to a mean square of 1; delta, which is no mean, needs it."""
     norm_epsilon: float = Field(default=1e-6, gt=0, le=1)
     """What is added to the mean square in RMS norms."""
-    embedding_scale: float | None = Field(default=None, gt=0, le=bounds.FACTOR)
+    embedding_scale: float | None = Field(default=None, gt=0, le=1e6)
     """What the embeddings of tokens are multiplied by; left out, the square root of the width."""
     tied_output: bool = True
     """Let the output layer have the weights of the embedding."""
