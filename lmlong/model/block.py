@@ -56,7 +56,7 @@ class Mixer(nn.Module):
         self.repeats = 1 if self.attention.group_heads(self.kv_heads) else self.heads // self.kv_heads
         wanted = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
         self.uses_rope = wanted and self.attention.has_keys
-        self.frequencies = rope_frequencies(head_dim, options.rope) if self.uses_rope else []
+        self.rope = options.rope
         for gate in self.attention.inputs.values():
             if isinstance(gate, Gate):
                 if gate.name in SHARED_PARTS or hasattr(self, gate.name) or not gate.name.isidentifier():
@@ -97,7 +97,7 @@ class Mixer(nn.Module):
             )
         )
         if self.uses_rope:
-            q, k = (apply_rope(part, positions.in_document, self.frequencies) for part in (q, k))
+            q, k = (apply_rope(part, positions.in_document, self.rope) for part in (q, k))
         if self.repeats > 1:
             k, v = (part.repeat_interleave(self.repeats, dim=1) for part in (k, v))
         inputs = self._inputs(x, positions)
@@ -112,7 +112,7 @@ class Mixer(nn.Module):
             "kv_heads": self.kv_heads,
             "head_dim": self.attention.head_dim,
             "value_dim": self.attention.value_dim,
-            "frequencies": self.frequencies,
+            "frequencies": rope_frequencies(self.attention.head_dim, self.rope) if self.uses_rope else None,
             "gated": self.gate_width > 0,
             "inputs": tuple(self.attention.inputs),
         }

@@ -19,7 +19,7 @@ from lmlong.model.base import EMBEDDING_STD, LMHead, TextModel
 from lmlong.model.hourglass import EncoderHourglass
 from lmlong.model.layers import RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.loss import summed_nll, token_nll
-from lmlong.model.rope import apply_rope, rope_frequencies, sinusoidal_positions
+from lmlong.model.rope import apply_rope, sinusoidal_positions
 
 
 class EncoderMixer(nn.Module):
@@ -35,7 +35,7 @@ class EncoderMixer(nn.Module):
         # slot or a sum mixes them before a query comes; small encoders of every kind learned sooner with them than
         # with positions added to the tokens.
         self.uses_rope = options.positions in ("auto", "rotary")
-        self.frequencies = rope_frequencies(width // self.heads, options.rope)
+        self.rope = options.rope
         self.head_norm = RMSNorm(self.heads, width // self.heads, epsilon=options.norm_epsilon)
         self.out_proj = nn.Linear(width, width, bias=False)
 
@@ -50,7 +50,7 @@ class EncoderMixer(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
         if self.uses_rope:
             index = torch.arange(x.shape[1], device=x.device)[None]
-            q, k = (apply_rope(part, index, self.frequencies) for part in (q, k))
+            q, k = (apply_rope(part, index, self.rope) for part in (q, k))
         return q, k, v, gate
 
 

@@ -11,30 +11,30 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.model.device import float64_device
 
-BASE = recipe.Rope().base
+CPU = torch.device("cpu")
+SINUSOIDAL_BASE = 10_000.0
 
 
-def rope_frequencies(head_dim: int, options: recipe.Rope) -> list[float]:
-    """Return the angle by which each pair of a head's numbers turns at a token."""
+def rope_frequencies(head_dim: int, options: recipe.Rope, device: torch.device = CPU) -> Tensor:
+    """Return the angle by which each pair of a head's numbers turns at a token (D / 2,), in float64."""
     half = head_dim // 2
-    frequencies = [options.base ** (-pair / half) for pair in range(half)]
-    return [_scaled(one, options.scaling) for one in frequencies] if options.scaling else frequencies
+    frequencies = options.base ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
+    return frequencies if options.scaling is None else _scaled(frequencies, options.scaling)
 
 
-def _scaled(frequency: float, scaling: recipe.RopeScaling) -> float:
-    """Return a frequency after Llama 3's scaling, by its turns within the original length."""
+def _scaled(frequencies: Tensor, scaling: recipe.RopeScaling) -> Tensor:
+    """Return frequencies after Llama 3's scaling, by their turns within the original length."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    turns = scaling.original_length * frequency / (2 * math.pi)
-    kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-    return frequency * (kept + (1 - kept) / scaling.factor)
+    turns = scaling.original_length * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
-def apply_rope(x: Tensor, positions: Tensor, frequencies: list[float]) -> Tensor:
+def apply_rope(x: Tensor, positions: Tensor, options: recipe.Rope) -> Tensor:
     """Rotate x (B, H, T, D), pairs of its first and second half, by the angles of its positions (B, T)."""
     # float64: at a million tokens float32 is off by a hundredth of a turn
     where = float64_device(positions.device)
-    turns = torch.tensor(frequencies, dtype=torch.float64, device=where)
-    angles = positions[:, None, :, None].to(where) * turns
+    angles = positions[:, None, :, None].to(where) * rope_frequencies(x.shape[-1], options, where)
     cos, sin = (wave.to(x.dtype).to(x.device) for wave in (angles.cos(), angles.sin()))
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
@@ -43,7 +43,7 @@ def apply_rope(x: Tensor, positions: Tensor, frequencies: list[float]) -> Tensor
 def sinusoidal_positions(time: int, width: int, device: torch.device) -> Tensor:
     """Return sines and cosines of each position (T, width), from the fastest frequency to the slowest, in float64."""
     half, where = -(-width // 2), float64_device(device)
-    frequencies = BASE ** (-torch.arange(half, device=where, dtype=torch.float64) / half)
+    frequencies = SINUSOIDAL_BASE ** (-torch.arange(half, device=where, dtype=torch.float64) / half)
     angles = torch.arange(time, device=where)[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 

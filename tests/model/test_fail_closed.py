@@ -22,7 +22,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import apply_rope
 from lmlong.native import build as native_build
 from lmlong.native.decode import step
-from lmlong.recipe import Attention, Downsample
+from lmlong.recipe import Attention, Downsample, Rope
 
 pytestmark = needs_compiler
 
@@ -159,9 +159,9 @@ def test_so_is_one_in_the_blocks_of_an_hourglass(monkeypatch: pytest.MonkeyPatch
 
 
 def test_so_is_a_change_of_the_model_that_native_code_did_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rotate_half_of_the_head(x: Tensor, positions: Tensor, frequencies: list[float]) -> Tensor:
+    def rotate_half_of_the_head(x: Tensor, positions: Tensor, options: Rope) -> Tensor:
         rotated, rest = x.chunk(2, dim=-1)
-        return torch.cat([apply_rope(rotated, positions, frequencies[::2]), rest], dim=-1)
+        return torch.cat([apply_rope(rotated, positions, options), rest], dim=-1)
 
     monkeypatch.setattr(block, "apply_rope", rotate_half_of_the_head)
     with pytest.raises(StepMismatch):

@@ -142,14 +142,17 @@ class PackedModel:
             layer.conv_weight = self._floats(module, convolution.weights["weight"], transposed=True)
             whole.conv_width = convolution.options["width"]
         layer.attention = self._attention(spec.parts["attention"])
-        layer.attention.uses_rope, layer.attention.gated = bool(spec.options["frequencies"]), spec.options["gated"]
+        layer.attention.uses_rope, layer.attention.gated = (
+            spec.options["frequencies"] is not None,
+            spec.options["gated"],
+        )
         self._gates(module, spec, layer.attention)
         whole.heads, whole.head_dim, whole.value_dim = (spec.options[x] for x in ("heads", "head_dim", "value_dim"))
         if layer.attention.kind != AttentionKind.NGRAM:
             whole.kv_heads = spec.options["kv_heads"]
-        if spec.options["frequencies"]:
-            whole.any_rope = True
-            whole.frequencies = self._address(torch.tensor(spec.options["frequencies"], dtype=torch.float64))
+        if spec.options["frequencies"] is not None:
+            layer.attention.uses_rope = whole.any_rope = True
+            whole.frequencies = self._address(spec.options["frequencies"])
 
     def _gates(self, module: nn.Module, spec: NativeSpec, packed: structures.Attention) -> None:
         names, gates, kind = spec.options["inputs"], spec.parts["gates"], AttentionKind(packed.kind)
