@@ -1,11 +1,28 @@
 """Models for tests."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from lmlong.recipe import Rope, RopeScaling
+
 Model = TypeVar("Model", bound=nn.Module)
+
+
+LIKE_LLAMA: dict[str, Any] = {
+    "kv_heads": 2,
+    "convolution": 0,
+    "positions": "rotary",
+    "rope": Rope(base=500.0, scaling=RopeScaling(factor=3.0, original_length=40)),
+    "output_gate": False,
+    "head_norm": False,
+    "norm_epsilon": 1e-3,
+    "embedding_scale": 0.7,
+    "tied_output": False,
+    "mlp_width": 20,
+}
+"""All that the blocks of a Llama do in another way, for models of a multiple of two heads."""
 
 
 def stirred(model: Model, deviation: float = 1.0, seed: int = 0) -> Model:

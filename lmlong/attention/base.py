@@ -98,6 +98,11 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
             self.kernel_name = name if name in self.kernels else "torch"
             self.kernel = self.kernels[self.kernel_name]()
 
+    def group_heads(self, kv_heads: int) -> bool:
+        """Take so few heads of keys and values, each for as many neighbouring heads of queries, and return whether it
+        can; else the model repeats them."""
+        return kv_heads == self.heads
+
     def settle(self, state: State) -> State:
         """Return the state as a prefill leaves it, where steps keep it in another form."""
         return state

@@ -12,11 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.feature_maps import RMS_EPS, FeatureMap
 from lmlong.native.spec import NativeSpec
-
-EPS = 1e-6
-"""Added to mean squares, so that a vector of zeros has a length to be divided by."""
 
 Norms = Literal["chi", "fixed", "quantile"]
 Form = Literal["positive", "hyperbolic"]
@@ -121,7 +118,7 @@ class Favor(FeatureMap):
     def _of_one_length(self, x: Tensor) -> Tensor:
         """Return x (B, H, T, D) at mean square 1, times the gain and D^(-1/4), in float32 at least."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return rms_norm(x, x.shape[-1:], eps=EPS) * (self.gain(x) * x.shape[-1] ** -0.25)
+        return rms_norm(x, x.shape[-1:], eps=RMS_EPS) * (self.gain(x) * x.shape[-1] ** -0.25)
 
     def gain(self, like: Tensor) -> Tensor:
         """Return the learned scale (H, 1, 1) of vectors of one length, beside that by their width. It starts at half of

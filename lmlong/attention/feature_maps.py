@@ -17,6 +17,9 @@ from torch.nn.functional import rms_norm
 
 from lmlong.native.spec import NativeSpec
 
+RMS_EPS = 1e-6
+"""Added to mean squares, so that a vector of zeros has a length to be divided by."""
+
 
 class FeatureMap(nn.Module, ABC):
     """(B, H, T, D) -> (B, H, T, F), each token by itself."""
@@ -160,6 +163,6 @@ class Taylor(FeatureMap):
 
     def _expand(self, x: Tensor, weight: Tensor | None) -> Tensor:
         x = x if weight is None else x @ weight.to(x.dtype)
-        x = rms_norm(x, (self.inner,), eps=1e-6) * self.inner**-0.25
+        x = rms_norm(x, (self.inner,), eps=RMS_EPS) * self.inner**-0.25
         left, right = torch.triu_indices(self.inner, self.inner, offset=1, device=x.device)
         return torch.cat([torch.ones_like(x[..., :1]), x, x[..., left] * x[..., right], x * x * 0.5**0.5], dim=-1)

@@ -1,6 +1,7 @@
 """Exact softmax attention: the baseline, whose state grows by a key and a value with each token.
 
-B batch, H heads, T new tokens, P past tokens, K key dim, V value dim.
+B batch, H heads, G heads of keys and values, each for H / G neighbouring heads of queries, T new tokens, P past tokens,
+K key dim, V value dim.
 """
 
 from typing import NamedTuple
@@ -20,8 +21,8 @@ more than attending to them."""
 class KeyValues(NamedTuple):
     """The keys and values of past tokens."""
 
-    k: Tensor  # (B, H, P, K)
-    v: Tensor  # (B, H, P, V)
+    k: Tensor  # (B, G, P, K)
+    v: Tensor  # (B, G, P, V)
     current: Tensor  # (B, P) bool, true for tokens of the row's current document
 
 
@@ -40,10 +41,20 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     def __init__(self, heads: int, head_dim: int, value_dim: int):
         super().__init__()
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
+        self.kv_heads = heads
+
+    def group_heads(self, kv_heads: int) -> bool:
+        self.kv_heads = kv_heads
+        return True
+
+    @property
+    def grouped(self) -> bool:
+        """Whether heads of queries share keys and values."""
+        return self.kv_heads < self.heads
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> KVCache:
         k, v = (
-            torch.zeros(batch, self.heads, 0, size, device=device, dtype=dtype)
+            torch.zeros(batch, self.kv_heads, 0, size, device=device, dtype=dtype)
             for size in (self.head_dim, self.value_dim)
         )
         nothing = KeyValues(k, v, torch.zeros(batch, 0, device=device, dtype=torch.bool))
@@ -59,12 +70,12 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, KVCache]:
         if k.shape[2] == 0:
-            return v, state
+            return v.new_zeros(*q.shape[:3], self.value_dim), state
         if k.shape[2] == 1 and document_starts is None:
             return self._decode(q, k, v, state)
         cache = _concat(state.settled, state.recent)
         if cache.k.shape[2] == 0 and document_starts is None:
-            y = scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
             return y, _append(state, KeyValues(k, v, _ones(k)))
 
         document_starts = ~_ones(k) if document_starts is None else document_starts
@@ -77,7 +88,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
             dim=2,
         )
         seen = _concat(cache, KeyValues(k, v, document == document[:, -1:]))
-        y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask[:, None])
+        y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask[:, None], enable_gqa=self.grouped)
         goes_on = document[:, -1:] == 0
         kept = KVCache(*(part._replace(current=part.current & goes_on) for part in state))
         return y, _append(kept, KeyValues(k, v, document == document[:, -1:]))
@@ -86,19 +97,22 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         """Return the output of one token and the state after it; the settled tokens are not copied."""
         settled, recent = state if state.recent.k.shape[2] < BLOCK else _settle(KVCache(*map(_without_unused, state)))
         recent = _concat(recent, KeyValues(k, v, _ones(k)))
+        q = q.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)  # (B, G, H / G, K)
         logits = torch.cat([q @ settled.k.to(q.dtype).mT, q @ recent.k.mT], dim=-1) * self.head_dim**-0.5
         current = torch.cat([settled.current, recent.current], dim=1)
         weights = logits.masked_fill(~current[:, None, None], -torch.inf).softmax(-1)
         first, second = weights.split([settled.k.shape[2], recent.k.shape[2]], dim=-1)
-        return first @ settled.v.to(v.dtype) + second @ recent.v, KVCache(settled, recent)
+        y = first @ settled.v.to(v.dtype) + second @ recent.v
+        return y.flatten(1, 2)[:, :, None], KVCache(settled, recent)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
+        k, v = (x.repeat_interleave(self.heads // self.kv_heads, dim=1) for x in (k, v))
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device), document_starts)
 
     def state_numbers(self, tokens: int) -> int:
-        return tokens * (self.heads * (self.head_dim + self.value_dim) + 1)
+        return tokens * (self.kv_heads * (self.head_dim + self.value_dim) + 1)
 
 
 def _concat(first: KeyValues, second: KeyValues) -> KeyValues:

@@ -44,7 +44,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.norm, self.mlp_norm = RMSNorm(width), RMSNorm(width)
+        self.norm, self.mlp_norm = (RMSNorm(width, epsilon=1e-6) for _ in range(2))
         self.in_proj, self.out_proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.widen, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 

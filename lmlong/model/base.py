@@ -25,20 +25,37 @@ class LMHead(nn.Module):
         super().__init__()
         self.tied = (embedding,)  # in a tuple, so that its weights are not listed twice
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight (V, width)."""
+        return self.tied[0].weight
+
     def forward(self, function: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
         """Return function(hidden, weight, ...): logits, or a loss that never holds all of them."""
-        return function(hidden, self.tied[0].weight, *others)
+        return function(hidden, self.weight, *others)
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("lm_head", parts={"matrix": self.tied[0]})
 
 
-class QuantizedLMHead(LMHead):
-    """The output layer with a quantized copy of the embedding."""
+class UntiedLMHead(LMHead):
+    """The output layer with a weight of its own, which is drawn and trained as an embedding is."""
 
-    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype):
-        super().__init__(embedding)
-        self.quantized = (QuantizedLinear(embedding.weight, dtype),)  # in a tuple, since it is not trained
+    def __init__(self, vocabulary: int, width: int):
+        output = nn.Embedding(vocabulary, width)
+        super().__init__(output)
+        self.output = output
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("lm_head", parts={"matrix": self.output})
+
+
+class QuantizedLMHead(LMHead):
+    """The output layer with a quantized copy of its weight."""
+
+    def __init__(self, head: LMHead, dtype: torch.dtype):
+        super().__init__(head.tied[0])
+        self.quantized = (QuantizedLinear(head.weight, dtype),)  # in a tuple, since it is not trained
 
     def forward(self, function: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
         return function(hidden, self.quantized[0].dequantized(hidden.dtype), *others)

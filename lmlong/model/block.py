@@ -15,7 +15,7 @@ from lmlong.attention.plugins import in_words
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
 from lmlong.model.layers import RMSNorm, StackedLinear, SwiGLU
-from lmlong.model.rope import apply_rope
+from lmlong.model.rope import apply_rope, rope_frequencies
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.spec import NativeSpec
 
@@ -43,15 +43,20 @@ class Mixer(nn.Module):
     def __init__(self, options: recipe.Model, kind: str):
         super().__init__()
         width, self.heads = options.width, options.heads
-        self.norm = RMSNorm(width)
+        self.norm = RMSNorm(width, epsilon=options.norm_epsilon)
         head_dim, value_dim = options.head_dims
-        keys, self.values = self.heads * head_dim, self.heads * value_dim
-        self.qkv_widths = [*(2 * [keys] if recipe.ATTENTION_KINDS[kind].has_keys else 2 * [0]), self.values]
-        self.in_proj = StackedLinear(width, [*self.qkv_widths, self.values])  # the last is the output gate
+        has_keys = recipe.ATTENTION_KINDS[kind].has_keys
+        self.kv_heads = (options.kv_heads if has_keys else None) or self.heads
+        keys = [self.heads * head_dim, self.kv_heads * head_dim] if has_keys else [0, 0]
+        self.qkv_widths = [*keys, self.kv_heads * value_dim]
+        self.gate_width = self.heads * value_dim if options.output_gate else 0
+        self.in_proj = StackedLinear(width, [*self.qkv_widths, self.gate_width])
         self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, head_dim, value_dim, options.attention)
+        self.repeats = 1 if self.attention.group_heads(self.kv_heads) else self.heads // self.kv_heads
         wanted = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
         self.uses_rope = wanted and self.attention.has_keys
+        self.rope = options.rope
         for gate in self.attention.inputs.values():
             if isinstance(gate, Gate):
                 if gate.name in SHARED_PARTS or hasattr(self, gate.name) or not gate.name.isidentifier():
@@ -60,16 +65,20 @@ class Mixer(nn.Module):
                         "part of this name. Give the gate another name."
                     )
                 self.add_module(gate.name, GateProjection(width, gate))
-        self.head_norm = RMSNorm(self.heads, value_dim) if self.attention.normalizes_heads else None
-        self.out_proj = nn.Linear(self.values, width, bias=False)
+        normed = options.head_norm and self.attention.normalizes_heads
+        self.head_norm = RMSNorm(self.heads, value_dim, epsilon=options.norm_epsilon) if normed else None
+        self.out_proj = nn.Linear(self.heads * value_dim, width, bias=False)
 
     def init_recall(self) -> None:
         """Let keys begin as the queries of the token before, both codes of the last tokens, if the attention asks for
         it."""
         if self.attention.starts_with_recall and self.convolution is not None and self.convolution.width > 1:
-            queries, keys = slice(self.qkv_widths[0]), slice(self.qkv_widths[0], 2 * self.qkv_widths[0])
-            self.in_proj.weight[keys] = self.in_proj.weight[queries]
-            self.convolution.init_codes(queries, keys)
+            begin, size, _ = self.qkv_widths
+            queries, keys = slice(begin), slice(begin, begin + size)
+            # the first head of queries of those that share keys
+            first = torch.arange(begin).unflatten(0, (self.kv_heads, -1, size // self.kv_heads))[:, 0].flatten()
+            self.in_proj.weight[keys] = self.in_proj.weight[queries][first]
+            self.convolution.init_codes(queries, keys, first)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
@@ -77,27 +86,34 @@ class Mixer(nn.Module):
 
     def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
         x = self.norm(x)
-        qkv, gate = self.in_proj(x).split([sum(self.qkv_widths), self.values], dim=-1)
+        qkv, gate = self.in_proj(x).split([sum(self.qkv_widths), self.gate_width], dim=-1)
         tail = state.tail
         if self.convolution is not None and tail is not None:
             qkv, tail = self.convolution(qkv, tail, positions.in_document, positions.document_starts)
         q, k, v = (
-            part.unflatten(-1, (self.heads, part.shape[-1] // self.heads)).transpose(1, 2)
-            for part in qkv.split(self.qkv_widths, dim=-1)
+            part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2)
+            for part, heads in zip(
+                qkv.split(self.qkv_widths, dim=-1), (self.heads, self.kv_heads, self.kv_heads), strict=True
+            )
         )
         if self.uses_rope:
-            q, k = apply_rope(q, positions.in_document), apply_rope(k, positions.in_document)
+            q, k = (apply_rope(part, positions.in_document, self.rope) for part in (q, k))
+        if self.repeats > 1:
+            k, v = (part.repeat_interleave(self.repeats, dim=1) for part in (k, v))
         inputs = self._inputs(x, positions)
         y, attention = self.attention(q, k, v, state.attention, positions.document_starts, inputs)
         y = y.transpose(1, 2) if self.head_norm is None else self.head_norm(y.transpose(1, 2))
-        return self.out_proj(y.flatten(2) * silu(gate)), BlockState(attention, tail)
+        y = y.flatten(2) * silu(gate) if self.gate_width else y.flatten(2)
+        return self.out_proj(y), BlockState(attention, tail)
 
     def native_spec(self) -> NativeSpec:
         options = {
             "heads": self.heads,
+            "kv_heads": self.kv_heads,
             "head_dim": self.attention.head_dim,
             "value_dim": self.attention.value_dim,
-            "uses_rope": self.uses_rope,
+            "frequencies": rope_frequencies(self.attention.head_dim, self.rope) if self.uses_rope else None,
+            "gated": self.gate_width > 0,
             "inputs": tuple(self.attention.inputs),
         }
         gates = [getattr(self, gate.name) for gate in self.attention.inputs.values() if isinstance(gate, Gate)]

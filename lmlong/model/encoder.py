@@ -28,14 +28,15 @@ class EncoderMixer(nn.Module):
     def __init__(self, options: recipe.Model, attention: EncoderAttention):
         super().__init__()
         width, self.heads = options.width, options.heads
-        self.norm = RMSNorm(width)
+        self.norm = RMSNorm(width, epsilon=options.norm_epsilon)
         self.in_proj = StackedLinear(width, 4 * [width])  # queries, keys, values, output gate
         self.attention = attention
         # Without positions a text would be a bag of words to most attentions. Rotated keys keep theirs even where a
         # slot or a sum mixes them before a query comes; small encoders of every kind learned sooner with them than
         # with positions added to the tokens.
         self.uses_rope = options.positions in ("auto", "rotary")
-        self.head_norm = RMSNorm(self.heads, width // self.heads)
+        self.rope = options.rope
+        self.head_norm = RMSNorm(self.heads, width // self.heads, epsilon=options.norm_epsilon)
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
@@ -49,7 +50,7 @@ class EncoderMixer(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
         if self.uses_rope:
             index = torch.arange(x.shape[1], device=x.device)[None]
-            q, k = apply_rope(q, index), apply_rope(k, index)
+            q, k = (apply_rope(part, index, self.rope) for part in (q, k))
         return q, k, v, gate
 
 
@@ -90,9 +91,10 @@ class Encoder(TextModel):
         blocks = (EncoderBlock(options, attention) for attention in _attentions(options, longest))
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.downsampled_layers = options.downsampled_layers
-        self.hourglass = EncoderHourglass(options.width, options.downsample) if options.downsample else None
+        shortened = options.downsample
+        self.hourglass = EncoderHourglass(options.width, shortened, options.norm_epsilon) if shortened else None
         self.sinusoidal = options.positions == "absolute"
-        self.norm = RMSNorm(options.width)
+        self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
         self.lm_head = MaskedLMHead(self.embedding)
         self._compiled_run: Callable[..., Tensor] | None = None
         self.init_weights()

@@ -66,11 +66,11 @@ def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, t
 class BlockPooling(nn.Module):
     """The pooling of blocks into vectors, and the projection of the middle layers' outputs."""
 
-    def __init__(self, width: int, options: recipe.Downsample):
+    def __init__(self, width: int, options: recipe.Downsample, epsilon: float):
         super().__init__()
         self.factor, self.width, self.kind = options.factor, width, options.kind
         self.convolution = nn.Linear(self.factor * width, width, bias=False) if options.kind == "conv" else None
-        self.norm = RMSNorm(width)
+        self.norm = RMSNorm(width, epsilon=epsilon)
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def pool(self, blocks: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import LastTokens, last_tokens
 from lmlong.attention.recurrence import Recurrence
 from lmlong.errors import UsageError
-from lmlong.model.base import LMHead, QuantizedLMHead, TextModel
+from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, UntiedLMHead
 from lmlong.model.block import Block, BlockState, Positions
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
@@ -53,12 +53,13 @@ class LanguageModel(TextModel):
         self.embedding = nn.Embedding(vocabulary, options.width)
         self.blocks = nn.ModuleList(Block(options, kind) for kind in options.kinds)  # type: ignore[assignment]
         # scaled to about 1, else the first blocks would drown it; the logits need it small
-        self.embedding_scale = options.width**0.5
+        self.embedding_scale = options.embedding_scale or options.width**0.5
         self.downsampled_layers = options.downsampled_layers
-        self.hourglass = Hourglass(options.width, options.downsample) if options.downsample else None
+        shortened = options.downsample
+        self.hourglass = Hourglass(options.width, shortened, options.norm_epsilon) if shortened else None
         self.past_tokens = self._count_past_tokens()
-        self.norm = RMSNorm(options.width)
-        self.lm_head = LMHead(self.embedding)
+        self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
+        self.lm_head = LMHead(self.embedding) if options.tied_output else UntiedLMHead(vocabulary, options.width)
         self.fast_step: DecodeStep | None = None
         """The decode step by native code or a CUDA graph; None: torch runs `forward`."""
         self._compiled_run: Callable[..., tuple[Tensor, ModelState]] | None = None
@@ -262,4 +263,4 @@ class LanguageModel(TextModel):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
                     setattr(module, name, QuantizedLinear(child.weight, dtype))
-        self.lm_head = QuantizedLMHead(self.embedding, dtype)
+        self.lm_head = QuantizedLMHead(self.lm_head, dtype)

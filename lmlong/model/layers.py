@@ -12,21 +12,20 @@ from torch.nn.functional import linear, rms_norm, silu
 from lmlong import recipe
 from lmlong.native.spec import NativeSpec
 
-RMS_EPS = 1e-6
-
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm with a gain, computed in float32 at least."""
 
-    def __init__(self, *shape: int):
+    def __init__(self, *shape: int, epsilon: float):
         super().__init__()
+        self.epsilon = epsilon
         self.weight = nn.Parameter(torch.ones(*shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, x.shape[-1:], eps=RMS_EPS) * self.weight
+        return rms_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("rms_norm", weights={"weight": self.weight})
+        return NativeSpec("rms_norm", {"epsilon": self.epsilon}, {"weight": self.weight})
 
 
 class StackedLinear(nn.Linear):
@@ -45,8 +44,8 @@ class SwiGLU(nn.Module):
 
     def __init__(self, options: recipe.Model):
         super().__init__()
-        inner = max(-(-int(options.width * options.mlp_ratio) // 32), 1) * 32
-        self.norm = RMSNorm(options.width)
+        inner = options.inner_width
+        self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
         self.in_proj = StackedLinear(options.width, [inner, inner])
         self.out_proj = nn.Linear(inner, options.width, bias=False)
 

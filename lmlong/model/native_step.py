@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmlong.attention.delta.features import TINY
 from lmlong.attention.delta.naive import DeltaState
-from lmlong.attention.feature_maps import ELU_FLOOR, Cosine, Relu, Softmax
+from lmlong.attention.feature_maps import ELU_FLOOR, RMS_EPS, Cosine, Relu, Softmax
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.autograd import MIN_DENOMINATOR
 from lmlong.attention.linear.naive import LinearState
@@ -20,8 +20,6 @@ from lmlong.attention.window import WindowState
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase, HourglassState
 from lmlong.model.language_model import ModelState
-from lmlong.model.layers import RMS_EPS
-from lmlong.model.rope import ROPE_BASE
 from lmlong.native.decode import step
 from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.step import HourglassTensors, States
@@ -38,7 +36,6 @@ CONSTANTS = {
     "UNIT_TINY": TINY,
     "MIN_LOG_DECAY": MIN_LOG_DECAY,
     "RMS_EPS": RMS_EPS,
-    "ROPE_BASE": ROPE_BASE,
 }
 INTEGERS = {**HASHING, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM}
 

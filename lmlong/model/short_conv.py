@@ -33,15 +33,15 @@ class ShortConvolution(nn.Module):
         nn.init.normal_(self.weight, std=0.1)
         self.weight[:, -1] += 1
 
-    def init_codes(self, codes: slice, late: slice) -> None:
-        """Let channels begin as codes of the last one, two and three tokens in turn, sums of them with random signs; as
-        many others begin as the same codes of the token before."""
+    def init_codes(self, codes: slice, late: slice, chosen: Tensor) -> None:
+        """Let channels begin as codes of the last one, two and three tokens in turn, sums of them with random signs;
+        others begin as the chosen ones among these codes, of the token before."""
         weight = self.weight[codes]
         reach = 1 + torch.arange(len(weight), device=weight.device)[:, None] % min(CODED, self.width - 1)
         taken = torch.arange(self.width, device=weight.device) >= self.width - reach
         signs = 2 * torch.randint_like(weight, 2) - 1
         weight = signs * taken * reach**-0.5 + 0.1 * torch.randn_like(weight)
-        self.weight[codes], self.weight[late] = weight, weight.roll(-1, dims=1)
+        self.weight[codes], self.weight[late] = weight, weight[chosen].roll(-1, dims=1)
         self.weight[late, -1] = 0
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> Tensor:

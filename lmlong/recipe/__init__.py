@@ -4,7 +4,19 @@ The reference page, the error messages and `--help` are made from these declarat
 """
 
 from lmlong.recipe.kinds import ATTENTION_KINDS
-from lmlong.recipe.model import MAX_NGRAM, Attention, Delta, Downsample, Favor, Linformer, Model, Ngram, Taylor
+from lmlong.recipe.model import (
+    MAX_NGRAM,
+    Attention,
+    Delta,
+    Downsample,
+    Favor,
+    Linformer,
+    Model,
+    Ngram,
+    Rope,
+    RopeScaling,
+    Taylor,
+)
 from lmlong.recipe.root import Recipe
 from lmlong.recipe.section import Options, mistake
 from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
@@ -27,6 +39,8 @@ __all__ = [
     "Options",
     "PythonStdlib",
     "Recipe",
+    "Rope",
+    "RopeScaling",
     "Source",
     "Taylor",
     "Text",

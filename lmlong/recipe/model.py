@@ -174,6 +174,35 @@ OF_AN_HOURGLASS: dict[str, Any] = {"attention": {"kind": "linear"}}
 """Defaults with downsampled layers, which have no tokens that they could look up."""
 
 
+class RopeScaling(Options):
+    """Llama 3's way to let rotary positions reach further than the length that a model was trained at."""
+
+    factor: float = Field(gt=1, le=1e6)
+    """By how much the slow rotations are slowed down."""
+    low_frequency_factor: float = Field(default=1.0, gt=0, le=1e6)
+    """Rotations of fewer turns than this within the original length are slowed down by the whole factor."""
+    high_frequency_factor: float = Field(default=4.0, gt=0, le=1e6)
+    """Rotations of more turns than this stay as they are; between both the factor falls."""
+    original_length: int = Field(gt=0, le=bounds.TOKENS)
+    """Tokens of a sequence before scaling."""
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        if self.high_frequency_factor <= self.low_frequency_factor:
+            yield mistake(
+                "high_frequency_factor",
+                f"{self.high_frequency_factor:g} is not above low_frequency_factor, {self.low_frequency_factor:g}.",
+            )
+
+
+class Rope(Options):
+    """Rotary positions: how fast they turn."""
+
+    base: float = Field(default=10_000.0, gt=1, le=1e12)
+    """Pair i of a head's d / 2 turns by base^(-2i/d) radians a token."""
+    scaling: RopeScaling | None = None
+    """Slower turns for long texts, as in Llama 3; left out, none."""
+
+
 class HeadDims(NamedTuple):
     """The sizes of a head's vectors."""
 
@@ -190,6 +219,9 @@ class Model(Options):
     """Number of blocks."""
     heads: int = Field(default=4, gt=0, le=bounds.WIDTH)
     """Attention heads in each block."""
+    kv_heads: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """Heads of keys and values, each of which serves heads / kv_heads heads of queries, where an attention has keys;
+    left out, as many as heads."""
     head_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
     """Size of a head's queries and keys; left out, the heads share the width. The state grows with it, and with the
     state what a model can recall. An encoder has no choice."""
@@ -201,6 +233,19 @@ class Model(Options):
     positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
     """rotary rotates queries and keys by their position in the document (RoPE); auto does so for softmax, window,
     cosine, favor and in all encoders. absolute, for encoders only, adds sinusoidal positions to the embedding."""
+    rope: Rope = Rope()
+    output_gate: bool = True
+    """Multiply what an attention puts out by a gate of each channel, learned from the token."""
+    head_norm: bool = True
+    """Bring the output of each head of an attention to a mean square of 1; delta, which is no mean, needs it."""
+    norm_epsilon: float = Field(default=1e-6, gt=0, le=1)
+    """What is added to the mean square in RMS norms."""
+    embedding_scale: float | None = Field(default=None, gt=0, le=1e6)
+    """What the embeddings of tokens are multiplied by; left out, the square root of the width."""
+    tied_output: bool = True
+    """Let the output layer have the weights of the embedding."""
+    mlp_width: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """Inner width of the SwiGLU; left out, it follows from mlp_ratio."""
     mlp_ratio: float = Field(default=2.7, gt=0, le=1024)
     """Inner width of the SwiGLU as a multiple of the width (rounded up to a multiple of 32)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -219,6 +264,11 @@ class Model(Options):
         """The sizes of a head's queries and keys, and of its values."""
         keys = self.head_dim or self.width // self.heads
         return HeadDims(keys, self.value_dim or keys)
+
+    @property
+    def inner_width(self) -> int:
+        """Inner width of the SwiGLU."""
+        return self.mlp_width or max(-(-int(self.width * self.mlp_ratio) // 32), 1) * 32
 
     @property
     def factor(self) -> int:
@@ -270,6 +320,12 @@ class Model(Options):
         return [-(-tokens // factor) for factor, each in zip(factors, self.kinds, strict=True) if each == kind]
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
+        if self.heads % (self.kv_heads or 1):
+            yield mistake(
+                "kv_heads", f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.heads."
+            )
+        if not self.head_norm and "delta" in self.kinds:
+            yield mistake("head_norm", "the output of delta is no mean of values and needs it. Leave it out.")
         if self.head_dim is None and self.width % self.heads:
             why = f"{self.heads} heads do not divide a width of {self.width}. Use a divisor, or give model.head_dim."
             yield mistake("heads", why)

@@ -14,6 +14,9 @@ from lmlong.recipe.training import Training
 OF_AN_ENCODER: dict[str, Any] = {"model": {"convolution": 0, "attention": {"kind": "linear", "decay": "none"}}}
 """Defaults of an encoder's recipe: those of a model are for causal ones only."""
 
+OF_A_CAUSAL_MODEL = ("kv_heads", "rope", "output_gate", "head_norm", "embedding_scale", "tied_output")
+"""Options of a model that an encoder does not have."""
+
 PASSING = ("carry_state", "state_passing")
 """Options of training that hand the state after a batch on to the next one."""
 
@@ -60,6 +63,9 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
     for key in ("head_dim", "value_dim"):
         if getattr(model, key):
             yield mistake(f"model.{key}", "an encoder keeps no state, its heads share the width. Leave it out.")
+    for key in OF_A_CAUSAL_MODEL:
+        if getattr(model, key) != Model.model_fields[key].default:
+            yield mistake(f"model.{key}", "an encoder has no such choice. Leave it out.")
     if model.convolution:
         yield mistake("model.convolution", "it sees the past alone, and an encoder looks at both sides. Leave it out.")
     for key in ("segment", *PASSING):

@@ -250,7 +250,7 @@ def _register_external_parameters(model: TextModel) -> None:
     """Register weights with other modules that use them: weights are gathered for the module that they belong to."""
     import deepspeed
 
-    deepspeed.zero.register_external_parameter(model.lm_head, model.embedding.weight)
+    deepspeed.zero.register_external_parameter(model.lm_head, model.lm_head.weight)
     for module in model.modules():
         if isinstance(module, CausalAttention | EncoderAttention):
             for weight in (weight for part in module.children() for weight in part.parameters()):

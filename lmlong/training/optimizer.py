@@ -15,7 +15,7 @@ from lmlong.training.muon import BASE_WIDTH, Muon
 
 
 def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[str, Any]]:
-    """Return the weights in the order in which a checkpoint numbers them: the embedding and the matrices of linear
+    """Return the weights in the order in which a checkpoint numbers them: embeddings and the matrices of linear
     layers, which decay, and the others; for Muon the projections of gates too are a group.
 
     `stacks` are what Muon needs, and `lr_scale` keeps what a step changes alike at any width: AdamW moves each number
@@ -24,12 +24,13 @@ def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[st
     modules, weights = list(model.modules()), list(model.parameters())
     linear = {id(module.weight): module for module in modules if isinstance(module, nn.Linear)}
     gates = {id(module.projection) for module in modules if isinstance(module, GateProjection) and muon}
-    kept_apart = {*linear, *gates, id(model.embedding.weight)}
+    embedded = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    kept_apart = {*linear, *gates, *embedded}
     matrices = [weight for weight in weights if id(weight) in linear]
     stacks = [getattr(linear[id(weight)], "heights", [len(weight)]) for weight in matrices]
     scale = math.sqrt(BASE_WIDTH / model.embedding.embedding_dim) if muon else 1.0
     groups: list[dict[str, Any]] = [
-        {"params": [model.embedding.weight], "weight_decay": decay, "lr_scale": scale},
+        {"params": [w for w in weights if id(w) in embedded], "weight_decay": decay, "lr_scale": scale},
         {"params": matrices, "weight_decay": decay, "lr_scale": 1.0, **({"stacks": stacks} if muon else {})},
         {"params": [w for w in weights if id(w) not in kept_apart], "weight_decay": 0.0, "lr_scale": 1.0},
         {"params": [w for w in weights if id(w) in gates], "weight_decay": 0.0, "lr_scale": scale},

@@ -86,8 +86,13 @@ def draw_model(draw: Random) -> dict[str, Any]:
         **draw_shape(draw),
     }
     pattern = model["attention"]["kind"]
-    if any(ATTENTION_KINDS[kind].reads_tokens for kind in ([pattern] if isinstance(pattern, str) else pattern)):
+    pattern = [pattern] if isinstance(pattern, str) else pattern
+    if any(ATTENTION_KINDS[kind].reads_tokens for kind in pattern):
         model["downsample"] = None
+    model |= {
+        "kv_heads": draw.choice([None, *(count for count in range(1, heads + 1) if not heads % count)]),
+        "head_norm": "delta" in pattern or draw.random() < 0.6,
+    }
     favor = model["attention"]["favor"]
     if favor["form"] == "hyperbolic" and favor["features"]:
         favor["features"] *= 2
@@ -113,6 +118,22 @@ def draw_shape(draw: Random) -> dict[str, Any]:
         "convolution": draw.choice((0, 1, 2, 3, 4, 4, 7, 16, 64)),
         "mlp_ratio": draw.choice((0.001, 0.1, 1.0, 2.7, round(draw.uniform(0.5, 4), 2))),
         "dropout": draw.choice((0.0, 0.5)),
+        "mlp_width": draw.choice((None, None, draw.randint(1, 70))),
+        "output_gate": draw.random() < 0.7,
+        "tied_output": draw.random() < 0.7,
+        "embedding_scale": draw.choice((None, None, 1.0, 3.0)),
+        "rope": {"base": draw.choice((100.0, 1e4)), "scaling": draw.choice((None, draw_scaling(draw)))},
+        "norm_epsilon": draw.choice((1e-6, 1e-6, 1e-5, 1e-2)),
+    }
+
+
+def draw_scaling(draw: Random) -> dict[str, Any]:
+    """Return a scaling of rotary positions."""
+    return {
+        "factor": draw.choice((2.0, 8.0)),
+        "low_frequency_factor": draw.choice((0.5, 1.0)),
+        "high_frequency_factor": draw.choice((3.0, 4.0)),
+        "original_length": draw.choice((20, 50)),
     }
 
 
@@ -189,7 +210,7 @@ def declared(section: type[BaseModel] = recipe.Model, prefix: str = "") -> Itera
         steps = {"gt": 0, "ge": -1, "lt": 0, "le": 1}
         limits = [(getattr(bound, kind, None), step) for bound in shape.bounds for kind, step in steps.items()]
         beyond = [limit + step for limit, step in limits if limit is not None]
-        wrong = ["no such word", True, [], {"no": "section"}, float("nan"), *beyond]
+        wrong = ["no such word", 1 if field.annotation is bool else True, [], {"no": "section"}, float("nan"), *beyond]
         yield Option(prefix + name, list(dict.fromkeys([*choices(shape), *of_list])), wrong)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from machine import needs_compiler
 from model.test_native_step import shaped
+from models import LIKE_LLAMA
 from plugins.two_gates import TwoGates
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import apply_rope
 from lmlong.native import build as native_build
 from lmlong.native.decode import step
-from lmlong.recipe import Attention, Downsample
+from lmlong.recipe import Attention, Downsample, Rope
 
 pytestmark = needs_compiler
 
@@ -102,7 +103,7 @@ def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.Monke
 
 
 PLANTED = {
-    "an epsilon": ("features.h", "sum / size + RMS_EPS", "sum / size + 1e-5f"),
+    "an epsilon": ("features.h", "sum / size + epsilon", "sum / size + 1e-5f"),
     "a missing gate": ("mixer.h", "if (!attention.gate_weight) return 0;", "return 0;"),
     "a decay of the new key": ("mixer.h", "z[f] * decay + key;", "(z[f] + key) * decay;"),
     "half of the rotation": ("mixer.h", "half = head_dim / 2; i < half;", "half = head_dim / 2; i < half / 2;"),
@@ -111,6 +112,15 @@ PLANTED = {
     "a lost head norm": ("mixer.h", "y[i] *= factor * layer", "y[i] *= layer"),
     "a value read before it is written": ("mixer.h", "if (found.now) add(v);", ""),
     "a count of one head alone": ("mixer.h", "head * model.heads + other]", "head * model.heads + head]"),
+}
+
+
+GROUPED: dict[str, Any] = {"heads": 4, **LIKE_LLAMA}
+PLANTED_IN_GROUPED = {
+    "another head's key": ("mixer.h", "kv_head = head / sharing", "kv_head = head % model.kv_heads"),
+    "a value of its own": ("mixer.h", "values + kv_head * value_dim", "values + head % 2 * value_dim"),
+    "the epsilon of features": ("step.cpp", "rms_norm_scale(x, width, model.norm_epsilon)", "rms_norm_scale(x, width)"),
+    "a gate that is not there": ("mixer.h", "attention.gated ? gate[i]", "!attention.gated ? gate[i]"),
 }
 
 
@@ -135,6 +145,13 @@ def test_a_mistake_in_native_code_is_found_when_a_step_is_made(
         make_fast_step(shaped(TRIED))
 
 
+@pytest.mark.parametrize("planted", PLANTED_IN_GROUPED)
+def test_so_is_one_in_what_a_llama_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str) -> None:
+    plant(monkeypatch, tmp_path, *PLANTED_IN_GROUPED[planted])
+    with pytest.raises(StepMismatch):
+        make_fast_step(shaped(GROUPED))
+
+
 def test_so_is_one_in_the_blocks_of_an_hourglass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plant(monkeypatch, tmp_path, "step.cpp", "into[i] /= model.hourglass.factor", "into[i] /= 3")
     with pytest.raises(StepMismatch):
@@ -142,9 +159,9 @@ def test_so_is_one_in_the_blocks_of_an_hourglass(monkeypatch: pytest.MonkeyPatch
 
 
 def test_so_is_a_change_of_the_model_that_native_code_did_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rotate_half_of_the_head(x: Tensor, positions: Tensor) -> Tensor:
+    def rotate_half_of_the_head(x: Tensor, positions: Tensor, options: Rope) -> Tensor:
         rotated, rest = x.chunk(2, dim=-1)
-        return torch.cat([apply_rope(rotated, positions), rest], dim=-1)
+        return torch.cat([apply_rope(rotated, positions, options), rest], dim=-1)
 
     monkeypatch.setattr(block, "apply_rope", rotate_half_of_the_head)
     with pytest.raises(StepMismatch):
@@ -155,7 +172,7 @@ def test_so_is_a_change_of_the_model_that_native_code_did_not_follow(monkeypatch
     ("before", "after"),
     [
         ("const float *norm, *conv_weight,", "const float *conv_weight, *norm,"),
-        ("Int kind, uses_rope, window;", "Int kind, uses_rope, window, another;"),
+        ("Int kind, uses_rope, gated, window;", "Int kind, uses_rope, gated, window, another;"),
         ("float embedding_scale; ", "double embedding_scale; "),
     ],
     ids=["swapped", "added", "of another type"],

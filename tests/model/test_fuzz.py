@@ -19,7 +19,7 @@ from lmlong.errors import RecipeError
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
-USUAL, LOADED, ALL = 60, 600, 360
+USUAL, LOADED, ALL = 60, 900, 360
 
 
 @cache
@@ -86,7 +86,7 @@ def test_options_that_do_not_agree_are_refused_by_their_keys() -> None:
             draw_recipe(number).load()
         except RecipeError as error:
             refused |= {re.sub(r"\.\d+$", "", mistake.split(": ")[1]) for mistake in error.mistakes}
-    options = ("heads", "head_dim", "positions", "downsample", "downsample.layers")
+    options = ("heads", "kv_heads", "head_dim", "head_norm", "positions", "downsample", "downsample.layers")
     of_attention = ("kind", "decay", "favor.features")
     keys = (*(f"model.{option}" for option in options), *(f"model.attention.{option}" for option in of_attention))
     assert refused == {"text.sequence_length", *keys}

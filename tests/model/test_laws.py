@@ -5,7 +5,7 @@ import shlex
 import pytest
 import torch
 from attention.cases import FORMS, both_types, every_form, name
-from models import stirred
+from models import LIKE_LLAMA, stirred
 
 from lmlong import recipe
 from lmlong.attention import laws
@@ -17,13 +17,16 @@ from lmlong.recipe import file as recipe_file
 
 VOCABULARY, TIME = 50, 131
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
-SHAPES = [{}, {"convolution": 0}, {"positions": "rotary"}, {"convolution": 2, "positions": "none"}]
+SHAPES: list[dict] = [{}, LIKE_LLAMA, {"positions": "rotary"}, {"convolution": 2, "positions": "none"}]
 
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=["default", "like Llama", "rotary", "unplaced"])
 
 
 def build(form: recipe.Attention, dtype: torch.dtype, **shape: object) -> LanguageModel:
-    options = recipe.Model(width=16, layers=2, heads=2, attention=form, **shape)  # type: ignore[arg-type]
+    shape = {"width": 16, "layers": 2, "heads": 4 if "kv_heads" in shape else 2} | shape
+    if form.kind == "delta":
+        shape["head_norm"] = True
+    options = recipe.Model(attention=form, **shape)  # type: ignore[arg-type]
     return stirred(LanguageModel(options, VOCABULARY)).to(dtype).eval()
 
 

@@ -10,7 +10,7 @@ import torch
 from attention.cases import FORMS, name
 from machine import needs_compiler, on_older_processors
 from model.test_laws import VOCABULARY, build, subject, text
-from models import stirred
+from models import LIKE_LLAMA, stirred
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -36,6 +36,8 @@ SHAPES: list[dict[str, Any]] = [
     {"width": 40, "heads": 5, "mlp_ratio": 2.0},  # all products have ends that fill no vector
     {"width": 24, "heads": 3, "head_dim": 16, "value_dim": 5, "attention": MIXED},
     {"width": 35, "heads": 5, "positions": "none", "convolution": 64},
+    {"heads": 4, "attention": MIXED, **LIKE_LLAMA, "head_norm": True},
+    {"heads": 4, **LIKE_LLAMA},
     {"heads": 1, "attention": Attention(kind="linear", feature_map="favor", favor=Favor(features=7))},
     {"attention": MIXED},
     {

@@ -78,6 +78,13 @@ def test_a_closed_form_of_the_whole_cosine() -> None:
     assert total == pytest.approx(sum((1 + math.cos(math.pi * step / 100)) / 2 for step in range(100)))
 
 
+def test_an_untied_output_is_trained_as_the_embedding() -> None:
+    model = LanguageModel(recipe.Model(width=64, layers=1, tied_output=False), 50)
+    group = make_optimizer(model, options(optimizer="muon")).param_groups[0]
+    assert [id(weight) for weight in group["params"]] == [id(model.embedding.weight), id(model.lm_head.weight)]
+    assert group["lr_scale"] == 2 and group["weight_decay"] > 0
+
+
 def test_muon_changes_as_much_at_any_width() -> None:
     """Four steps, by default options: what layers, gates and logits change by, root mean square."""
     narrow, wide = _changes(64), _changes(512)

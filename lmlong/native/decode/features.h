@@ -10,14 +10,14 @@
 namespace {
 
 // The factor that brings x to a mean square of 1
-float rms_norm_scale(const float* x, Int size) {
+float rms_norm_scale(const float* x, Int size, float epsilon = RMS_EPS) {
     FloatVec sums = {};
     Int i = 0;
     for (; i + LANES <= size; i += LANES) sums += lanes(x + i) * lanes(x + i);
     float sum = 0;
     UNROLL(j, LANES) sum += sums[j];
     for (; i < size; i++) sum += x[i] * x[i];
-    return 1 / std::sqrt(sum / size + RMS_EPS);
+    return 1 / std::sqrt(sum / size + epsilon);
 }
 
 // x = e^(x - shift), in place, for padded x

@@ -14,7 +14,7 @@ struct Matrix {  // (outputs, inputs)
 };
 
 struct Attention {
-    Int kind, uses_rope, window;
+    Int kind, uses_rope, gated, window;  // gated: whether a gate multiplies what it puts out
     Int feature_map, features, inner;                // inner: size of what a feature map projects
     const float *query_projection, *key_projection;  // (heads, inner, head dim); null where it projects nothing
     const float* favor_constants;                    // (heads, 3)
@@ -42,10 +42,12 @@ struct Hourglass {
 
 struct Model {
     Int layers, width, mlp_width, conv_width;
-    Int heads, head_dim, value_dim;  // the size of a head's queries and keys, and of its values
+    Int heads, kv_heads, head_dim, value_dim;  // heads of queries, and of keys and values; the size of a head's queries and keys, and of its values
     Int any_rope;           // whether any layer uses rope
     Int past_tokens;        // how many tokens before the current one its attentions ask for
     float embedding_scale;  // multiplies the embeddings
+    float norm_epsilon;
+    const double* frequencies;  // (head_dim / 2) by what angle rope turns each pair at a token
     const float *embedding, *norm;
     const Layer* layer;
     Matrix output;

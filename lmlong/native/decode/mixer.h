@@ -30,8 +30,10 @@ struct Head {
     const LayerState &before, &after;
     const Attention& attention = layer.attention;
     const Int width = model.width, head_dim = model.head_dim, value_dim = model.value_dim;
-    const Int values = model.heads * value_dim;           // of all heads
-    const Int channels = layer.in_proj.outputs - values;  // of queries, keys and values, or of values alone
+    const Int gates = attention.gated ? model.heads * value_dim : 0;
+    const Int channels = layer.in_proj.outputs - gates;  // of queries, keys and values, or of values alone
+    const bool has_keys = attention.kind != NGRAM;
+    const Int sharing = has_keys ? model.heads / model.kv_heads : 1;  // heads of queries with the same keys and values
     float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
     float *lowered, *forgotten;  // of a decay by channel: the row of the batch projected to its rank, a head's gates
     Int lowered_row = -1;
@@ -53,10 +55,14 @@ struct Head {
     // that these were projected from
     void forward(
         const Token& token, Int head, const float* qkv_gate, const float* normed, const float* cos_sin, float* mixed) {
-        const Int keys = (channels - values) / 2, channel = head * value_dim;  // keys: of all heads
-        if (keys)
-            for (Int part : {0, 1}) short_conv(token, part * keys + head * head_dim, head_dim, qkv_gate, part ? k : q);
-        short_conv(token, 2 * keys + channel, value_dim, qkv_gate, v);
+        const Int channel = head * value_dim, kv_head = head / sharing;
+        const Int keys = has_keys ? model.heads * head_dim : 0;  // where they begin, after all queries
+        const Int values = has_keys ? keys + model.kv_heads * head_dim : 0;
+        if (has_keys) {  // heads that share a key write the same numbers of it to the state
+            short_conv(token, head * head_dim, head_dim, qkv_gate, q);
+            short_conv(token, keys + kv_head * head_dim, head_dim, qkv_gate, k);
+        }
+        short_conv(token, values + kv_head * value_dim, value_dim, qkv_gate, v);
         if (attention.uses_rope) rope(q, cos_sin), rope(k, cos_sin);
         const Int line = token.row * model.heads + head;
         if (attention.kind == WINDOW)
@@ -72,11 +78,11 @@ struct Head {
         else
             linear_attention<float>(token, line, head, normed);
         if (layer.head_norm) {
-            const float factor = rms_norm_scale(y, value_dim);
+            const float factor = rms_norm_scale(y, value_dim, model.norm_epsilon);
             for (Int i = 0; i < value_dim; i++) y[i] *= factor * layer.head_norm[channel + i];
         }
         const float* gate = qkv_gate + channels + channel;
-        for (Int i = 0; i < value_dim; i++) mixed[channel + i] = y[i] * gate[i] * sigmoid(gate[i]);
+        for (Int i = 0; i < value_dim; i++) mixed[channel + i] = y[i] * (attention.gated ? gate[i] * sigmoid(gate[i]) : 1);
     }
 
     // So many channels from one on, of all inputs of this token; the state holds those of the last tokens

@@ -73,14 +73,18 @@ class PackedModel:
         spec = self._open(module, "language_model", ("embedding_scale", "downsampled_layers", "past_tokens"), (), parts)
         embedding = self._open(spec.parts["embedding"], "matrix", (), ("weight",)).weights["weight"]
         blocks, hourglass, inside = spec.parts["blocks"], spec.parts["hourglass"], spec.options["downsampled_layers"]
+        norm = spec.parts["norm"]
         assert isinstance(embedding, Tensor) and isinstance(blocks, Sequence) and isinstance(inside, range)
+        assert isinstance(norm, nn.Module)
+        self._epsilon = spec_of(norm).options["epsilon"]
         whole = structures.Model(
             layers=len(blocks),
             width=embedding.shape[1],
             embedding_scale=spec.options["embedding_scale"],
             past_tokens=spec.options["past_tokens"] or 0,
+            norm_epsilon=self._epsilon,
             embedding=self._floats(module, embedding),
-            norm=self._norm(spec.parts["norm"]),
+            norm=self._norm(norm),
         )
         self._layers = (structures.Layer * len(blocks))()
         for layer, block in enumerate(blocks):
@@ -127,7 +131,7 @@ class PackedModel:
 
     def _mixer(self, module: Any, layer: structures.Layer, whole: structures.Model) -> None:
         parts = ("norm", "in_proj", "convolution", "attention", "gates", "head_norm", "out_proj")
-        options = ("heads", "head_dim", "value_dim", "uses_rope", "inputs")
+        options = ("heads", "kv_heads", "head_dim", "value_dim", "frequencies", "gated", "inputs")
         spec = self._open(module, "mixer", options, (), parts)
         layer.norm = self._norm(spec.parts["norm"])
         if spec.parts["head_norm"] is not None:
@@ -138,10 +142,17 @@ class PackedModel:
             layer.conv_weight = self._floats(module, convolution.weights["weight"], transposed=True)
             whole.conv_width = convolution.options["width"]
         layer.attention = self._attention(spec.parts["attention"])
-        layer.attention.uses_rope = spec.options["uses_rope"]
+        layer.attention.uses_rope, layer.attention.gated = (
+            spec.options["frequencies"] is not None,
+            spec.options["gated"],
+        )
         self._gates(module, spec, layer.attention)
         whole.heads, whole.head_dim, whole.value_dim = (spec.options[x] for x in ("heads", "head_dim", "value_dim"))
-        whole.any_rope |= spec.options["uses_rope"]
+        if layer.attention.kind != AttentionKind.NGRAM:
+            whole.kv_heads = spec.options["kv_heads"]
+        if spec.options["frequencies"] is not None:
+            layer.attention.uses_rope = whole.any_rope = True
+            whole.frequencies = self._address(spec.options["frequencies"])
 
     def _gates(self, module: nn.Module, spec: NativeSpec, packed: structures.Attention) -> None:
         names, gates, kind = spec.options["inputs"], spec.parts["gates"], AttentionKind(packed.kind)
@@ -208,7 +219,10 @@ class PackedModel:
         packed.features = spec.options["features"]
 
     def _norm(self, module: Any) -> int:
-        return self._floats(module, self._open(module, "rms_norm", (), ("weight",)).weights["weight"])
+        spec = self._open(module, "rms_norm", ("epsilon",), ("weight",))
+        if spec.options["epsilon"] != self._epsilon:
+            raise NoNativeForm(module, "has another epsilon than the last norm, and native code one for all")
+        return self._floats(module, spec.weights["weight"])
 
     def _matrix(self, module: Any) -> structures.Matrix:
         spec = spec_of(module)

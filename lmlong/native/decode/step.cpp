@@ -32,12 +32,18 @@ struct Step {
             batch->cos_sin = scratch.take(job.rows * model.head_dim);
             batch->tokens = reinterpret_cast<Token*>(scratch.take(job.rows * sizeof(Token) / sizeof(float)));
         }
-        qkv_gate = scratch.take(job.rows * 2 * (model.heads * model.head_dim + values));
+        qkv_gate = scratch.take(job.rows * most_projected());
         mixed = scratch.take(job.rows * std::max(values, width));
         mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
         pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
         scratch.used += team.thread_num * thread_scratch_size();
         normed = scratch.take(job.rows * width), reordered = scratch.take(job.rows * max_inputs());
+    }
+
+    Int most_projected() const {
+        Int most = 0;
+        for (Int i = 0; i < model.layers; i++) most = std::max(most, model.layer[i].in_proj.outputs);
+        return most;
     }
 
     Int max_inputs() const { return std::max({mlp_width, width, values, model.hourglass.factor * width}); }
@@ -108,7 +114,7 @@ struct Step {
         const Int half = model.head_dim / 2;
         for (Int t = 0; t < batch.count; t++)
             for (Int i = 0; i < half; i++) {  // as in rope.py
-                const double angle = batch.tokens[t].position * std::pow(ROPE_BASE, -double(i) / half);
+                const double angle = batch.tokens[t].position * model.frequencies[i];
                 batch.cos_sin[2 * half * t + i] = std::cos(angle);
                 batch.cos_sin[2 * half * t + half + i] = std::sin(angle);
             }
@@ -136,7 +142,7 @@ struct Step {
     void rms_norm(const float* gain, const Batch& batch) {
         for (Int t = 0; t < batch.count; t++) {
             const float* x = batch.x + t * width;
-            const float factor = rms_norm_scale(x, width);
+            const float factor = rms_norm_scale(x, width, model.norm_epsilon);
             for (Int i = 0; i < width; i++) normed[t * width + i] = x[i] * factor * gain[i];
         }
     }

@@ -39,7 +39,7 @@ class Matrix(ctypes.Structure):
 
 class Attention(ctypes.Structure):
     _fields_ = (
-        *_ints("kind", "uses_rope", "window", "feature_map", "features", "inner"),
+        *_ints("kind", "uses_rope", "gated", "window", "feature_map", "features", "inner"),
         *_pointers("query_projection", "key_projection", "favor_constants", "log_decay"),
         *_pointers("gate_weight", "gate_bias", "gate_down"),
         *_ints("gate_rank"),
@@ -68,9 +68,10 @@ class Hourglass(ctypes.Structure):
 class Model(ctypes.Structure):
     _fields_ = (
         *_ints("layers", "width", "mlp_width", "conv_width"),
-        *_ints("heads", "head_dim", "value_dim", "any_rope", "past_tokens"),
+        *_ints("heads", "kv_heads", "head_dim", "value_dim", "any_rope", "past_tokens"),
         ("embedding_scale", ctypes.c_float),
-        *_pointers("embedding", "norm"),
+        ("norm_epsilon", ctypes.c_float),
+        *_pointers("frequencies", "embedding", "norm"),
         ("layer", ctypes.POINTER(Layer)),
         ("output", Matrix),
         ("hourglass", Hourglass),

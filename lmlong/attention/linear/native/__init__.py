@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.attention import favor
 from lmlong.attention.favor import Favor
-from lmlong.attention.feature_maps import Elu, Relu
+from lmlong.attention.feature_maps import RMS_EPS, Elu, Relu
 from lmlong.attention.linear import autograd, chunk
 from lmlong.attention.native_kernel import PADDED_TO, FusedFeatures, Library, NativeKernel, as_native, load_library
 from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
@@ -22,7 +21,7 @@ CODE = Path(__file__).parent
 
 @cache
 def library() -> Library | None:
-    constants = {"MIN_DENOMINATOR": autograd.MIN_DENOMINATOR, "FAVOR_EPS": favor.EPS}
+    constants = {"MIN_DENOMINATOR": autograd.MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS}
     return load_library(CODE, "linear attention", constants)
 
 
