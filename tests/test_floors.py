@@ -19,6 +19,7 @@ FLOORS = [
     {"data", "attention"},
     {"model", "testing"},
     {"checkpoint"},
+    {"interop"},
     {"training", "inference"},
     {"evaluation", "experiments", "bench"},
     {"cli"},

@@ -1,11 +1,12 @@
 """Writing a checkpoint: to a temporary folder, flushed to disk, manifest last, then renamed."""
 
 import errno
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ from lmlong.io.files import fsync
 from lmlong.io.links import is_link
 from lmlong.io.manifest import seal
 from lmlong.io.system_errors import named
+
+NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""Dtypes by their names in safetensors."""
 
 LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
 LEFT_LINK = re.compile(r"\.(latest|best)\.partial")
@@ -58,6 +62,43 @@ def write(folder: Path, contents: Contents) -> None:
             raise
         finally:
             shutil.rmtree(staged, ignore_errors=True)
+
+
+class Shapes(NamedTuple):
+    """Weights that are not there yet."""
+
+    of: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+
+
+def write_imported(folder: Path, shapes: Shapes, weights: Iterable[Tensor], recipe: str, tokenizer: bytes) -> None:
+    """Write a checkpoint without a training state, of weights that come one by one."""
+    folder.mkdir()
+    need = sum(torch.Size(shape).numel() for shape in shapes.of.values()) * shapes.dtype.itemsize + len(tokenizer)
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise LmlongError(f"{folder.parent}: takes {need:,} bytes, {need - free:,} are missing. Free some space.")
+    save_in_turn(shapes, weights, folder / WEIGHTS)
+    (folder / RECIPE).write_bytes(recipe.encode())
+    (folder / TOKENIZER).write_bytes(tokenizer)
+    seal(folder, FORMAT, {"step": 0, "validation": None, "trained_tokens": 0})
+
+
+def save_in_turn(shapes: Shapes, weights: Iterable[Tensor], path: Path) -> None:
+    """Write a safetensors file of weights that come one by one, in the order of their shapes."""
+    header: dict[str, Any] = {}
+    begin = 0
+    for name, shape in shapes.of.items():
+        end = begin + torch.Size(shape).numel() * shapes.dtype.itemsize
+        header[name] = {"dtype": NAMES[shapes.dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape, weight in zip(shapes.of.values(), weights, strict=True):
+            assert tuple(weight.shape) == shape and weight.dtype == shapes.dtype
+            file.write(weight.contiguous().view(torch.uint8).numpy().data)
 
 
 def _make_way(folder: Path, step: int) -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "recipe": ("lmlong.cli.recipe:recipe", "List, show, check and copy recipes; explain their options."),
     "data": ("lmlong.cli.data:data", "Turn text into token files ahead of training."),
     "tokenizer": ("lmlong.cli.tokenizer:tokenizer", "Train and examine tokenizers."),
+    "import": ("lmlong.cli.import_model:import_", "Make a run of a model of others (Llama)."),
     "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
     "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),

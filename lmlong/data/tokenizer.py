@@ -132,12 +132,19 @@ class TextStream:
 
 
 def load(path: Path | str) -> Tokenizer:
-    """Load a tokenizer from a file written by `save`, or from any sentencepiece .model that can be made lossless."""
+    """Load a tokenizer from a file written by `save`, or from any sentencepiece .model or tokenizer.json that can be
+    made lossless."""
     try:
         file = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). A tokenizer is a file.") from None
-    return ByteTokenizer() if file == BYTES_FILE else SentencePieceTokenizer(file, str(path))
+    if file == BYTES_FILE:
+        return ByteTokenizer()
+    if file.lstrip()[:1] == b"{":
+        from lmlong.data import huggingface_tokenizer
+
+        return huggingface_tokenizer.HuggingFaceTokenizer(huggingface_tokenizer.read(Path(path)), str(path))
+    return SentencePieceTokenizer(file, str(path))
 
 
 def train(pieces: Iterable[str], options: recipe.Tokenizer) -> Tokenizer:

@@ -68,8 +68,9 @@ class Validation(Options):
 class Tokenizer(Options):
     """How text becomes numbers, losslessly."""
 
-    kind: Literal["sentencepiece", "bytes"] = "sentencepiece"
-    """sentencepiece (subwords, trained on the corpus) or bytes (256 symbols, nothing to train)."""
+    kind: Literal["sentencepiece", "bytes", "huggingface"] = "sentencepiece"
+    """sentencepiece (subwords, trained on the corpus), bytes (256 symbols, nothing to train) or huggingface (a
+    tokenizer.json of others, named by path)."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """Algorithm that sentencepiece trains its pieces by."""
     vocabulary: int = Field(default=4096, ge=300, le=bounds.VOCABULARY)
@@ -77,7 +78,11 @@ class Tokenizer(Options):
     sample_bytes: int = Field(default=16_000_000, gt=0, le=bounds.COUNT)
     """How much of the training text the sentencepiece trainer reads, spread over the corpus."""
     path: str | None = None
-    """An existing sentencepiece .model, used as it is instead of training one."""
+    """An existing sentencepiece .model or tokenizer.json, used as it is instead of training one."""
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        if self.kind == "huggingface" and self.path is None:
+            yield mistake("path", "a tokenizer of this kind is read from a file. Name a tokenizer.json.")
 
 
 class Masking(Options):

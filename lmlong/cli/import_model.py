@@ -1,0 +1,30 @@
+"""`lmlong import`: a run folder made of a model of others."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("import")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Run folder to make.")
+def import_(path: Path, out: Path) -> None:
+    """Make a run of the model at PATH, with which all commands work.
+
+    PATH is a folder that transformers wrote (config.json, safetensors, tokenizer.json) or a GGUF file, whose
+    quantized weights are read as float32. LlamaForCausalLM is known: Llama, SmolLM2, TinyLlama.
+
+    \b
+    lmlong import SmolLM2-135M --out runs/smollm2
+    lmlong generate runs/smollm2 --prompt 'Once upon a time'
+    """
+    from lmlong.interop.importing import import_model
+
+    made = import_model(path, out)
+    click.echo(f"{out}: {made.parameters:,} parameters, trained to read {made.context:,} tokens")
+    if made.lost:
+        listed = ", ".join(f"0x{byte:02X}" for byte in made.lost)
+        click.echo(
+            f"{out}: its tokenizer has no token for the bytes {listed}: characters with one of them are left out of a text",
+            err=True,
+        )

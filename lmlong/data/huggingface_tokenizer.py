@@ -1,0 +1,211 @@
+"""Tokenizers of others, from the tokenizer.json of the library `tokenizers`, read so that no text is changed.
+
+Two families tell the bytes of their pieces, and those are read: pieces of bytes written as visible characters (GPT-2,
+Llama 3, SmolLM2), and pieces of characters with a sign for the space and with tokens for single bytes (Llama 2,
+TinyLlama). What would change a text is left out: normal forms, and the space put before a text.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.errors import UsageError
+from lmlong.io.files import parse_json
+
+SPACE = "\u2581"
+"""How pieces of characters write a space."""
+
+LOSING = {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"}
+"""Parts that leave spaces out."""
+
+ENDS = {
+    "bos": ("<s>", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>"),
+    "eos": ("</s>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
+}
+"""What begins and ends a document, where nothing says so, by the usual names."""
+
+PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x41> \u2581 12345 end "
+NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
+"""Bytes that UTF-8 never has."""
+SURROGATES = "\ud800-\udfff"
+VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+"""The bytes that GPT-2 writes as the characters of the same numbers; the others follow from U+0100 on."""
+
+BYTE_OF = {chr(byte): byte for byte in VISIBLE} | {
+    chr(256 + number): byte for number, byte in enumerate(sorted(set(range(256)) - set(VISIBLE)))
+}
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer.json, wrapped with what it does not say itself: see `wrapped`."""
+
+    def __init__(self, file: bytes, name: str):
+        saved = _parsed(file, name)
+        try:
+            spec, of_bytes = saved["tokenizer"], _is_of_bytes(saved["tokenizer"])
+            pieces = _pieces(spec)
+            table = _table(spec, pieces, of_bytes, saved["vocabulary"])
+            self._bytes = _byte_ids(pieces, of_bytes)
+            self._encoder: Any = _library().Tokenizer.from_str(json.dumps(_lossless(spec, of_bytes)))
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
+        except Exception as error:  # the library has no type of its own for what it does not know
+            raise UsageError(f"{name}: no tokenizer.json that can be read here ({error}). Use another one.") from None
+        self._encoder.encode_special_tokens = True  # "<s>" in a text is text
+        self._unsafe = re.compile(f"([{SURROGATES}]+)" if of_bytes else f"([{SPACE}{SURROGATES}]+)")
+        self.chat_template: str | None = saved.get("chat_template")
+        self.lost = sorted(set(range(256)) - NEVER - self._bytes.keys())
+        """Bytes without a token: a character with one of them is left out of a text."""
+        super().__init__(file, table, saved["bos"], saved["eos"])
+        probe = "".join(one for one in PROBE if not set(self.lost) & set(one.encode()))
+        if self.decode_bytes(self.encode_part(probe)) != probe.encode():
+            raise UsageError(f"{name}: loses text, such as spaces or line ends. Use another tokenizer.")
+
+    def encode_part(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        for number, run in enumerate(self._unsafe.split(text)):
+            if number % 2:
+                read = run.encode("utf-8", "surrogatepass")
+                tokens.extend(self._bytes[byte] for byte in read if byte in self._bytes)
+            elif run:
+                tokens.extend(self._encoder.encode(run, add_special_tokens=False).ids)
+        return tokens
+
+
+def wrapped(
+    spec: dict[str, Any], bos: int, eos: int, vocabulary: int | None = None, chat_template: str | None = None
+) -> bytes:
+    """Return the file of a tokenizer: its tokenizer.json, the ids that begin and end a document, how many tokens the
+    model knows, and its chat template."""
+    about = {"bos": bos, "eos": eos, "vocabulary": vocabulary, "chat_template": chat_template}
+    return json.dumps({"lmlong": "tokenizer", **about, "tokenizer": spec}, ensure_ascii=False).encode()
+
+
+def read(path: Path, vocabulary: int | None = None) -> bytes:
+    """Return a tokenizer.json as `wrapped`, with what the files beside it say."""
+    spec = _parsed(path.read_bytes(), str(path))
+    if "lmlong" in spec:
+        return path.read_bytes()
+    beside = path.with_name("tokenizer_config.json")
+    config = _parsed(beside.read_bytes(), str(beside)) if beside.is_file() else {}
+    pieces = _pieces(spec)
+    bos, eos = (_end(end, config, pieces) for end in ENDS)
+    if eos is None:
+        raise UsageError(f"{path}: has no token for the end of a document, and {beside.name} names none.")
+    template = config.get("chat_template")
+    return wrapped(spec, eos if bos is None else bos, eos, vocabulary, template if isinstance(template, str) else None)
+
+
+def _end(which: str, config: dict[str, Any], pieces: dict[str, int]) -> int | None:
+    """Return the token that begins or ends a document."""
+    named = config.get(f"{which}_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    names = [named] if isinstance(named, str) else ENDS[which]
+    return next((pieces[name] for name in names if name in pieces), None)
+
+
+def _library() -> Any:
+    try:
+        return import_module("tokenizers")
+    except ImportError:
+        raise UsageError("is read by another library. Install it by pip install 'lmlong[import]'.") from None
+
+
+def _parsed(file: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = parse_json(file)
+    except ValueError as error:
+        raise UsageError(f"{name}: no JSON ({error}). Name a tokenizer.json.") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{name}: no tokenizer.json. Name another file.")
+    return found
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """Iterate over a part of a tokenizer.json and those within it."""
+    if isinstance(part, dict):
+        yield part
+        for key in ("normalizers", "pretokenizers", "decoders"):
+            for inner in part.get(key) or []:
+                yield from _parts(inner)
+
+
+def _is_of_bytes(spec: dict[str, Any]) -> bool:
+    """Return whether pieces are bytes written as visible characters."""
+    parts = [*_parts(spec.get("pre_tokenizer")), *_parts(spec.get("decoder"))]
+    if losing := sorted(LOSING & {part.get("type") for part in parts}):
+        raise UsageError(f"{losing[0]} leaves spaces out of a text. Use another tokenizer.")
+    return any(part.get("type") == "ByteLevel" for part in parts)
+
+
+def _pieces(spec: dict[str, Any]) -> dict[str, int]:
+    """Return the ids of all pieces by their text."""
+    model = spec.get("model") or {}
+    if model.get("type") not in ("BPE", "Unigram"):
+        raise UsageError(f"a model of type {model.get('type')}, where BPE and Unigram are known.")
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):
+        vocabulary = {piece: token for token, (piece, _) in enumerate(vocabulary)}
+    return {**vocabulary, **{token["content"]: token["id"] for token in spec.get("added_tokens") or []}}
+
+
+def _table(spec: dict[str, Any], pieces: dict[str, int], of_bytes: bool, vocabulary: int | None) -> list[bytes]:
+    """Return the bytes of each id; none for special tokens and for ids without a piece."""
+    most = max(pieces.values()) + 1
+    if vocabulary is not None and most > vocabulary:
+        raise UsageError(f"has {most:,} tokens, and the model knows {vocabulary:,}. Use the tokenizer of this model.")
+    table = [b""] * (vocabulary or most)
+    added = {token["content"]: token for token in spec.get("added_tokens") or []}
+    unknown = spec["model"].get("unk_token")
+    for piece, token in pieces.items():
+        if piece in added:
+            table[token] = b"" if added[piece]["special"] else piece.encode()
+        elif piece != unknown:
+            table[token] = _bytes_of(piece, of_bytes)
+    return table
+
+
+def _bytes_of(piece: str, of_bytes: bool) -> bytes:
+    if of_bytes:
+        return bytes(BYTE_OF[character] for character in piece)
+    if re.fullmatch("<0x[0-9A-F]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace(SPACE, " ").encode()
+
+
+def _byte_ids(pieces: dict[str, int], of_bytes: bool) -> dict[int, int]:
+    """Return the ids of single bytes; those of pieces of characters must have all of them."""
+    written = {byte: character for character, byte in BYTE_OF.items()}
+    names = {byte: written[byte] if of_bytes else f"<0x{byte:02X}>" for byte in range(256)}
+    found = {byte: pieces[name] for byte, name in names.items() if name in pieces}
+    if len(found) < 256 and not of_bytes:
+        raise UsageError("has no tokens for single bytes, so some text would be lost. Use another tokenizer.")
+    return found
+
+
+def _lossless(spec: dict[str, Any], of_bytes: bool) -> dict[str, Any]:
+    """Return a tokenizer.json without what would change a text, or cut or fill it up."""
+    normalizer = None if of_bytes else {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    model = {**spec["model"], "dropout": None} if spec["model"]["type"] == "BPE" else spec["model"]
+    nothing = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+    split = _without_prefix(spec.get("pre_tokenizer"))
+    return {**spec, **nothing, "normalizer": normalizer, "pre_tokenizer": split, "model": model}
+
+
+def _without_prefix(part: Any) -> Any:
+    """Return a pre-tokenizer that puts no space before a text."""
+    if not isinstance(part, dict):
+        return part
+    changed = dict(part)
+    if "pretokenizers" in part:
+        changed["pretokenizers"] = [_without_prefix(inner) for inner in part["pretokenizers"]]
+    if part.get("type") == "ByteLevel":
+        changed["add_prefix_space"] = False
+    if part.get("type") == "Metaspace":
+        changed["prepend_scheme"] = "never"
+        changed.pop("add_prefix_space", None)
+    return changed

@@ -1,0 +1,1 @@
+"""Models of others, in the formats of others."""

@@ -1,0 +1,105 @@
+"""A run folder made of a model of others."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.checkpoint import manifest
+from lmlong.checkpoint.location import BEST, LATEST
+from lmlong.checkpoint.write import Shapes, point, write_imported
+from lmlong.data.huggingface_tokenizer import HuggingFaceTokenizer
+from lmlong.errors import LmlongError, UsageError
+from lmlong.interop.gguf_file import open_gguf
+from lmlong.interop.hf_folder import open_folder
+from lmlong.interop.llama import Source, check_weights, model_options, parts_of
+from lmlong.io.system_errors import named
+from lmlong.model.build import build, without_memory
+from lmlong.recipe import file as recipe_file
+
+GGUF = b"GGUF"
+
+
+class Imported(NamedTuple):
+    """What was made."""
+
+    run: Path
+    parameters: int
+    context: int  # tokens that it was trained to read
+    lost: list[int]  # bytes that its tokenizer has no token for
+
+
+def import_model(path: Path, run: Path) -> Imported:
+    """Write the run folder of a model of others: of a folder of transformers or a GGUF file."""
+    source = open_source(path)
+    options = model_options(source)
+    tokenizer = HuggingFaceTokenizer(source.tokenizer(), source.name)
+    context = source.config.get("max_position_embeddings") or 2048
+    own = recipe.Recipe(
+        name=run.name,
+        text=recipe.Text(
+            tokenizer=recipe.Tokenizer(kind="huggingface", path=str(run.resolve() / manifest.TOKENIZER)),
+            sequence_length=context,
+        ),
+        model=options,
+    )
+    with without_memory():
+        shapes = {name: tuple(weight.shape) for name, weight in build(own, tokenizer.vocabulary).state_dict().items()}
+    check_weights(source, shapes)
+    _write(run, own, tokenizer, Shapes(shapes, source.dtype), weights(source, shapes))
+    count = sum(torch.Size(shape).numel() for shape in shapes.values())
+    return Imported(run, count, context, tokenizer.lost)
+
+
+def open_source(path: Path) -> Source:
+    """Return the model in a file or folder of others, by what it holds."""
+    if path.is_dir():
+        return open_folder(path)
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a folder or a GGUF file.") from None
+    if begin == GGUF:
+        return open_gguf(path)
+    why = "may run code, and is not read" if begin[:2] == b"PK" or begin[:1] == b"\x80" else "is no model that is known"
+    raise UsageError(f"{path}: {why}. Name a folder that transformers wrote, or a GGUF file.")
+
+
+def weights(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensor]:
+    """Iterate over the weights of our model, one in memory at a time."""
+    for name in shapes:
+        parts = [source.read(part).to(source.dtype) for part in parts_of(name)]
+        weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if not weight.isfinite().all():
+            raise UsageError(f"{source.name}: {parts_of(name)[0]} has values that are no finite numbers.")
+        yield weight
+
+
+def _write(
+    run: Path, own: recipe.Recipe, tokenizer: HuggingFaceTokenizer, shapes: Shapes, each: Iterator[Tensor]
+) -> None:
+    """Write the run folder, whole or not at all."""
+    if run.exists():
+        raise UsageError(f"{run}: exists. Choose another --out.")
+    staged = run.with_name(f".{run.name}.partial")
+    shutil.rmtree(staged, ignore_errors=True)
+    text = recipe_file.dump(own)
+    try:
+        with named(run, "Nothing was imported."):
+            checkpoints = staged / "checkpoints"
+            checkpoints.mkdir(parents=True)
+            write_imported(checkpoints / "step-00000000", shapes, each, text, tokenizer.file)
+            for link in (LATEST, BEST):
+                point(checkpoints / link, checkpoints / "step-00000000")
+            (staged / manifest.RECIPE).write_bytes(text.encode())
+            (staged / manifest.TOKENIZER).write_bytes(tokenizer.file)
+            staged.rename(run)
+    except LmlongError:
+        raise
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
