@@ -24,7 +24,4 @@ def import_(path: Path, out: Path) -> None:
     click.echo(f"{out}: {made.parameters:,} parameters, trained to read {made.context:,} tokens")
     if made.lost:
         listed = ", ".join(f"0x{byte:02X}" for byte in made.lost)
-        click.echo(
-            f"{out}: its tokenizer has no token for the bytes {listed}: characters with one of them are left out of a text",
-            err=True,
-        )
+        click.echo(f"{out}: its tokenizer has no token for the bytes {listed}, and leaves them out of a text", err=True)

@@ -32,11 +32,9 @@ def open_folder(folder: Path) -> Source:
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{file}: no safetensors file, or damaged ({error}). Fetch it again.") from None
         where |= dict.fromkeys(handle.keys(), handle)
-    slices = {
-        name: handle.get_slice(name) for name, handle in where.items() if not name.endswith("rotary_emb.inv_freq")
-    }
-    tied = config.get("tie_word_embeddings", False)
-    shapes = {n: tuple(s.get_shape()) for n, s in slices.items() if not (tied and n == "lm_head.weight")}
+    tied = bool(config.get("tie_word_embeddings", False))
+    slices = {name: handle.get_slice(name) for name, handle in where.items() if not _follows(name, tied)}
+    shapes = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
     kinds = {slices[name].get_dtype() for name in shapes}
     if strange := sorted(kinds - DTYPES.keys()):
         raise UsageError(f"{folder}: has weights of type {strange[0]}; those of {', '.join(DTYPES)} are read.")
@@ -52,6 +50,11 @@ def open_folder(folder: Path) -> Source:
         return huggingface_tokenizer.read(path, shapes.get("model.embed_tokens.weight", (None,))[0])
 
     return Source(str(folder), config, shapes, dtype, read, tokenizer)
+
+
+def _follows(name: str, tied: bool) -> bool:
+    """Return whether a tensor says nothing that the configuration and the others do not."""
+    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, LATEST
 from lmlong.checkpoint.write import Shapes, point, write_imported
 from lmlong.data.huggingface_tokenizer import HuggingFaceTokenizer
-from lmlong.errors import LmlongError, UsageError
+from lmlong.errors import UsageError
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
 from lmlong.interop.llama import Source, check_weights, model_options, parts_of
@@ -50,7 +50,7 @@ def import_model(path: Path, run: Path) -> Imported:
     with without_memory():
         shapes = {name: tuple(weight.shape) for name, weight in build(own, tokenizer.vocabulary).state_dict().items()}
     check_weights(source, shapes)
-    _write(run, own, tokenizer, Shapes(shapes, source.dtype), weights(source, shapes))
+    _write(run, own, tokenizer.file, Shapes(shapes, source.dtype), weights(source, shapes))
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     return Imported(run, count, context, tokenizer.lost)
 
@@ -80,9 +80,7 @@ def weights(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[T
         yield weight
 
 
-def _write(
-    run: Path, own: recipe.Recipe, tokenizer: HuggingFaceTokenizer, shapes: Shapes, each: Iterator[Tensor]
-) -> None:
+def _write(run: Path, own: recipe.Recipe, tokenizer: bytes, shapes: Shapes, each: Iterator[Tensor]) -> None:
     """Write the run folder, whole or not at all."""
     if run.exists():
         raise UsageError(f"{run}: exists. Choose another --out.")
@@ -93,13 +91,11 @@ def _write(
         with named(run, "Nothing was imported."):
             checkpoints = staged / "checkpoints"
             checkpoints.mkdir(parents=True)
-            write_imported(checkpoints / "step-00000000", shapes, each, text, tokenizer.file)
+            write_imported(checkpoints / "step-00000000", shapes, each, text, tokenizer)
             for link in (LATEST, BEST):
                 point(checkpoints / link, checkpoints / "step-00000000")
             (staged / manifest.RECIPE).write_bytes(text.encode())
-            (staged / manifest.TOKENIZER).write_bytes(tokenizer.file)
+            (staged / manifest.TOKENIZER).write_bytes(tokenizer)
             staged.rename(run)
-    except LmlongError:
-        raise
     finally:
         shutil.rmtree(staged, ignore_errors=True)
