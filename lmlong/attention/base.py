@@ -28,6 +28,8 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     """K, the size of a head's queries and keys."""
     value_dim: int
     """V, the size of a head's values."""
+    queries_per_key = 1
+    """Neighbouring heads of queries that have a head of keys and values in common (`group_heads`)."""
     has_keys = True
     """Whether it has queries and keys; without, they are of width 0."""
 
@@ -102,6 +104,11 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         """Take so few heads of keys and values, each for as many neighbouring heads of queries, and return whether it
         can; else the model repeats them."""
         return kv_heads == self.heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of the keys and values that it takes."""
+        return self.heads // self.queries_per_key
 
     def settle(self, state: State) -> State:
         """Return the state as a prefill leaves it, where steps keep it in another form."""

@@ -41,16 +41,15 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     def __init__(self, heads: int, head_dim: int, value_dim: int):
         super().__init__()
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
-        self.kv_heads = heads
 
     def group_heads(self, kv_heads: int) -> bool:
-        self.kv_heads = kv_heads
+        self.queries_per_key = self.heads // kv_heads
         return True
 
     @property
     def grouped(self) -> bool:
         """Whether heads of queries share keys and values."""
-        return self.kv_heads < self.heads
+        return self.queries_per_key > 1
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> KVCache:
         k, v = (
@@ -108,7 +107,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
-        k, v = (x.repeat_interleave(self.heads // self.kv_heads, dim=1) for x in (k, v))
+        k, v = (x.repeat_interleave(self.queries_per_key, dim=1) for x in (k, v))
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device), document_starts)
 
     def state_numbers(self, tokens: int) -> int:

@@ -107,8 +107,9 @@ def _scales(model: LanguageModel) -> Verdict:
 
 def _bad_outputs(attention: CausalAttention, scale: float, like: Tensor) -> int:
     generator = torch.Generator().manual_seed(0)
-    sizes = (attention.head_dim, attention.head_dim, attention.value_dim)
-    q, k, v = (torch.randn(1, attention.heads, TOKENS, size, generator=generator).to(like) for size in sizes)
+    heads, kv_heads = attention.heads, attention.kv_heads
+    sizes = ((heads, attention.head_dim), (kv_heads, attention.head_dim), (kv_heads, attention.value_dim))
+    q, k, v = (torch.randn(1, count, TOKENS, size, generator=generator).to(like) for count, size in sizes)
     q, k = (x * scale if attention.has_keys else x[..., :0] for x in (q, k))
     drawn = draw_inputs(attention.inputs, 1, TOKENS, generator)
     inputs = {name: x.to(like.device) for name, x in drawn.items()}

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.errors import UsageError
+from lmlong.errors import RecipeError, UsageError
 
 ARCHITECTURE = "LlamaForCausalLM"
 
@@ -53,8 +53,8 @@ def model_options(source: Source) -> recipe.Model:
         )
     except KeyError as error:
         raise UsageError(f"{source.name}: does not say {error.args[0]}. Use another file.") from None
-    except (ValidationError, TypeError, ZeroDivisionError) as error:
-        raise UsageError(f"{source.name}: no sizes of a Llama ({error}). Use another file.") from None
+    except (RecipeError, ValidationError, TypeError, ZeroDivisionError) as error:
+        raise UsageError(f"{source.name}: no sizes of a Llama ({error}) Use another file.") from None
 
 
 def _rope(source: Source) -> recipe.Rope:

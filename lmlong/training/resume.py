@@ -39,6 +39,10 @@ def resume_point(folder: Path, resume: str) -> Path | None:
         manifest.verify(checkpoint)
         return checkpoint
     checkpoints = CheckpointStore(folder / "checkpoints").all()
+    if checkpoints and manifest.TRAINING not in manifest.read(checkpoints[-1]).files:
+        raise UsageError(
+            f"{folder}: holds imported weights, and no training to go on from. Begin one: training.init_from={folder}."
+        )
     for path in reversed(checkpoints):
         try:
             manifest.verify(path)

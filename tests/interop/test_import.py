@@ -1,0 +1,225 @@
+"""Models of the Llama family come in with the logits that they had, or are refused with all that is wrong."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interop import tiny_llama
+from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf
+
+import lmlong
+from lmlong.errors import UsageError
+from lmlong.interop.importing import import_model
+
+TOKENS = [5, 280, 3, 299, 17, 17, 60, 1, 0, 250] * 5
+
+
+def agrees(run: Path, config: dict[str, Any], given: dict[str, torch.Tensor]) -> None:
+    model = lmlong.load(run)
+    expected = tiny_llama.logits(config, given, TOKENS)
+    with torch.inference_mode():
+        found, _ = model.model(torch.tensor([TOKENS]))
+        state, steps = model.model.init_state(1), []
+        for token in TOKENS:
+            one, state = model.model.step(torch.tensor([token]), state)
+            steps.append(one[0])
+    for each in (found[0], torch.stack(steps)):
+        assert float((each - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"rope_scaling": LLAMA3},
+        {"num_key_value_heads": 4},
+        {"num_key_value_heads": 1},
+    ],
+    ids=str,
+)
+def test_a_folder_of_transformers_has_the_same_logits(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = {**CONFIG, **changes}
+    given = tiny_llama.weights(config)
+    made = import_model(write_folder(tmp_path / "theirs", config, given), tmp_path / "run")
+    assert made.parameters == sum(weight.numel() for weight in given.values()) and made.context == 64
+    agrees(tmp_path / "run", config, given)
+
+
+def test_so_has_one_in_several_files_of_bfloat16_in_the_format_of_transformers_5(tmp_path: Path) -> None:
+    given = tiny_llama.weights(CONFIG, torch.bfloat16)
+    config = {key: value for key, value in CONFIG.items() if key != "rope_theta"}
+    config["rope_parameters"] = {"rope_theta": 500.0, "rope_type": "default"}
+    import_model(write_folder(tmp_path / "theirs", config, given, files=3), tmp_path / "run")
+    agrees(tmp_path / "run", CONFIG, given)
+    weights = tmp_path / "run" / "checkpoints" / "latest" / "model.safetensors"
+    assert weights.stat().st_size < 2 * sum(weight.numel() for weight in given.values()) + 8192
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_so_has_a_gguf_file(tmp_path: Path, tied: bool) -> None:
+    config = {**CONFIG, "tie_word_embeddings": tied}
+    given = tiny_llama.weights(config)
+    import_model(write_gguf(tmp_path / "theirs.gguf", config, given), tmp_path / "run")
+    agrees(tmp_path / "run", config, given)
+    tokenizer = lmlong.load(tmp_path / "run").tokenizer
+    assert tokenizer.decode(tokenizer.encode("the quick <s> \u2581 fox")) == "the quick <s> \u2581 fox"
+    assert tokenizer.encode(" the") == [3 + 256 + 9 + 2]
+
+
+def test_an_imported_run_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(tiny_llama.TEXT * 3)
+    theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG))
+
+    def lmlong_(*words: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "lmlong", *words], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "33,952 parameters" in lmlong_("import", str(theirs), "--out", "runs/tiny")
+    assert lmlong_("generate", "runs/tiny", "--prompt", "The quick", "--max-tokens", "5")
+    measured = lmlong_("eval", "runs/tiny", "--data", "text.txt", "--lengths", "16", "--min-documents", "1")
+    assert "33,952 parameters, at length 64" in measured
+    assert "softmax" in lmlong_("info", "runs/tiny")
+    lmlong_("check", "runs/tiny")
+    further = ("training.init_from=runs/tiny", "training.steps=3", "text.sequence_length=32", "training.batch_size=2")
+    sources = 'text.sources=[{"kind": "files", "paths": ["text.txt"]}]'
+    lmlong_("train", "runs/tiny/recipe.yaml", *further, sources, "--out", "runs/further")
+    assert lmlong.load("runs/further").tokenizer.hash == lmlong.load("runs/tiny").tokenizer.hash
+
+
+def test_its_training_is_not_resumed(tmp_path: Path) -> None:
+    import_model(write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG)), tmp_path / "run")
+    recipe = lmlong.Recipe.load(str(tmp_path / "run" / "recipe.yaml"), {"training.steps": 2})
+    with pytest.raises(UsageError, match=r"imported.*training\.init_from"):
+        lmlong.train(recipe, tmp_path / "run", resume="auto")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another architecture": (
+        {"architectures": ["GPT2LMHeadModel"]},
+        "GPT2LMHeadModel; LlamaForCausalLM alone is known",
+    ),
+    "a bias": ({"attention_bias": True}, "attention_bias is set"),
+    "another activation": ({"hidden_act": "gelu"}, "gated by gelu"),
+    "another scaling": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "scaled by 'yarn'"),
+    "no size": ({"hidden_size": None}, "no sizes of a Llama"),
+    "an absurd size": ({"num_hidden_layers": 10**9}, "no sizes of a Llama"),
+    "another width": (
+        {"intermediate_size": 48},
+        r"mlp.gate_proj.weight \+ .*: \(44, 32\) \+ \(44, 32\), not \(96, 32\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, what: str) -> None:
+    changes, message = WRONG[what]
+    theirs = write_folder(tmp_path / "theirs", {**CONFIG, **changes}, tiny_llama.weights(CONFIG))
+    with pytest.raises(UsageError, match=message):
+        import_model(theirs, tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"], "nothing half written"
+
+
+def test_all_weights_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
+    given = tiny_llama.weights(CONFIG)
+    del given["model.norm.weight"], given["model.layers.1.self_attn.k_proj.weight"]
+    given["model.layers.0.self_attn.q_norm.weight"] = torch.ones(8)
+    given["model.layers.0.mlp.down_proj.weight"] = torch.zeros(3, 3)
+    with pytest.raises(UsageError) as caught:
+        import_model(write_folder(tmp_path / "theirs", CONFIG, given), tmp_path / "run")
+    for part in (
+        "norm.weight: missing",
+        "1.self_attn.k_proj.weight: missing",
+        "q_norm.weight: not part",
+        "(3, 3), not",
+    ):
+        assert part in str(caught.value)
+
+
+def test_weights_that_are_no_numbers_leave_nothing_behind(tmp_path: Path) -> None:
+    given = tiny_llama.weights(CONFIG)
+    given["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
+    with pytest.raises(UsageError, match="no finite numbers"):
+        import_model(write_folder(tmp_path / "theirs", CONFIG, given), tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"{", "no JSON"),
+        ("config.json", b"[]", "no configuration"),
+        ("model.safetensors", b"\xff" * 100, "no safetensors file"),
+        ("model.safetensors", (2**62).to_bytes(8, "little") + b"{}", "no safetensors file"),
+        ("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}', "WordPiece"),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"</s>": 0}}}', "no tokens for single bytes"),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"a": 0}}}', "no token for the end"),
+        ("tokenizer_config.json", b"[", "no JSON"),
+    ],
+)
+def test_damaged_files_are_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG))
+    (theirs / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        import_model(theirs, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_truncated_gguf_file_is_told(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "theirs.gguf", CONFIG, tiny_llama.weights(CONFIG)).read_bytes()
+    for size in (4, 8, 100, 5000, len(whole) // 2, len(whole) - 40):
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        with pytest.raises(UsageError, match=r"cut\.gguf"):
+            import_model(tmp_path / "cut.gguf", tmp_path / "run")
+
+
+def test_pickles_are_not_read(tmp_path: Path) -> None:
+    theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG))
+    (theirs / "model.safetensors").unlink()
+    (theirs / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    with pytest.raises(UsageError, match="may run code"):
+        import_model(theirs, tmp_path / "run")
+    with pytest.raises(UsageError, match="may run code"):
+        import_model(theirs / "pytorch_model.bin", tmp_path / "run")
+
+
+def test_files_in_other_folders_are_not_read(tmp_path: Path) -> None:
+    theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG), files=2)
+    index = theirs / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "../../secret.safetensors"}}))
+    with pytest.raises(UsageError, match="another folder"):
+        import_model(theirs, tmp_path / "run")
+
+
+def test_a_run_that_exists_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UsageError, match="exists"):
+        import_model(write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG)), tmp_path / "run")
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_word_embeddings": True}, {"rope_parameters": {**LLAMA3, "rope_theta": 500.0}}]
+)
+def test_transformers_has_the_same_logits(tmp_path: Path, changes: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = {key: value for key, value in CONFIG.items() if key not in ("architectures", "model_type")} | changes
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
+    for weight in theirs.parameters():
+        torch.nn.init.normal_(weight, std=0.4)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    tiny_llama.byte_level().save(str(tmp_path / "theirs" / "tokenizer.json"))
+    import_model(tmp_path / "theirs", tmp_path / "run")
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([TOKENS])).logits
+        found, _ = lmlong.load(tmp_path / "run").model(torch.tensor([TOKENS]))
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
