@@ -177,13 +177,13 @@ OF_AN_HOURGLASS: dict[str, Any] = {"attention": {"kind": "linear"}}
 class RopeScaling(Options):
     """Llama 3's way to let rotary positions reach further than the length that a model was trained at."""
 
-    factor: float = Field(gt=1, le=1e6)
+    factor: float = Field(default=8.0, gt=1, le=1e6)
     """By how much the slow rotations are slowed down."""
     low_frequency_factor: float = Field(default=1.0, gt=0, le=1e6)
     """Rotations of fewer turns than this within the original length are slowed down by the whole factor."""
     high_frequency_factor: float = Field(default=4.0, gt=0, le=1e6)
     """Rotations of more turns than this stay as they are; between both the factor falls."""
-    original_length: int = Field(gt=0, le=bounds.TOKENS)
+    original_length: int = Field(default=8192, gt=0, le=bounds.TOKENS)
     """Tokens of a sequence before scaling."""
 
     def disagreements(self) -> Iterator[PydanticCustomError]:

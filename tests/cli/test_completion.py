@@ -27,7 +27,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["train", "quickstart", "training.kernel=t"], {"training.kernel=torch", "training.kernel=triton"}),
         (["train", "quickstart", "training.kernel", "=", "t"], {"torch", "triton"}),  # as bash cuts it
         (["train", "quickstart", "training.compile", "="], {"true", "false"}),
-        (["train", "quickstart", "training.steps=1", "model.hea"], {"model.heads=", "model.head_dim="}),
+        (
+            ["train", "quickstart", "training.steps=1", "model.hea"],
+            {"model.heads=", "model.head_dim=", "model.head_norm="},
+        ),
         (["train", "quickstart", "training.steps=1"], set()),
         (["generate", ""], {"runs/first", "runs/second"}),
         (["generate", "se"], {"second"}),
