@@ -86,6 +86,8 @@ def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
 
 def _difference(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest number; what is no number must be none in both."""
+    if found.dtype == expected.dtype and torch.equal(found, expected):  # as large tables are, which no step writes to
+        return 0.0
     known = expected.isfinite()
     if not torch.equal(known, found.isfinite()):
         return float("inf")
