@@ -12,12 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lmlong.data.sentencepiece_model import SPACE
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.io.files import parse_json
-
-SPACE = "\u2581"
-"""How pieces of characters write a space."""
 
 LOSING = {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"}
 """Parts that leave spaces out."""

@@ -8,13 +8,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lmlong.checkpoint.write import NAMES
 from lmlong.data import huggingface_tokenizer
 from lmlong.errors import UsageError
 from lmlong.interop.llama import ARCHITECTURE, Source
 from lmlong.io.files import parse_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def open_folder(folder: Path) -> Source:

@@ -9,8 +9,9 @@ from pydantic import Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
+from lmlong.recipe.attention import Attention
 from lmlong.recipe.kinds import plugin_sections
-from lmlong.recipe.model import Attention, Model
+from lmlong.recipe.model import Model
 from lmlong.recipe.objective import OF_AN_ENCODER, causal, masked
 from lmlong.recipe.section import Options, completed
 from lmlong.recipe.text import Text
