@@ -11,8 +11,9 @@ import click
 def import_(path: Path, out: Path) -> None:
     """Make a run of the model at PATH, with which all commands work.
 
-    PATH is a folder that transformers wrote (config.json, safetensors, tokenizer.json) or a GGUF file, whose
-    quantized weights are read as float32. LlamaForCausalLM is known: Llama, SmolLM2, TinyLlama.
+    PATH is a folder that transformers wrote (config.json, safetensors, tokenizer.json), a GGUF file, whose quantized
+    weights are read as float32, or a .bin of llama2.c with its tokenizer.bin beside it. LlamaForCausalLM is known:
+    Llama, SmolLM2, TinyLlama.
 
     \b
     lmlong import SmolLM2-135M --out runs/smollm2

@@ -11,7 +11,7 @@ from torch import Tensor
 from lmlong.data.huggingface_tokenizer import wrapped
 from lmlong.errors import UsageError
 from lmlong.interop.gguf_tokenizer import tokenizer_json
-from lmlong.interop.llama import ARCHITECTURE, Source
+from lmlong.interop.llama import ARCHITECTURE, Source, neighbours_to_halves
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -53,7 +53,7 @@ def open_gguf(path: Path) -> Source:
         weight = torch.from_numpy(np.array(quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
         weight = weight.reshape(shapes[name])
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        return halves(weight, config[heads]) if heads else weight
+        return neighbours_to_halves(weight, config[heads]) if heads else weight
 
     def tokenizer() -> bytes:
         about = {n.removeprefix("tokenizer.ggml."): v for n, v in fields.items() if n.startswith("tokenizer.ggml.")}
@@ -68,11 +68,6 @@ def open_gguf(path: Path) -> Source:
         return wrapped(spec, about.get("bos_token_id", eos), eos, rows, template)
 
     return Source(str(path), config, shapes, torch.float32, read, tokenizer)
-
-
-def halves(weight: Tensor, heads: int) -> Tensor:
-    """Return the rows of queries or keys in the order where halves of a head are rotated, from that of neighbours."""
-    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
 
 
 def _name(name: str) -> str:

@@ -38,10 +38,9 @@ def tokenizer_json(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the tokenizer.json of the fields `tokenizer.ggml.*`."""
     tokens, types = fields["tokens"], fields.get("token_type") or []
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    special = [token for token, kind in zip(tokens, types, strict=False) if kind in (CONTROL, UNKNOWN)]
-    added = [{**_added(token, vocabulary[token]), "special": True} for token in special]
-    own = [token for token, kind in zip(tokens, types, strict=False) if kind == USER_DEFINED]
-    added += [{**_added(token, vocabulary[token]), "special": False} for token in own]
+    kinds = list(zip(tokens, types, strict=False))
+    added = [added_token(token, vocabulary[token]) for token, kind in kinds if kind in (CONTROL, UNKNOWN)]
+    added += [added_token(token, vocabulary[token], special=False) for token, kind in kinds if kind == USER_DEFINED]
     kind = fields.get("model")
     if kind == "gpt2":
         split = fields.get("pre", "default")
@@ -69,9 +68,9 @@ def by_scores(tokens: Sequence[str], scores: Sequence[float], added: list[dict[s
     return _whole({**model, "unk_token": tokens[0]}, added, None, None)
 
 
-def _added(token: str, number: int) -> dict[str, Any]:
+def added_token(token: str, number: int, special: bool = True) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": number, "content": token, **flags}
+    return {"id": number, "content": token, **flags, "special": special}
 
 
 def _whole(model: dict[str, Any], added: list[dict[str, Any]], split: Any, decoder: Any) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from lmlong.errors import UsageError
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
 from lmlong.interop.llama import Source, check_weights, model_options, parts_of
+from lmlong.interop.llama2c_file import is_llama2c, open_llama2c
 from lmlong.io.system_errors import named
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import file as recipe_file
 
 GGUF = b"GGUF"
+WHAT = "Name a folder that transformers wrote, a GGUF file, or a .bin of llama2.c."
 
 
 class Imported(NamedTuple):
@@ -34,7 +36,7 @@ class Imported(NamedTuple):
 
 
 def import_model(path: Path, run: Path) -> Imported:
-    """Write the run folder of a model of others: of a folder of transformers or a GGUF file."""
+    """Write the run folder of a model of others: of a folder of transformers, a GGUF file or one of llama2.c."""
     source = open_source(path)
     options = model_options(source)
     tokenizer = HuggingFaceTokenizer(source.tokenizer(), source.name)
@@ -62,12 +64,14 @@ def open_source(path: Path) -> Source:
     try:
         with path.open("rb") as file:
             begin = file.read(4)
+        if begin == GGUF:
+            return open_gguf(path)
+        if is_llama2c(path):
+            return open_llama2c(path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a folder or a GGUF file.") from None
-    if begin == GGUF:
-        return open_gguf(path)
-    why = "may run code, and is not read" if begin[:2] == b"PK" or begin[:1] == b"\x80" else "is no model that is known"
-    raise UsageError(f"{path}: {why}. Name a folder that transformers wrote, or a GGUF file.")
+        raise UsageError(f"{path}: cannot be read ({error.strerror}). {WHAT}") from None
+    pickled = begin[:2] == b"PK" or begin[:1] == b"\x80"
+    raise UsageError(f"{path}: {'may run code, and is not read' if pickled else 'is no model that is known'}. {WHAT}")
 
 
 def weights(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensor]:

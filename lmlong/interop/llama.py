@@ -96,6 +96,11 @@ def parts_of(name: str) -> list[str]:
     return [f"model.layers.{layer}.{theirs}.weight" for theirs in inside[part]]
 
 
+def neighbours_to_halves(weight: Tensor, heads: int) -> Tensor:
+    """Return the rows of queries or keys in the order where halves of a head are rotated, from that of neighbours."""
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
+
+
 def check_weights(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a file that does not hold the weights of its model, naming all that is wrong at once."""
     mistakes = list(_mistakes(source, wanted))

@@ -4,13 +4,14 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from interop import tiny_llama
-from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf
+from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf, write_llama2c
 
 import lmlong
 from lmlong.errors import UsageError
@@ -62,10 +63,14 @@ def test_so_has_one_in_several_files_of_bfloat16_in_the_format_of_transformers_5
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_so_has_a_gguf_file(tmp_path: Path, tied: bool) -> None:
+@pytest.mark.parametrize("write", [write_gguf, write_llama2c])
+def test_so_has_a_gguf_file_and_one_of_llama2c(
+    tmp_path: Path, write: Callable[[Path, dict[str, Any], dict[str, torch.Tensor]], Path], tied: bool
+) -> None:
     config = {**CONFIG, "tie_word_embeddings": tied}
+    config |= {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0} if write is write_llama2c else {}
     given = tiny_llama.weights(config)
-    import_model(write_gguf(tmp_path / "theirs.gguf", config, given), tmp_path / "run")
+    import_model(write(tmp_path / "theirs.file", config, given), tmp_path / "run")
     agrees(tmp_path / "run", config, given)
     tokenizer = lmlong.load(tmp_path / "run").tokenizer
     assert tokenizer.decode(tokenizer.encode("the quick <s> \u2581 fox")) == "the quick <s> \u2581 fox"
@@ -178,6 +183,32 @@ def test_a_truncated_gguf_file_is_told(tmp_path: Path) -> None:
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
         with pytest.raises(UsageError, match=r"cut\.gguf"):
             import_model(tmp_path / "cut.gguf", tmp_path / "run")
+
+
+def test_a_file_of_llama2c_that_is_not_whole_is_told(tmp_path: Path) -> None:
+    whole = write_llama2c(tmp_path / "theirs.bin", CONFIG, tiny_llama.weights(CONFIG)).read_bytes()
+    for changed, message in (
+        (whole[:-4], "bytes, not"),
+        (whole + b"more", "bytes, not"),
+        (whole[:28], "bytes, not"),
+        (whole[:20], "no model that is known"),
+        (b"\xff" * 7 + whole[7:], "no model that is known"),
+        ((2**24).to_bytes(4, "little") * 7, "bytes, not"),
+        (b"Call me Ishmael. Some years ago, never mind how long", "no model that is known"),
+    ):
+        (tmp_path / "theirs.bin").write_bytes(changed)
+        with pytest.raises(UsageError, match=rf"theirs\.bin.*{message}"):
+            import_model(tmp_path / "theirs.bin", tmp_path / "run")
+    (tmp_path / "theirs.bin").write_bytes(whole)
+    pieces = (tmp_path / "tokenizer.bin").read_bytes()
+    for changed in (b"", pieces[:100], pieces[:-1], pieces[:8] + b"\xff" * 4 + pieces[12:]):
+        (tmp_path / "tokenizer.bin").write_bytes(changed)
+        with pytest.raises(UsageError, match=r"tokenizer\.bin: no tokenizer of 300 tokens"):
+            import_model(tmp_path / "theirs.bin", tmp_path / "run")
+    (tmp_path / "tokenizer.bin").unlink()
+    with pytest.raises(UsageError, match=r"tokenizer\.bin: missing"):
+        import_model(tmp_path / "theirs.bin", tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs.bin"]
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,43 @@ def write_folder(folder: Path, config: dict[str, Any], given: dict[str, Tensor],
     return folder
 
 
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"\u2581thequick", "\u2581t", "he"]
+PIECES += ["\u2581the", "qu"]
+"""What a tokenizer of characters joins a text of; the token that ends it has number 2."""
+
+
+def neighbours(config: dict[str, Any], name: str, weight: Tensor) -> Tensor:
+    """Return a weight with queries and keys in the order where neighbours are rotated, as llama.cpp and llama2.c do."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if not heads:
+        return weight
+    return weight.unflatten(0, (config[heads], 2, -1)).transpose(1, 2).reshape(weight.shape)
+
+
+def write_llama2c(path: Path, config: dict[str, Any], given: dict[str, Tensor]) -> Path:
+    """Write a file as llama2.c's exporter does, each kind of weight for all layers before the next, and tokenizer.bin
+    beside it."""
+    layers, length = config["num_hidden_layers"], config["max_position_embeddings"]
+    vocabulary = config["vocab_size"] * (1 if config["tie_word_embeddings"] else -1)
+    sizes = [config[f"{name}_size"] for name in ("hidden", "intermediate")]
+    sizes += [layers, config["num_attention_heads"], config["num_key_value_heads"], vocabulary, length]
+    inside = ["input_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo"), "post_attention_layernorm"]
+    inside += ["mlp.gate_proj", "mlp.down_proj", "mlp.up_proj"]
+    names = ["model.embed_tokens", *(f"model.layers.{layer}.{name}" for name in inside for layer in range(layers))]
+    table = torch.zeros(length * config["hidden_size"] // config["num_attention_heads"])
+    parts = [neighbours(config, f"{name}.weight", given[f"{name}.weight"]) for name in [*names, "model.norm"]]
+    parts += [table, *([] if config["tie_word_embeddings"] else [given["lm_head.weight"]])]
+    path.write_bytes(struct.pack("<7i", *sizes) + b"".join(part.float().numpy().tobytes() for part in parts))
+    with path.with_name("tokenizer.bin").open("wb") as file:
+        file.write(struct.pack("<i", 16))
+        for number in range(config["vocab_size"]):
+            piece = PIECES[number] if number < len(PIECES) else f"[{number}]"
+            piece = f"\n{piece}\n" if number in (1, 2) else chr(number - 3) if 3 <= number < 259 else piece
+            read = piece.replace("\u2581", " ").encode()
+            file.write(struct.pack("<fi", -float(number), len(read)) + read)
+    return path
+
+
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -169,9 +207,7 @@ def write_gguf(path: Path, config: dict[str, Any], given: dict[str, Tensor]) -> 
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"\u2581thequick", "\u2581t", "he"]
-    pieces += ["\u2581the", "qu"]
-    pieces += [f"[{number}]" for number in range(config["vocab_size"] - len(pieces))]
+    pieces = [*PIECES, *(f"[{number}]" for number in range(config["vocab_size"] - len(PIECES)))]
     kinds = [2, 3, 3, *[6] * 256]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(pieces)
@@ -183,9 +219,7 @@ def write_gguf(path: Path, config: dict[str, Any], given: dict[str, Tensor]) -> 
         stem = name.removesuffix(".weight")
         if stem.startswith("model.layers."):
             _, _, layer, inside = stem.split(".", 3)
-            heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}.get(inside)
-            if heads:
-                weight = weight.unflatten(0, (config[heads], 2, -1)).transpose(1, 2).reshape(weight.shape)
+            weight = neighbours(config, name, weight)
             writer.add_tensor(f"blk.{layer}.{NAMES[inside]}.weight", weight.float().numpy().copy())
         else:
             writer.add_tensor(f"{NAMES[stem]}.weight", weight.float().numpy())

@@ -1,0 +1,138 @@
+"""Files of llama2.c: a header of seven numbers, then all weights in float32, with tokenizer.bin beside them."""
+
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmlong.data.huggingface_tokenizer import wrapped
+from lmlong.data.sentencepiece_model import SPACE
+from lmlong.errors import UsageError
+from lmlong.interop.gguf_tokenizer import added_token, by_scores
+from lmlong.interop.llama import Source, neighbours_to_halves
+
+HEADER = struct.Struct("<7i")
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "max_position_embeddings"),
+)
+MOST = 2**24
+"""More than any size of a model; a negative vocabulary says that the output has weights of its own."""
+ENDS = ("<unk>", "<s>", "</s>")
+BYTES = len(ENDS)
+"""The first tokens, and the number of the first of 256 for single bytes."""
+
+
+def is_llama2c(path: Path) -> bool:
+    """Return whether a file begins with the sizes of a model; text and archives do not."""
+    with path.open("rb") as file:
+        return _config(file.read(HEADER.size)) is not None
+
+
+def open_llama2c(path: Path) -> Source:
+    """Return the model of a file."""
+    with path.open("rb") as file:
+        config = _config(file.read(HEADER.size)) or {}
+    if (found := path.stat().st_size) != (wanted := _size(config)):
+        raise UsageError(f"{path}: has {found:,} bytes, not {wanted:,}. Fetch it again.")
+    places, shapes = {}, {}
+    for name, shape, place in _layout(config):
+        places[name], shapes[name] = place, shape
+    numbers = np.memmap(path, np.dtype("<f4"), "r")
+
+    def read(name: str) -> Tensor:
+        begin = places[name] // 4
+        found = numbers[begin : begin + math.prod(shapes[name])]
+        weight = torch.from_numpy(found.astype(np.float32)).reshape(shapes[name])
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        return neighbours_to_halves(weight, config[heads]) if heads else weight
+
+    def tokenizer() -> bytes:
+        beside = path.with_name("tokenizer.bin")
+        if not beside.is_file():
+            raise UsageError(f"{beside}: missing. Put the tokenizer of {path.name} there.")
+        return _tokenizer(beside, config["vocab_size"])
+
+    return Source(str(path), config, shapes, torch.float32, read, tokenizer)
+
+
+def _config(header: bytes) -> dict[str, Any] | None:
+    """Return the configuration of a header by the names of transformers, if it is one."""
+    if len(header) < HEADER.size:
+        return None
+    sizes = dict(zip(SIZES, HEADER.unpack(header), strict=True))
+    tied, sizes["vocab_size"] = sizes["vocab_size"] > 0, abs(sizes["vocab_size"])
+    heads, shared = sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    if not all(0 < size <= MOST for size in sizes.values()) or sizes["hidden_size"] % heads or heads % shared:
+        return None
+    return {**sizes, "tie_word_embeddings": tied, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0}
+
+
+def _layout(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Iterate over the weights by the names of transformers: shape, and bytes before it. Each kind is stored for all
+    layers before the next."""
+    width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    head = width // config["num_attention_heads"]
+    keys = head * config["num_key_value_heads"]
+    layers = range(config["num_hidden_layers"])
+    each: tuple[tuple[str, tuple[int, ...]], ...] = (
+        ("input_layernorm", (width,)),
+        ("self_attn.q_proj", (width, width)),
+        ("self_attn.k_proj", (keys, width)),
+        ("self_attn.v_proj", (keys, width)),
+        ("self_attn.o_proj", (width, width)),
+        ("post_attention_layernorm", (width,)),
+        ("mlp.gate_proj", (inner, width)),
+        ("mlp.down_proj", (width, inner)),
+        ("mlp.up_proj", (inner, width)),
+    )
+    order: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens", (vocabulary, width))]
+    order += [(f"model.layers.{layer}.{name}", shape) for name, shape in each for layer in layers]
+    order += [("model.norm", (width,))]
+    place = HEADER.size
+    for name, shape in order:
+        yield f"{name}.weight", shape, place
+        place += 4 * math.prod(shape)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (vocabulary, width), place + _table(config)
+
+
+def _table(config: dict[str, Any]) -> int:
+    """Return the bytes of a table of cosines and sines, which stands before the output and is not needed."""
+    return 4 * config["max_position_embeddings"] * (config["hidden_size"] // config["num_attention_heads"])
+
+
+def _size(config: dict[str, Any]) -> int:
+    """Return the bytes of a whole file."""
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
+    layer = 2 * width + 2 * width * width + 2 * width * keys + 3 * width * config["intermediate_size"]
+    embeddings = vocabulary * width * (1 if config["tie_word_embeddings"] else 2)
+    return HEADER.size + 4 * (embeddings + config["num_hidden_layers"] * layer + width) + _table(config)
+
+
+def _tokenizer(path: Path, vocabulary: int) -> bytes:
+    """Return the file of a tokenizer: scores and pieces, of which the first stand for ends and for single bytes."""
+    data, place = path.read_bytes(), 4
+    pieces: list[str] = []
+    scores: list[float] = []
+    try:
+        while len(pieces) < vocabulary:
+            score, length = struct.unpack_from("<fi", data, place)
+            place += 8 + length
+            if length < 0 or place > len(data):
+                raise ValueError("cut short")
+            scores.append(score)
+            pieces.append(data[place - length : place].decode().replace(" ", SPACE))
+    except (struct.error, ValueError) as error:
+        told = f"{path}: no tokenizer of {vocabulary:,} tokens ({error}). Use the one of this model."
+        raise UsageError(told) from None
+    pieces[:BYTES] = ENDS
+    pieces[BYTES : BYTES + 256] = [f"<0x{byte:02X}>" for byte in range(256)]
+    ends = [added_token(token, number) for number, token in enumerate(ENDS)]
+    return wrapped(by_scores(pieces, scores, ends), 1, 2, vocabulary)
