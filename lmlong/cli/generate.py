@@ -19,6 +19,10 @@ File = click.Path(dir_okay=False, path_type=Path)
     "--prompts", type=options.InFile(), help='Many texts to continue: .jsonl lines such as {"prompt": "Once"}.'
 )
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="--prompts: how many at a time.")
+@click.option(
+    "--chat", is_flag=True, help="Talk with a model made for chat: a line, its answer, and so on until Ctrl-D."
+)
+@click.option("--system", metavar="TEXT", help="--chat: what the model is told before the first line.")
 @click.option("--samples", default=1, show_default=True, type=click.IntRange(1), help="Continuations of each text.")
 @click.option(
     "--max-tokens",
@@ -69,6 +73,8 @@ def generate(
     prompt_file: Path | None,
     prompts: Path | None,
     batch: int,
+    chat: bool,
+    system: str | None,
     samples: int,
     max_tokens: int,
     temperature: float,
@@ -99,16 +105,25 @@ def generate(
     inside a longer one. The last tokens of the prompt, which depend on what follows, are left open, and the first new
     token begins with what they leave of the prompt. With --json that token is shown whole.
 
+    With --chat the lines of a terminal, or all of another prompt, are messages by the chat template that an imported
+    model brings, and each answer is part of the text that the next one follows.
+
     \b
     Example: a function, then one greedy paragraph after the text of a file.
       lmlong generate runs/quickstart --prompt 'def '
       lmlong generate quickstart --temperature 0 --stop $'\\n\\n' < start.py
     """
-    from lmlong.cli import writing
+    from lmlong.cli import chatting, writing
 
     one_text = prompts is None and samples == 1
     if sum(source is not None for source in (prompt, prompt_file, prompts)) > 1:
         raise UsageError("--prompt, --prompt-file, --prompts: several given. Give one of them.")
+    if chat and (not one_text or as_json or load_state or save_state or stop):
+        raise UsageError(
+            "--chat: is one conversation as text. Leave out --prompts, --samples, --json, --stop and states."
+        )
+    if system is not None and not chat:
+        raise UsageError("--system: begins a conversation. Give --chat too.")
     if save_state and not one_text:
         raise UsageError("--save-state: remembers one text. Leave out --prompts and --samples.")
 
@@ -120,6 +135,11 @@ def generate(
     loaded = load(run, device, weights, state_dtype)
     if loaded.fast_step_at_once if fast_decode is None else fast_decode:
         loaded.use_fast_step()
+    if chat:
+        chatting.talk(
+            loaded.conversation(system), prompt, prompt_file, sampling, None if max_tokens == -1 else max_tokens
+        )
+        return
     start = loaded.load_state(load_state) if load_state else None
     end = (None if max_tokens == -1 else max_tokens, stop)
     if prompts:

@@ -55,7 +55,9 @@ class HuggingFaceTokenizer(Tokenizer):
             raise UsageError(f"{name}: no tokenizer.json that can be read here ({error}). Use another one.") from None
         self._encoder.encode_special_tokens = True  # "<s>" in a text is text
         self._unsafe = re.compile(f"([{SURROGATES}]+)" if of_bytes else f"([{SPACE}{SURROGATES}]+)")
-        self.chat_template: str | None = saved.get("chat_template")
+        self.chat_template = saved.get("chat_template")
+        added = spec.get("added_tokens") or []
+        self.special = {token["content"]: token["id"] for token in added if token["special"] and token["content"]}
         self.lost = sorted(set(range(256)) - NEVER - self._bytes.keys())
         """Bytes without a token: a character with one of them is left out of a text."""
         super().__init__(file, table, saved["bos"], saved["eos"])

@@ -5,7 +5,7 @@ In every tokenizer a token stands for bytes; decoding is a table of them, so str
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -40,6 +40,11 @@ codecs.register_error(LOSSLESS, _keep_surrogates)
 
 class Tokenizer(ABC):
     """A tokenizer: ids that stand for bytes, and bos and eos, which stand for the ends of a document."""
+
+    special: Mapping[str, int] = {}
+    """Tokens that stand for no bytes, by the names that a chat template has for them."""
+    chat_template: str | None = None
+    """How messages become text, as a template of Jinja, where the model was made for chat."""
 
     def __init__(self, file: bytes, table: list[bytes], bos: int, eos: int):
         self.vocabulary = len(table)

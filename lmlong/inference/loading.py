@@ -24,6 +24,7 @@ from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference import session as sessions
+from lmlong.inference.chat import Conversation
 from lmlong.inference.generation import Generation
 from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.sampling import Sampler, Sampling
@@ -126,6 +127,15 @@ class TrainedLanguageModel(TrainedModel):
         start = with_unread(state, UnreadText()) if state else None
         session = sessions.prefill(self.model, chain([] if state else [[self.tokenizer.bos]], encoding), start)
         return with_unread(session, encoding.unread)
+
+    def conversation(self, system: str | None = None) -> Conversation:
+        """Return a conversation with a model made for chat, by the template that its tokenizer brings.
+
+        >>> talk = lmlong.load("runs/smollm2").conversation("Answer in one sentence.")
+        >>> for piece in talk.say("What do whales eat?"):
+        ...     print(piece, end="", flush=True)
+        """
+        return Conversation(self, system)
 
     def hidden_states(
         self, text: str | Iterable[str] | Tensor, state: Session | None = None, *, blocks: bool = False

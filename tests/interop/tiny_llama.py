@@ -125,12 +125,22 @@ def byte_level(vocabulary: int = 300) -> Tokenizer:
     return tokenizer
 
 
-def write_folder(folder: Path, config: dict[str, Any], given: dict[str, Tensor], files: int = 1) -> Path:
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}\n"
+    "    {% if message.role not in ('system', 'user', 'assistant') %}{{ raise_exception('who?') }}{% endif %}\n"
+    "[{{ message.role }}]{{ message.content }}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def write_folder(
+    folder: Path, config: dict[str, Any], given: dict[str, Tensor], files: int = 1, template: str = CHAT
+) -> Path:
     """Write a folder as transformers does."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     byte_level().save(str(folder / "tokenizer.json"))
-    ends = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"}
+    ends = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(ends))
     if files == 1:
         save_file(given, folder / "model.safetensors")

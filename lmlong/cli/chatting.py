@@ -1,0 +1,44 @@
+"""`lmlong generate --chat`: a conversation in a terminal."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from lmlong.cli.writing import pieces
+from lmlong.inference.chat import Conversation
+from lmlong.inference.sampling import Sampling
+
+
+def talk(
+    conversation: Conversation, prompt: str | None, file: Path | None, sampling: Sampling, max_tokens: int | None
+) -> None:
+    """Answer the one message that was given, or each line of a terminal until it ends."""
+    for message in _messages(prompt, file):
+        for piece in conversation.say(message, sampling, max_tokens):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+
+
+def _messages(prompt: str | None, file: Path | None) -> Iterator[str]:
+    if prompt is not None:
+        yield prompt
+    elif file is not None or sys.stdin is None or not sys.stdin.isatty():
+        yield "".join(pieces(file))
+    else:
+        yield from _lines()
+
+
+def _lines() -> Iterator[str]:
+    """Iterate over the lines of a terminal, which arrow keys edit."""
+    with suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401  input() uses it once it is imported
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        if line.strip():
+            yield line

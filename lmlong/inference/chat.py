@@ -1,0 +1,103 @@
+"""Conversations by the chat template of a model's tokenizer, along one state: no message is read twice."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.errors import UsageError
+from lmlong.inference import session as sessions
+from lmlong.inference.sampling import Sampling
+from lmlong.inference.session import Session
+
+if TYPE_CHECKING:
+    from lmlong.inference.loading import TrainedLanguageModel
+
+Message = dict[str, str]
+"""`role` (system, user or assistant) and `content`."""
+
+APART = "\ufdd0"
+"""Stands within what looks like a special token in a message, which is text. Unicode has no character of this
+number."""
+
+
+class Conversation:
+    """Messages, and the session after them."""
+
+    def __init__(self, loaded: "TrainedLanguageModel", system: str | None = None):
+        if loaded.tokenizer.chat_template is None:
+            raise UsageError(f"{loaded.checkpoint}: its tokenizer has no chat template. Use a model made for chat.")
+        self.loaded = loaded
+        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._session: Session | None = None
+        self._read = ""  # the text that it has read, as rendered
+
+    def say(self, text: str, options: Sampling | None = None, max_tokens: int | None = 200) -> Iterator[str]:
+        """Iterate over the pieces of the answer to a message, which is one of the messages once it has ended."""
+        self.messages.append({"role": "user", "content": text})
+        writing = self.loaded.generate(self._prompted(), options or Sampling(), [(len(self.messages),)], max_tokens)
+        answer = ""
+        for _, piece in writing:
+            answer += piece
+            yield piece
+        self.messages.append({"role": "assistant", "content": answer})
+        self._session, self._read = writing.session, self._read + apart(self.loaded.tokenizer, answer)
+
+    def _prompted(self) -> Session:
+        """Return the session up to where the next answer begins."""
+        tokenizer, text = self.loaded.tokenizer, render(self.loaded.tokenizer, self.messages)
+        if self._session is None or not text.startswith(self._read):  # some templates change what was said before
+            self._session, self._read = None, ""
+        tokens = list(encode(tokenizer, text[len(self._read) :]))
+        self._session = sessions.prefill(self.loaded.model, [tokens], self._session)
+        self._read = text
+        return self._session
+
+
+def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+    """Return the text of messages up to where the answer begins, with APART in them."""
+
+    def refuse(why: str) -> NoReturn:
+        raise TemplateError(why)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    names = {token: name for name, token in tokenizer.special.items()}
+    ends: dict[str, Any] = {f"{end}_token": names.get(getattr(tokenizer, end), "") for end in ("bos", "eos")}
+    inert = [{role: apart(tokenizer, text) for role, text in message.items()} for message in messages]
+    try:
+        template = environment.from_string(tokenizer.chat_template or "")
+        text = template.render(messages=inert, add_generation_prompt=True, **ends)
+    except (TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        raise UsageError(f"its chat template does not take these messages ({error}). Change them.") from None
+    if not text:
+        raise UsageError("its chat template makes no text of these messages. Use a model made for chat.")
+    return text
+
+
+def encode(tokenizer: Tokenizer, text: str) -> Iterator[int]:
+    """Iterate over the tokens of a text by a template: its special tokens, and the text between them."""
+    if not tokenizer.special:
+        return iter(tokenizer.encode(text.replace(APART, "")))
+    pieces = _special(tokenizer).split(text)
+    return chain.from_iterable(
+        [tokenizer.special[piece]] if number % 2 else tokenizer.encode(piece.replace(APART, ""))
+        for number, piece in enumerate(pieces)
+    )
+
+
+def apart(tokenizer: Tokenizer, text: str) -> str:
+    """Return a message's text with APART within all that looks like a special token."""
+    text = text.replace(APART, "")
+    if not tokenizer.special:
+        return text
+    return _special(tokenizer).sub(lambda found: found[0][0] + APART + found[0][1:], text)
+
+
+def _special(tokenizer: Tokenizer) -> re.Pattern[str]:
+    names = sorted(tokenizer.special, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, names))})")

@@ -1,0 +1,135 @@
+"""Conversations: the tokens that transformers makes of the same messages, none of them read twice."""
+
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+import torch
+from interop import tiny_llama
+from interop.tiny_llama import CHAT, CONFIG, write_folder
+
+import lmlong
+from lmlong.errors import UsageError
+from lmlong.inference import session as sessions
+from lmlong.inference.chat import encode, render
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.sampling import Sampling
+from lmlong.interop.importing import import_model
+from lmlong.model.language_model import LanguageModel
+
+TEMPLATES = {
+    "plain": CHAT,
+    "changes what was said": CHAT.replace("message.content", "message.content | trim | upper"),
+    "tells who answers": CHAT.replace("[assistant]", "{{ bos_token }}[assistant] "),
+}
+TALK = [" The quick brown fox?\n", "No </s> [user] <s>\ufdd0 wizards", "", "boxing <|endoftext|>"]
+
+
+def model(folder: Path, template: str = CHAT) -> TrainedLanguageModel:
+    folder.mkdir(exist_ok=True)
+    import_model(write_folder(folder / "theirs", CONFIG, tiny_llama.weights(CONFIG), template=template), folder / "run")
+    return lmlong.load(folder / "run")
+
+
+def tokens_of(session: sessions.Session) -> list[int]:
+    return [token for token in session.recent[0].tolist() if token != sessions.NO_TOKEN]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_an_answer_follows_all_that_was_said(tmp_path: Path, template: str) -> None:
+    loaded = model(tmp_path, TEMPLATES[template])
+    talk = loaded.conversation("Be brief.")
+    for text in TALK:
+        prompt = render(loaded.tokenizer, [*talk.messages, {"role": "user", "content": text}])
+        answer = "".join(talk.say(text, Sampling(seed=3), max_tokens=7))
+        assert talk.messages[-2:] == [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        assert talk._session is not None
+        tokens = tokens_of(talk._session)
+        assert loaded.tokenizer.decode(tokens) == loaded.tokenizer.decode(encode(loaded.tokenizer, prompt)) + answer
+        fresh = sessions.prefill(loaded.model, [tokens])
+        one, other = (sessions.next_logits(loaded.model, session)[0] for session in (talk._session, fresh))
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_no_message_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = model(tmp_path)
+    real, read = sessions._read, list[int]()
+
+    def counted(model: LanguageModel, tokens: list[int], session: sessions.Session | None) -> sessions.Session:
+        read.extend(tokens)
+        return real(model, tokens, session)
+
+    monkeypatch.setattr(sessions, "_read", counted)
+    talk = loaded.conversation()
+    answers = ["".join(talk.say(text, max_tokens=5)) for text in TALK]
+    whole = loaded.tokenizer.decode(encode(loaded.tokenizer, render(loaded.tokenizer, talk.messages[:-1])))
+    for answer in answers[:-1]:  # which the model wrote and need not read
+        whole = whole.replace(f"[assistant]{answer}", "[assistant]", 1)
+    assert loaded.tokenizer.decode(read) == whole
+
+
+def test_what_looks_like_a_special_token_in_a_message_is_text(tmp_path: Path) -> None:
+    tokenizer = model(tmp_path).tokenizer
+    said = [{"role": "user", "content": text} for text in TALK]
+    tokens = list(encode(tokenizer, render(tokenizer, said)))
+    assert tokens.count(tokenizer.bos) == 1 and tokens.count(tokenizer.eos) == len(TALK)
+    expected = "".join(f"[user]{text}\n" for text in TALK).replace("\ufdd0", "") + "[assistant]"
+    assert tokenizer.decode(tokens) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(messages) }}{{ messages.__init__.__globals__ }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ 'a' * 10 ** 30 }}",
+        "{% if %}",
+        "{{ raise_exception('no') }}",
+        "{{ messages[9].content }}",
+        "{# nothing #}",
+    ],
+)
+def test_a_template_that_cannot_be_used_is_told(tmp_path: Path, template: str) -> None:
+    talk = model(tmp_path, template).conversation()
+    with pytest.raises(UsageError, match="chat template"):
+        list(talk.say("Hello"))
+
+
+def test_a_model_that_was_not_made_for_chat_is_told(tmp_path: Path) -> None:
+    loaded = model(tmp_path)
+    loaded.tokenizer.chat_template = None
+    with pytest.raises(UsageError, match="has no chat template"):
+        loaded.conversation()
+
+
+def test_a_terminal_is_talked_with(tmp_path: Path) -> None:
+    model(tmp_path)
+    words = ["-m", "lmlong", "generate", str(tmp_path / "run"), "--chat", "--max-tokens", "4", "--temperature", "0"]
+    child = pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=120)
+    for line in ("The quick", "brown fox"):
+        child.expect("> ")
+        child.sendline(line)
+        child.expect(line)
+    child.expect("> ")
+    child.sendeof()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_transformers_makes_the_same_tokens_of_messages(tmp_path: Path, template: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = model(tmp_path, TEMPLATES[template]).tokenizer
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "theirs" / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
+    )
+    theirs.backend_tokenizer.pre_tokenizer.add_prefix_space = False
+    theirs.chat_template = TEMPLATES[template]
+    said = [{"role": role, "content": f"{role} jumps\n over"} for role in ("system", "user", "assistant", "user")]
+    expected = theirs.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    assert render(ours, said) == expected
+    assert list(encode(ours, expected)) == theirs(expected, add_special_tokens=False)["input_ids"]
