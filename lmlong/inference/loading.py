@@ -129,12 +129,8 @@ class TrainedLanguageModel(TrainedModel):
         return with_unread(session, encoding.unread)
 
     def conversation(self, system: str | None = None) -> Conversation:
-        """Return a conversation with a model made for chat, by the template that its tokenizer brings.
-
-        >>> talk = lmlong.load("runs/smollm2").conversation("Answer in one sentence.")
-        >>> for piece in talk.say("What do whales eat?"):
-        ...     print(piece, end="", flush=True)
-        """
+        """Return a conversation with a model made for chat, by the template that its tokenizer brings; `system` is what
+        the model is told before. `say` gives the pieces of an answer as they are written."""
         return Conversation(self, system)
 
     def hidden_states(
