@@ -8,6 +8,7 @@ TinyLlama). What would change a text is left out: normal forms, and the space pu
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,12 @@ ENDS = {
 PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x41> \u2581 12345 end "
 NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
 """Bytes that UTF-8 never has."""
-SURROGATES = "\ud800-\udfff"
+NEVER_WRITTEN = "\ufdd0"
+"""A noncharacter of Unicode, before the names of special tokens among the pieces that a text is made of."""
+UNSAFE = f"\ud800-\udfff{NEVER_WRITTEN}"
+"""What is encoded byte by byte, as the library does not take it."""
+BYTE = "<0x[0-9A-F]{2}>"
+"""The name of the token of a byte among pieces of characters."""
 VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 """The bytes that GPT-2 writes as the characters of the same numbers; the others follow from U+0100 on."""
 
@@ -41,36 +47,43 @@ BYTE_OF = {chr(byte): byte for byte in VISIBLE} | {
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json, wrapped with what it does not say itself: see `wrapped`."""
 
+    followers = ("a", "1", ".", "'s", " ", "\n", "\t")
+
     def __init__(self, file: bytes, name: str):
         saved = _parsed(file, name)
-        try:
+        with _reading(name):
             spec, of_bytes = saved["tokenizer"], _is_of_bytes(saved["tokenizer"])
             pieces = _pieces(spec)
             table = _table(spec, pieces, of_bytes, saved["vocabulary"])
             self._bytes = _byte_ids(pieces, of_bytes)
             self._encoder: Any = _library().Tokenizer.from_str(json.dumps(_lossless(spec, of_bytes)))
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from None
-        except Exception as error:  # the library has no type of its own for what it does not know
-            raise UsageError(f"{name}: no tokenizer.json that can be read here ({error}). Use another one.") from None
-        self._encoder.encode_special_tokens = True  # "<s>" in a text is text
-        self._unsafe = re.compile(f"([{SURROGATES}]+)" if of_bytes else f"([{SPACE}{SURROGATES}]+)")
-        self.chat_template = saved.get("chat_template")
-        added = spec.get("added_tokens") or []
-        self.special = {token["content"]: token["id"] for token in added if token["special"] and token["content"]}
-        self.lost = sorted(set(range(256)) - NEVER - self._bytes.keys())
-        """Bytes without a token: a character with one of them is left out of a text."""
-        super().__init__(file, table, saved["bos"], saved["eos"])
-        probe = "".join(one for one in PROBE if not set(self.lost) & set(one.encode()))
-        if self.decode_bytes(self.encode_part(probe)) != probe.encode():
-            raise UsageError(f"{name}: loses text, such as spaces or line ends. Use another tokenizer.")
+            numbers = {piece.removeprefix(NEVER_WRITTEN): token for piece, token in self._encoder.get_vocab().items()}
+            if numbers != pieces:
+                raise UsageError("its pieces have other numbers than the file says. Use another tokenizer.")
+            self.chat_template = saved.get("chat_template")
+            self.special = _special(spec)
+            self._unsafe = re.compile(_unsafe(spec, of_bytes))
+            self.lost = sorted(set(range(256)) - NEVER - self._bytes.keys())
+            """Bytes without a token: a character with one of them is left out of a text."""
+            self._some_lost = re.compile(b"[" + re.escape(bytes(self.lost)) + b"]") if self.lost else None
+            super().__init__(file, table, saved["bos"], saved["eos"])
+            if table[self.bos] or table[self.eos]:
+                raise UsageError("what begins or ends a document is text too. Use another tokenizer.")
+            probe = self.representable(PROBE)
+            if self.decode_bytes(self.encode_part(probe)) != probe.encode():
+                raise UsageError("loses text, such as spaces or line ends. Use another tokenizer.")
+
+    def representable(self, text: str) -> str:
+        if not self._some_lost or not self._some_lost.search(text.encode("utf-8", "surrogatepass")):
+            return text
+        return "".join(one for one in text if not self._some_lost.search(one.encode("utf-8", "surrogatepass")))
 
     def encode_part(self, text: str) -> list[int]:
+        text = self.representable(text)
         tokens: list[int] = []
         for number, run in enumerate(self._unsafe.split(text)):
             if number % 2:
-                read = run.encode("utf-8", "surrogatepass")
-                tokens.extend(self._bytes[byte] for byte in read if byte in self._bytes)
+                tokens.extend(self._bytes[byte] for byte in run.encode("utf-8", "surrogatepass"))
             elif run:
                 tokens.extend(self._encoder.encode(run, add_special_tokens=False).ids)
         return tokens
@@ -92,12 +105,25 @@ def read(path: Path, vocabulary: int | None = None) -> bytes:
         return path.read_bytes()
     beside = path.with_name("tokenizer_config.json")
     config = _parsed(beside.read_bytes(), str(beside)) if beside.is_file() else {}
-    pieces = _pieces(spec)
-    bos, eos = (_end(end, config, pieces) for end in ENDS)
-    if eos is None:
-        raise UsageError(f"{path}: has no token for the end of a document, and {beside.name} names none.")
-    template = config.get("chat_template")
-    return wrapped(spec, eos if bos is None else bos, eos, vocabulary, template if isinstance(template, str) else None)
+    with _reading(str(path)):
+        pieces = _pieces(spec)
+        bos, eos = (_end(end, config, pieces) for end in ENDS)
+        if eos is None:
+            raise UsageError(f"has no token for the end of a document. Name one in {beside.name}.")
+        template = config.get("chat_template")
+        template = template if isinstance(template, str) else None
+        return wrapped(spec, eos if bos is None else bos, eos, vocabulary, template)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Name the file in each error, and let any other be one of the file: it may hold anything anywhere."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    except Exception as error:  # the library has no type of its own for what it does not know
+        raise UsageError(f"{name}: no tokenizer.json that can be read here ({error}). Use another one.") from None
 
 
 def _end(which: str, config: dict[str, Any], pieces: dict[str, int]) -> int | None:
@@ -146,11 +172,25 @@ def _pieces(spec: dict[str, Any]) -> dict[str, int]:
     """Return the ids of all pieces by their text."""
     model = spec.get("model") or {}
     if model.get("type") not in ("BPE", "Unigram"):
-        raise UsageError(f"a model of type {model.get('type')}, where BPE and Unigram are known.")
+        raise UsageError(f"a model of type {model.get('type')}, where BPE and Unigram are known. Use another one.")
     vocabulary = model["vocab"]
     if isinstance(vocabulary, list):
         vocabulary = {piece: token for token, (piece, _) in enumerate(vocabulary)}
     return {**vocabulary, **{token["content"]: token["id"] for token in spec.get("added_tokens") or []}}
+
+
+def _special(spec: dict[str, Any]) -> dict[str, int]:
+    """Return the ids of tokens that stand for no bytes, by the names that they have in templates."""
+    added = spec.get("added_tokens") or []
+    return {token["content"]: token["id"] for token in added if token["special"] and token["content"]}
+
+
+def _unsafe(spec: dict[str, Any], of_bytes: bool) -> str:
+    """Return a pattern of what is encoded byte by byte in a text; a unigram model would take the name of a byte for the
+    byte."""
+    if of_bytes:
+        return f"([{UNSAFE}]+)"
+    return f"([{UNSAFE}{SPACE}]+)" if spec["model"]["type"] == "BPE" else f"([{UNSAFE}{SPACE}]+|{BYTE})"
 
 
 def _table(spec: dict[str, Any], pieces: dict[str, int], of_bytes: bool, vocabulary: int | None) -> list[bytes]:
@@ -172,7 +212,7 @@ def _table(spec: dict[str, Any], pieces: dict[str, int], of_bytes: bool, vocabul
 def _bytes_of(piece: str, of_bytes: bool) -> bytes:
     if of_bytes:
         return bytes(BYTE_OF[character] for character in piece)
-    if re.fullmatch("<0x[0-9A-F]{2}>", piece):
+    if re.fullmatch(BYTE, piece):
         return bytes([int(piece[3:5], 16)])
     return piece.replace(SPACE, " ").encode()
 
@@ -190,10 +230,36 @@ def _byte_ids(pieces: dict[str, int], of_bytes: bool) -> dict[int, int]:
 def _lossless(spec: dict[str, Any], of_bytes: bool) -> dict[str, Any]:
     """Return a tokenizer.json without what would change a text, or cut or fill it up."""
     normalizer = None if of_bytes else {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    model = {**spec["model"], "dropout": None} if spec["model"]["type"] == "BPE" else spec["model"]
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+    added = [{**token, **flags} for token in spec.get("added_tokens") or [] if not token["special"]]
+    special = _special(spec)
+    model = {**spec["model"], "vocab": _renamed(spec["model"]["vocab"], special)}
+    if model["type"] == "BPE":
+        merges = [merge for merge in model["merges"] if not _names(merge, special, of_bytes)]
+        model |= {"dropout": None, "merges": merges, "unk_token": _hidden(model.get("unk_token"), special)}
     nothing = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
     split = _without_prefix(spec.get("pre_tokenizer"))
-    return {**spec, **nothing, "normalizer": normalizer, "pre_tokenizer": split, "model": model}
+    return {**spec, **nothing, "normalizer": normalizer, "pre_tokenizer": split, "model": model, "added_tokens": added}
+
+
+def _renamed(vocabulary: Any, special: dict[str, int]) -> Any:
+    """Return the pieces of a model with names of special tokens that no text has: `<s>` in a text is text."""
+    if isinstance(vocabulary, list):
+        return [[_hidden(piece, special), score] for piece, score in vocabulary]
+    renamed = {_hidden(piece, special): token for piece, token in vocabulary.items()}
+    return renamed | {_hidden(name, special): token for name, token in special.items()}
+
+
+def _hidden(piece: Any, special: dict[str, int]) -> Any:
+    return NEVER_WRITTEN + piece if piece in special else piece
+
+
+def _names(merge: str | list[str], special: dict[str, int], of_bytes: bool) -> bool:
+    """Return whether a merge makes or takes the name of a special token, or of a single byte among characters."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return any(
+        piece in special or (not of_bytes and re.fullmatch(BYTE, piece)) for piece in (left, right, left + right)
+    )
 
 
 def _without_prefix(part: Any) -> Any:

@@ -3,7 +3,9 @@
 A tokenizer joins what belongs together: after "of " and "the" come other tokens than after "of the". In the tokens of
 a text and whatever follows, one piece covers the end of the text, or none. Such a piece has the end of the text as its
 beginning, so there are only a few places where it can begin, and the tokens before each of them are those of the text
-up to there. This holds for BPE and for unigram models.
+up to there. This holds for BPE and for unigram models. Where a text is cut before pieces are joined, the cut may depend
+on the character after it: two line ends are one piece at the end of a text, and two pieces before a word. So the tokens
+before a place are taken from the text with the next character, and at the end of the text with one of each sort.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,9 +25,11 @@ class Cover(NamedTuple):
 class TokenBoundaries:
     """The pieces of a tokenizer in order, to look up those that begin with some bytes."""
 
-    def __init__(self, table: Sequence[bytes], encode_part: Callable[[str], list[int]]):
+    def __init__(self, table: Sequence[bytes], encode_part: Callable[[str], list[int]], followers: Sequence[str] = ()):
         pieces = sorted((data, token) for token, data in enumerate(table) if len(data) > 1)
         self._encode_part = encode_part
+        self._sizes = [len(data) for data in table]
+        self._followers = followers  # characters of all sorts on which cuts before them depend
         self._pieces = [data for data, _ in pieces]
         self._tokens = np.array([token for _, token in pieces], dtype=np.int64)
         self.longest = max(map(len, self._pieces), default=1)
@@ -38,15 +42,26 @@ class TokenBoundaries:
 
     def covers(self, part: str) -> list[Cover]:
         """Return all ways in which the tokens of a part can go on, by where the piece across its end begins."""
-        found = [Cover(self._encode_part(part), b"")]
+        whole = [self._encode_part(part), *(self._before(part, follower) for follower in self._followers)]
+        found = [Cover(list(tokens), b"") for tokens in dict.fromkeys(map(tuple, whole))]
         head = b""
         for start in range(len(part) - 1, -1, -1):
             head = part[start].encode("utf-8", "surrogatepass") + head
             if len(head) >= self.longest:
                 break
             if len(self.tokens_beginning_with(head)):
-                found.append(Cover(self._encode_part(part[:start]), head))
+                following = part[start] if self._followers else ""
+                found.append(Cover(self._before(part[:start], following), head))
         return found
+
+    def _before(self, part: str, following: str) -> list[int]:
+        """Return the tokens of a part with this after it, where they end with the part, else of the part alone."""
+        tokens, left = self._encode_part(part + following), len(part.encode("utf-8", "surrogatepass"))
+        for number, token in enumerate(tokens):
+            if left <= 0:
+                return tokens[:number] if left == 0 else self._encode_part(part)
+            left -= self._sizes[token]
+        return tokens if left == 0 else self._encode_part(part)
 
 
 def settled(covers: Sequence[Cover]) -> int:

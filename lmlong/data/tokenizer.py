@@ -41,6 +41,8 @@ codecs.register_error(LOSSLESS, _keep_surrogates)
 class Tokenizer(ABC):
     """A tokenizer: ids that stand for bytes, and bos and eos, which stand for the ends of a document."""
 
+    followers: Sequence[str] = ()
+    """Characters of each sort on which it depends where a text is cut before pieces are joined, if it is."""
     special: Mapping[str, int] = {}
     """Tokens that stand for no bytes, by the names that a chat template has for them."""
     chat_template: str | None = None
@@ -58,6 +60,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_part(self, text: str) -> list[int]:
         """Return the ids of a text short enough to be encoded at once."""
+
+    def representable(self, text: str) -> str:
+        """Return a text without the characters that the tokenizer has no tokens for, if there are any."""
+        return text
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
         """Iterate over the ids of a text that comes in pieces, as int64 arrays; how it is cut makes no difference."""
@@ -79,7 +85,7 @@ class Tokenizer(ABC):
     @cached_property
     def boundaries(self) -> TokenBoundaries:
         """What is known of the tokens at the end of a text before it is known what follows."""
-        return TokenBoundaries(self._table, self.encode_part)
+        return TokenBoundaries(self._table, self.encode_part, self.followers)
 
     def stream(self) -> "TextStream":
         """Return a decoder for tokens that come one by one."""

@@ -51,7 +51,7 @@ class Encoding:
 
     def __init__(self, tokenizer: Tokenizer, unread: UnreadText, text: Iterable[str], heal: bool):
         self.unread = unread
-        self._tokenizer, self._text = tokenizer, text
+        self._tokenizer, self._text = tokenizer, map(tokenizer.representable, text)
         self._heal = heal and tokenizer.boundaries.longest > 1
 
     def __iter__(self) -> Iterator[list[int]]:
