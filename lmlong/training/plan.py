@@ -28,6 +28,10 @@ class StepCost(NamedTuple):
     seconds: float
 
 
+LEAST_GROWTH = 0.25
+"""Share of the time of a short step that is taken to grow with its tokens, whatever was measured."""
+
+
 class MemoryModel:
     """Memory and time by the tokens that are held at once, as a line through two short steps.
 
@@ -77,8 +81,10 @@ class MemoryModel:
         if self.squared:  # a time + b time^2, for as many rows as measured
             a, b = _line_through(self.shorter, first / self.shorter, self.longer, second / self.longer)
             return rows / self.rows * held * (a + max(b, 0) * held)
-        once, each = _line_through(self.shorter * self.rows, first, self.longer * self.rows, second)
-        return max(once, 0) + each * rows * held
+        tokens = self.longer * self.rows
+        _, each = _line_through(self.shorter * self.rows, first, tokens, second)
+        each = min(max(each, LEAST_GROWTH * second / tokens), second / tokens)  # other programs slow down either step
+        return second + each * (rows * held - tokens)
 
     def _distributed_bytes(self) -> float:
         """Return the bytes that distributed training adds to those of a single process, less those that it saves."""

@@ -8,7 +8,7 @@ from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.recipe import Recipe
 from lmlong.training import plan
-from lmlong.training.profile import BatchShape, profile_step
+from lmlong.training.profile import BatchShape, StepProfile, profile_step
 from lmlong.training.setup import set_up
 
 Recipes = Callable[..., Recipe]
@@ -52,3 +52,12 @@ def test_a_size_is_read(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--memory: .* is no size"):
         plan.parse_memory(text)
+
+
+@pytest.mark.parametrize("shorter", [0.1, 0.5, 1.0, 3.0], ids="{} s".format)
+def test_a_step_that_another_program_slowed_down_foretells_no_time_below_zero(shorter: float) -> None:
+    model = plan.MemoryModel.__new__(plan.MemoryModel)
+    model.rows, model.shorter, model.longer, model.segmented, model.squared = 2, 512, 1024, False, False
+    model.first, model.second = (StepProfile(0, work, 0.0, 0, 0, 0) for work in (shorter, 1.0))
+    times = [model._seconds(rows, held) for rows, held in ((1, 256), (2, 512), (2, 1024), (2, 4096), (8, 4096))]
+    assert 0 < times[0] < times[1] < times[2] == 1.0 < times[3] < times[4] <= 16
