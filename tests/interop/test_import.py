@@ -229,6 +229,16 @@ def test_files_in_other_folders_are_not_read(tmp_path: Path) -> None:
         import_model(theirs, tmp_path / "run")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limits of this kind")
+def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG))
+    words = f"ulimit -f 60 && exec {sys.executable} -m lmlong import {theirs} --out {tmp_path / 'run'}"  # 60 kB a file
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "Nothing was imported" in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
 def test_a_run_that_exists_is_kept(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match="exists"):
