@@ -131,17 +131,16 @@ def generate(
     from lmlong.inference.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
+    most = None if max_tokens == -1 else max_tokens
     show = writing.Show(as_json, stats, keep=as_json, one=one_text)
     loaded = load(run, device, weights, state_dtype)
     if loaded.fast_step_at_once if fast_decode is None else fast_decode:
         loaded.use_fast_step()
     if chat:
-        chatting.talk(
-            loaded.conversation(system), prompt, prompt_file, sampling, None if max_tokens == -1 else max_tokens
-        )
+        chatting.talk(loaded.conversation(system), prompt, prompt_file, sampling, most)
         return
     start = loaded.load_state(load_state) if load_state else None
-    end = (None if max_tokens == -1 else max_tokens, stop)
+    end = (most, stop)
     if prompts:
         for rows, session in writing.read_many(loaded, prompts, batch, start, heal, show):
             show.write(loaded, session, sampling, rows, samples, *end)

@@ -68,7 +68,7 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     environment.globals["raise_exception"] = refuse
     names = {token: name for name, token in tokenizer.special.items()}
     ends: dict[str, Any] = {f"{end}_token": names.get(getattr(tokenizer, end), "") for end in ("bos", "eos")}
-    inert = [{role: apart(tokenizer, text) for role, text in message.items()} for message in messages]
+    inert = [{key: apart(tokenizer, text) for key, text in message.items()} for message in messages]
     try:
         template = environment.from_string(tokenizer.chat_template or "")
         text = template.render(messages=inert, add_generation_prompt=True, **ends)
@@ -81,8 +81,6 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
 
 def encode(tokenizer: Tokenizer, text: str) -> Iterator[int]:
     """Iterate over the tokens of a text by a template: its special tokens, and the text between them."""
-    if not tokenizer.special:
-        return iter(tokenizer.encode(text.replace(APART, "")))
     pieces = _special(tokenizer).split(text)
     return chain.from_iterable(
         [tokenizer.special[piece]] if number % 2 else tokenizer.encode(piece.replace(APART, ""))
@@ -92,12 +90,10 @@ def encode(tokenizer: Tokenizer, text: str) -> Iterator[int]:
 
 def apart(tokenizer: Tokenizer, text: str) -> str:
     """Return a message's text with APART within all that looks like a special token."""
-    text = text.replace(APART, "")
-    if not tokenizer.special:
-        return text
-    return _special(tokenizer).sub(lambda found: found[0][0] + APART + found[0][1:], text)
+    return _special(tokenizer).sub(lambda found: found[0][0] + APART + found[0][1:], text.replace(APART, ""))
 
 
 def _special(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Return a pattern of the names of special tokens, the longest first; without any it matches nothing."""
     names = sorted(tokenizer.special, key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, names))})")
+    return re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")

@@ -52,8 +52,7 @@ def open_gguf(path: Path) -> Source:
         tensor = tensors[name]
         weight = torch.from_numpy(np.array(quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
         weight = weight.reshape(shapes[name])
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        return neighbours_to_halves(weight, config[heads]) if heads else weight
+        return neighbours_to_halves(name, weight, config)
 
     def tokenizer() -> bytes:
         about = {n.removeprefix("tokenizer.ggml."): v for n, v in fields.items() if n.startswith("tokenizer.ggml.")}

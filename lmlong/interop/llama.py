@@ -96,9 +96,13 @@ def parts_of(name: str) -> list[str]:
     return [f"model.layers.{layer}.{theirs}.weight" for theirs in inside[part]]
 
 
-def neighbours_to_halves(weight: Tensor, heads: int) -> Tensor:
-    """Return the rows of queries or keys in the order where halves of a head are rotated, from that of neighbours."""
-    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
+def neighbours_to_halves(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """Return queries or keys in the order where halves of a head are rotated, from that of neighbours; other weights as
+    they are."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None:
+        return weight
+    return weight.unflatten(0, (config[heads], -1, 2)).transpose(1, 2).reshape(weight.shape)
 
 
 def check_weights(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> None:

@@ -49,8 +49,7 @@ def open_llama2c(path: Path) -> Source:
         begin = places[name] // 4
         found = numbers[begin : begin + math.prod(shapes[name])]
         weight = torch.from_numpy(found.astype(np.float32)).reshape(shapes[name])
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        return neighbours_to_halves(weight, config[heads]) if heads else weight
+        return neighbours_to_halves(name, weight, config)
 
     def tokenizer() -> bytes:
         beside = path.with_name("tokenizer.bin")

@@ -20,16 +20,15 @@ PROFILED_SEGMENTS = 3
 
 SHORTEST_SEGMENT = 64
 
+LEAST_GROWTH = 0.25
+"""Share of the time of a short step that is taken to grow with its tokens, whatever was measured."""
+
 
 class StepCost(NamedTuple):
     """The cost of one step for one process."""
 
     bytes: int
     seconds: float
-
-
-LEAST_GROWTH = 0.25
-"""Share of the time of a short step that is taken to grow with its tokens, whatever was measured."""
 
 
 class MemoryModel:

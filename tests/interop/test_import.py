@@ -21,15 +21,8 @@ TOKENS = [5, 280, 3, 299, 17, 17, 60, 1, 0, 250] * 5
 
 
 def agrees(run: Path, config: dict[str, Any], given: dict[str, torch.Tensor]) -> None:
-    model = lmlong.load(run)
     expected = tiny_llama.logits(config, given, TOKENS)
-    with torch.inference_mode():
-        found, _ = model.model(torch.tensor([TOKENS]))
-        state, steps = model.model.init_state(1), []
-        for token in TOKENS:
-            one, state = model.model.step(torch.tensor([token]), state)
-            steps.append(one[0])
-    for each in (found[0], torch.stack(steps)):
+    for each in tiny_llama.read_both_ways(lmlong.load(run).model, TOKENS):
         assert float((each - expected).norm() / expected.norm()) < 1e-5
 
 

@@ -38,13 +38,7 @@ def logits(run: Path, text: str) -> tuple[list[int], torch.Tensor, torch.Tensor]
     """Return the tokens of a document, and the logits after each, read at once and token by token."""
     model = lmlong.load(run)
     tokens = [model.tokenizer.bos, *model.tokenizer.encode(text)]
-    with torch.inference_mode():
-        at_once, _ = model.model(torch.tensor([tokens]))
-        state, steps = model.model.init_state(1), []
-        for token in tokens:
-            one, state = model.model.step(torch.tensor([token]), state)
-            steps.append(one[0])
-    return tokens, at_once[0], torch.stack(steps)
+    return tokens, *tiny_llama.read_both_ways(model.model, tokens)
 
 
 def apart(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from lmlong.model.language_model import LanguageModel
+
 TEXT = "The quick brown fox jumps over the lazy dog. " * 20 + "Two wizards quickly jump past five boxing ducks.\n" * 20
 
 CONFIG: dict[str, Any] = {
@@ -69,6 +71,17 @@ def logits(config: dict[str, Any], given: dict[str, Tensor], tokens: list[int]) 
         gate = h @ own["mlp.gate_proj.weight"].T
         x = x + (gate * torch.sigmoid(gate) * (h @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
     return _norm(config, x, w["model.norm.weight"]) @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+
+
+def read_both_ways(model: LanguageModel, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """Return the logits of a model of ours after each token, read at once and token by token."""
+    with torch.inference_mode():
+        at_once, _ = model(torch.tensor([tokens]))
+        state, steps = model.init_state(1), []
+        for token in tokens:
+            one, state = model.step(torch.tensor([token]), state)
+            steps.append(one[0])
+    return at_once[0], torch.stack(steps)
 
 
 def _norm(config: dict[str, Any], x: Tensor, gain: Tensor) -> Tensor:
