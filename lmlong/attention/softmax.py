@@ -12,8 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
+from lmlong.native.spec import NativeSpec
 
-BLOCK = 1024
+BLOCK = 128
 """Recent tokens gathered before they are appended to the past ones: copying all of those for each new token would cost
 more than attending to them."""
 
@@ -94,15 +95,14 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the output of one token and the state after it; the settled tokens are not copied."""
-        settled, recent = state if state.recent.k.shape[2] < BLOCK else _settle(KVCache(*map(_without_unused, state)))
-        recent = _concat(recent, KeyValues(k, v, _ones(k)))
+        settled, recent = state.settled, _concat(state.recent, KeyValues(k, v, _ones(k)))
         q = q.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)  # (B, G, H / G, K)
         logits = torch.cat([q @ settled.k.to(q.dtype).mT, q @ recent.k.mT], dim=-1) * self.head_dim**-0.5
         current = torch.cat([settled.current, recent.current], dim=1)
         weights = logits.masked_fill(~current[:, None, None], -torch.inf).softmax(-1)
         first, second = weights.split([settled.k.shape[2], recent.k.shape[2]], dim=-1)
         y = first @ settled.v.to(v.dtype) + second @ recent.v
-        return y.flatten(1, 2)[:, :, None], KVCache(settled, recent)
+        return y.flatten(1, 2)[:, :, None], with_room(KVCache(settled, recent))
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
@@ -112,6 +112,21 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     def state_numbers(self, tokens: int) -> int:
         return tokens * (self.kv_heads * (self.head_dim + self.value_dim) + 1)
+
+    def settle(self, state: KVCache) -> KVCache:
+        """Drop what is not attended to any more, which steps do as they go."""
+        k, v, current = _without_unused(_concat(*state))
+        unused = ~current[:, None, :, None]
+        whole = KeyValues(k.masked_fill(unused, 0), v.masked_fill(unused, 0), current)
+        return _settle(KVCache(_slice(whole, 0, 0), whole))
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("softmax_attention")
+
+
+def with_room(state: KVCache) -> KVCache:
+    """Return the state after a step, whose recent tokens are settled once they are a block."""
+    return state if state.recent.k.shape[2] < BLOCK else _settle(KVCache(*map(_without_unused, state)))
 
 
 def _concat(first: KeyValues, second: KeyValues) -> KeyValues:

@@ -48,10 +48,10 @@ def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
 
 def why_no_fast_step(model: LanguageModel) -> str | None:
     """Return why there is no fast decode step for a model, or None where there is one."""
-    if not model.constant_state:
-        return "the state of softmax attention grows, so its step is never the same twice."
     if not _on_cpu(model):
         device = model.embedding.weight.device.type
+        if not model.constant_state:
+            return "the state of softmax attention grows, so its step is never the same graph twice."
         return None if device == "cuda" else f"there is none for {device}."
     if find_compiler() is None:
         return missing_compiler()

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lmlong.attention.delta.features import TINY
 from lmlong.attention.delta.naive import DeltaState
@@ -16,6 +17,7 @@ from lmlong.attention.linear.naive import LinearState
 from lmlong.attention.ngram.native.library import INTEGERS as HASHING
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState
 from lmlong.attention.ngram.step import make_room
+from lmlong.attention.softmax import KeyValues, KVCache, with_room
 from lmlong.attention.window import WindowState
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase, HourglassState
@@ -38,6 +40,9 @@ CONSTANTS = {
     "RMS_EPS": RMS_EPS,
 }
 INTEGERS = {**HASHING, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM}
+
+NOTHING = (0,) * 15
+"""The fields of a `LayerState` that other attentions have."""
 
 
 @cache
@@ -67,7 +72,7 @@ class NativeStep:
         logits, full = self._threads.run(
             lambda workers: step.decode(self._functions, self._packed, *inputs, workers), torch.get_num_threads()
         )
-        return logits, _with_room(after) if full else after
+        return logits, after._replace(blocks=tuple(_with_room(block, full) for block in after.blocks))
 
 
 def _as_packed(state: ModelState) -> ModelState:
@@ -93,8 +98,14 @@ def _block_as_packed(block: BlockState) -> BlockState:
         waiting = _integers(waiting_ngram), _floats(waiting_v)
         recent = _integers(recent_ngram), _floats(recent_v)
         return BlockState(NgramState(*table, *waiting, *recent), tail)
+    if isinstance(attention, KVCache):
+        return BlockState(KVCache(*map(_keys_and_values, attention)), tail)
     k, v, current = attention
     return BlockState(WindowState(_floats(k), _floats(v), current.contiguous()), tail)
+
+
+def _keys_and_values(cache: KeyValues) -> KeyValues:
+    return KeyValues(_floats(cache.k), _floats(cache.v), cache.current.contiguous())
 
 
 def _floats(x: Tensor) -> Tensor:
@@ -114,7 +125,21 @@ def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
     tail = None if before.tail is None else new(before.tail)
     if isinstance(before.attention, NgramState):
         return BlockState(NgramState(*before.attention[:5], *map(new, before.attention[5:])), tail)
+    if isinstance(before.attention, KVCache):
+        return BlockState(_one_more(before.attention, phase), tail)
     return BlockState(type(before.attention)(*map(new, before.attention)), tail)
+
+
+def _one_more(state: KVCache, phase: BlockPhase | None) -> KVCache:
+    """Return room for one more recent token. In a layer that reads whole blocks a row may not take it, whose tokens
+    then come last, or begin a document, to which no settled token belongs."""
+    settled, (k, v, current) = state
+    if phase is not None:
+        recent = KeyValues(pad(k, (0, 0, 1, 0)), pad(v, (0, 0, 1, 0)), pad(current, (1, 0)))
+        return KVCache(settled._replace(current=settled.current.clone()), recent)
+    batch, kv_heads, time, head_dim = k.shape
+    new_k, new_v = k.new_empty(batch, kv_heads, time + 1, head_dim), v.new_empty(batch, kv_heads, time + 1, v.shape[3])
+    return KVCache(settled, KeyValues(new_k, new_v, current.new_empty(batch, time + 1)))
 
 
 def _layer_state(block: BlockState) -> Sequence[int]:
@@ -123,14 +148,19 @@ def _layer_state(block: BlockState) -> Sequence[int]:
     tail_address = 0 if tail is None else tail.data_ptr()
     if isinstance(attention, LinearState):  # written out, since by names it takes as long as the layer itself
         S, z = attention
-        return S.data_ptr(), z.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
+        return S.data_ptr(), z.data_ptr(), *NOTHING[:14], tail_address, S.dtype is torch.float64
     if isinstance(attention, DeltaState):
         S = attention.S
-        return S.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, tail_address, S.dtype is torch.float64
+        return S.data_ptr(), *NOTHING[:15], tail_address, S.dtype is torch.float64
     if isinstance(attention, NgramState):
         table, *others = (x.data_ptr() for x in attention)
-        return table, 0, 0, 0, 0, *others, tail_address, 0
-    return 0, 0, *(x.data_ptr() for x in attention), 0, 0, 0, 0, 0, 0, tail_address, 0
+        return table, *NOTHING[:9], *others, tail_address, 0
+    if isinstance(attention, KVCache):
+        settled, recent = (
+            (cache.k.data_ptr(), cache.v.data_ptr(), cache.current.data_ptr(), cache.k.shape[2]) for cache in attention
+        )
+        return 0, 0, *recent, *settled, *NOTHING[:6], tail_address, 0
+    return 0, 0, *(x.data_ptr() for x in attention), *NOTHING[:11], tail_address, 0
 
 
 def _tensors(state: ModelState) -> States:
@@ -138,10 +168,10 @@ def _tensors(state: ModelState) -> States:
     return States([*map(_layer_state, state.blocks)], hourglass, state.last_tokens)
 
 
-def _with_room(state: ModelState) -> ModelState:
-    """Move the recent values of n-gram attention, which are full."""
-    blocks = [
-        block._replace(attention=make_room(block.attention)) if isinstance(block.attention, NgramState) else block
-        for block in state.blocks
-    ]
-    return state._replace(blocks=tuple(blocks))
+def _with_room(block: BlockState, full: bool) -> BlockState:
+    """Return a layer's state with room for what the next token adds to it; `full` says that n-gram attention has
+    none."""
+    attention = block.attention
+    if isinstance(attention, KVCache):
+        return BlockState(with_room(attention), block.tail)
+    return BlockState(make_room(attention), block.tail) if full and isinstance(attention, NgramState) else block

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from attention.cases import FORMS, name
+from attention.cases import every_form
 from machine import needs_compiler, on_older_processors
 from model.test_laws import VOCABULARY, build, subject, text
 from models import LIKE_LLAMA, stirred
 from torch import Tensor
 from torch.testing import assert_close
 
-from lmlong.attention import laws
+from lmlong.attention import laws, softmax
 from lmlong.attention.base import state_tensors
 from lmlong.model import native_step as step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
@@ -25,9 +25,10 @@ from lmlong.recipe import Attention, Downsample, Favor, Model
 
 pytestmark = needs_compiler
 
-CONSTANT = [form for form in FORMS if form.kind != "softmax"]
 LINEAR = Attention(kind="linear")
 MIXED = Attention(kind=["linear", "window", "delta"], window=5)
+SOFTMAX = Attention(kind="softmax")
+GROWING = Attention(kind=["linear", "softmax"])
 SHAPES: list[dict[str, Any]] = [
     {},
     {"positions": "rotary"},
@@ -40,6 +41,9 @@ SHAPES: list[dict[str, Any]] = [
     {"heads": 4, **LIKE_LLAMA},
     {"heads": 1, "attention": Attention(kind="linear", feature_map="favor", favor=Favor(features=7))},
     {"attention": MIXED},
+    {"attention": SOFTMAX, "positions": "none"},
+    {"heads": 4, "attention": SOFTMAX, **LIKE_LLAMA},
+    {"width": 24, "heads": 6, "head_dim": 16, "value_dim": 5, "kv_heads": 2, "attention": SOFTMAX},
     {
         "width": 512,
         "heads": 2,
@@ -47,8 +51,8 @@ SHAPES: list[dict[str, Any]] = [
     },  # exponents that must be held down
     *({"layers": 3, "downsample": Downsample(factor=3, kind=kind)} for kind in ("mean", "max", "conv")),
     {"layers": 4, "attention": MIXED, "downsample": Downsample(factor=2)},
+    {"layers": 4, "attention": GROWING, "downsample": Downsample(factor=2)},
 ]
-every_constant_form = pytest.mark.parametrize("form", CONSTANT, ids=name)
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 KEPT = pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 
@@ -98,11 +102,11 @@ def test_these_have_native_code() -> None:
     """So that none of them is skipped below."""
     maps = ("elu", "relu", "cosine", "softmax", "taylor", "favor")
     known = [Attention(kind="linear", feature_map=feature_map) for feature_map in maps]  # type: ignore[arg-type]
-    known += [Attention(kind="window"), Attention(kind="delta")]
+    known += [Attention(kind="window"), Attention(kind="delta"), SOFTMAX]
     assert [why_no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
 
 
-@every_constant_form
+@every_form
 @torch.no_grad()
 def test_the_laws_hold(form: Attention) -> None:
     reader, x, other = subject(compiled(build(form, torch.float32))), text(), text(seed=1)
@@ -111,7 +115,7 @@ def test_the_laws_hold(form: Attention) -> None:
     assert laws.rows_are_independent(reader, x, other) == 0.0
 
 
-@every_constant_form
+@every_form
 def test_it_is_as_exact_as_torch(form: Attention) -> None:
     assert_as_exact_as_torch(build(form, torch.float32), text(time=70)[0])
 
@@ -160,6 +164,21 @@ def test_sums_in_float64_lose_nothing_to_a_gate(decay: Any) -> None:
     assert_close(found, expected, rtol=1e-10, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "softmax" in str(shape)], ids=str)
+def test_keys_are_settled_in_blocks_as_by_torch(shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmax, "BLOCK", 4)
+    model, tokens = shaped(shape), text(batch=3, time=40)[0]
+    assert_as_exact_as_torch(model, tokens)
+    with torch.inference_mode():
+        state = model(tokens[:, :5])[1]
+        for token in tokens.mT[5:]:
+            expected, after = model.step(token, state)
+            logits, state = compiled(model).step(token, state)
+            assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+            for found, wanted in zip(state_tensors(state), state_tensors(after), strict=True):
+                assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if "downsample" in shape], ids=str)
 @torch.inference_mode()
 def test_a_document_that_just_began_knows_nothing_of_the_one_before(shape: dict[str, Any]) -> None:
@@ -199,7 +218,8 @@ def test_a_row_is_the_same_to_the_bit_among_others_and_with_any_number_of_thread
             for row, before in enumerate(rows):
                 alone, after = model.step(tokens[row, :1], before)
                 assert torch.equal(alone[0], logits[row])
-                assert all(map(torch.equal, state_tensors(after), state_tensors(state_row(state, row))))
+                pair = model.settle(after), model.settle(state_row(state, row))
+                assert all(map(torch.equal, *map(state_tensors, pair)))
     finally:
         torch.set_num_threads(usual)
 
@@ -286,7 +306,6 @@ def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_an_attention_without_native_code_is_an_obstacle() -> None:
-    assert "grows" in str(why_no_fast_step(shaped({"attention": Attention(kind="softmax")})))
     model = shaped({})
     model.blocks[0].mixer.attention.feature_map = torch.nn.Identity()
     assert "feature_map: Identity declares no native form" in str(why_no_fast_step(model))

@@ -32,8 +32,11 @@ float max_of(const float* x, Int size) {
 }
 
 float sum_of(const float* x, Int size) {
-    float sum = 0;
-    for (Int i = 0; i < size; i++) sum += x[i];
+    FloatVec sums = {};
+    Int i = 0;
+    for (; i + LANES <= size; i += LANES) sums += lanes(x + i);
+    float sum = sum_of_lanes(sums);
+    for (; i < size; i++) sum += x[i];
     return sum;
 }
 

@@ -56,8 +56,12 @@ struct Model {
 
 struct LayerState {
     void *S, *z;           // of linear attention, S of the delta rule too
-    float *keys, *values;  // of window attention
+    float *keys, *values;  // of window attention, and the recent ones of softmax attention
     bool* current;         // which of these keys are of the current document
+    Int recent;            // how many there are of softmax attention
+    float *settled_keys, *settled_values;  // of softmax attention, those before, which are not written to
+    bool* settled_current;
+    Int settled;
     int32_t* number;       // of n-gram attention, whose S this is too: the table, which is not written to,
     Int* ngram;
     Int* waiting_ngram;  // the values that are not in it yet and that are not written to either,

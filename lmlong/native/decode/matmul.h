@@ -70,6 +70,15 @@ void sum_lanes(FloatVec (&sums)[ALL]) {
     }
 }
 
+// The sum of all lanes, added up in halves too
+float sum_of_lanes(const FloatVec& x) {
+    float sums[LANES];
+    UNROLL(i, LANES) sums[i] = x[i];
+    for (Int half = LANES / 2; half; half /= 2)
+        for (Int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
+}
+
 // The products of some rows with x, lane by lane. Memory is fastest when it is read in one stream; where converting to
 // float takes longer than fetching, several rows share the x that is loaded.
 template <typename Dtype, Int TOGETHER>
@@ -92,12 +101,16 @@ void matvec_lanes(const typename Dtype::Element* rows, Int inputs, const float* 
     }
 }
 
-// y (R) = rows (R, inputs) x
+// y (R) = rows (R, inputs) x, of float32 the same to the bit for any R
 template <typename Dtype, Int R>
 void matvec(const typename Dtype::Element* rows, Int inputs, const float* x, float* y) {
     constexpr Int together = R == 1 ? 1 : Dtype::ROWS_TOGETHER;
     FloatVec sums[R];
     for (Int r = 0; r < R; r += together) matvec_lanes<Dtype, together>(rows + r * inputs, inputs, x, sums + r);
+    if constexpr (R == 1) {
+        y[0] = sum_of_lanes(sums[0]);
+        return;
+    }
     sum_lanes<R>(sums);
     UNROLL(r, R) {
         y[r] = 0;

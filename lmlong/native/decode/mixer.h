@@ -23,6 +23,17 @@ struct Found {
     Int number = 0;  // of all values
 };
 
+struct KeyValues {  // of a run of past tokens
+    const float *keys, *values;  // (lines, size, head_dim) and (lines, size, value_dim)
+    const bool* current;         // (size) which of them are of the document that goes on
+    Int line, size;
+};
+
+// How many keys a query meets at most
+Int attended(const Attention& attention, const LayerState& before) {
+    return attention.kind == SOFTMAX_ATTENTION ? before.settled + before.recent + 1 : attention.window;
+}
+
 struct Head {
     const DecodeJob& job;
     const Model& model = *job.model;
@@ -47,7 +58,7 @@ struct Head {
         numerators = scratch.take(2 * value_dim);  // may be float64
         for (float** x : {&fq, &fk, &inner, &forgotten}) *x = scratch.take(attention.features);
         lowered = scratch.take(attention.gate_rank);
-        weights = scratch.take(attention.window);
+        weights = scratch.take(attended(attention, before));
         found_by = reinterpret_cast<Found*>(scratch.take(model.heads * sizeof(Found) / sizeof(float)));
     }
 
@@ -67,6 +78,8 @@ struct Head {
         const Int line = token.row * model.heads + head;
         if (attention.kind == WINDOW)
             window_attention(token, line, head);
+        else if (attention.kind == SOFTMAX_ATTENTION)
+            softmax_attention(token, head, kv_head);
         else if (attention.kind == NGRAM)
             ngram_attention(token, line, head, normed);
         else if (attention.kind == DELTA && before.float64)
@@ -299,31 +312,97 @@ struct Head {
         if (ngrams[0] != NO_NGRAM) __atomic_store_n(&job.full, 1, __ATOMIC_RELAXED);
     }
 
-    // Softmax attention over the last tokens, the new one at the end
+    // Softmax attention over the last tokens
     void window_attention(const Token& token, Int line, Int head) {
         const Int past = attention.window - 1;
-        const float scale = 1 / std::sqrt(float(head_dim));
         const bool* current = before.current + token.row * past;
-        auto visible = [&](Int t) { return t == past || (current[t] && !token.starts_document); };
-        auto at = [&](const float* cached, const float* now, Int size, Int t) {
-            return t == past ? now : cached + (line * past + t) * size;
-        };
-        for (Int t = 0; t <= past; t++) {
-            float product = 0;
-            if (visible(t)) matvec<Float32, 1>(at(before.keys, k, head_dim, t), head_dim, q, &product);
-            weights[t] = visible(t) ? product * scale : -INFINITY;
-        }
-        exp_(weights, past + 1, max_of(weights, past + 1));
-        const float inverse = 1 / sum_of(weights, past + 1);
-        std::fill_n(y, value_dim, 0.0f);
-        for (Int t = 0; t <= past; t++)
-            if (visible(t))
-                for (Int i = 0; i < value_dim; i++) y[i] += weights[t] * inverse * at(before.values, v, value_dim, t)[i];
+        attend(token, {before.keys, before.values, current, line, past}, {});
         if (!past) return;
         shift_window(before.keys, after.keys, line * past, past, k, head_dim);
         shift_window(before.values, after.values, line * past, past, v, value_dim);
         if (head) return;
-        for (Int t = 0; t < past; t++) after.current[token.row * past + t] = visible(t + 1);
+        bool* current_after = after.current + token.row * past;
+        for (Int t = 0; t < past; t++) current_after[t] = t + 1 == past || (current[t + 1] && !token.starts_document);
+    }
+
+    // Softmax attention over all tokens of the document
+    void softmax_attention(const Token& token, Int head, Int kv_head) {
+        const Int settled = before.settled, recent = before.recent, line = token.row * model.kv_heads + kv_head;
+        const bool *settled_current = before.settled_current + token.row * settled,
+                   *current = before.current + token.row * recent;
+        attend(
+            token,
+            {before.settled_keys, before.settled_values, settled_current, line, settled},
+            {before.keys, before.values, current, line, recent});
+        if (head % sharing) return;  // another head of the same keys and values has appended them
+        append(before.keys, after.keys, line, recent, k, head_dim);
+        append(before.values, after.values, line, recent, v, value_dim);
+        if (head) return;
+        bool* current_after = after.current + token.row * (recent + 1);
+        for (Int t = 0; t <= recent; t++) current_after[t] = t == recent || (current[t] && !token.starts_document);
+        if (token.starts_document) std::fill_n(after.settled_current + token.row * settled, settled, false);
+    }
+
+    // y = the mean of the values of the document so far, weighed by softmax. Tokens of other documents are left out
+    // rather than masked, so that no bit depends on how many there are
+    void attend(const Token& token, const KeyValues& older, const KeyValues& newer) {
+        const float scale = 1 / std::sqrt(float(head_dim));
+        for (Int i = 0; i < head_dim; i++) q[i] *= scale;
+        auto each_run = [&](auto call) {
+            for (const KeyValues* cached : {&older, &newer})
+                for (Int begin = 0, end; !token.starts_document && begin < cached->size; begin = end + 1) {
+                    for (end = begin; end < cached->size && cached->current[end];) end++;
+                    if (begin < end) call(*cached, cached->line * cached->size + begin, end - begin);
+                }
+        };
+        Int count = 0;
+        each_run([&](const KeyValues& cached, Int first, Int size) {
+            const Matrix keys{cached.keys + first * head_dim, nullptr, FLOAT32, size, head_dim};
+            matmul(keys, {0, size}, q, 0, 1, weights + count, 0, nullptr);
+            count += size;
+        });
+        matvec<Float32, 1>(k, head_dim, q, weights + count);
+        exp_(weights, count + 1, max_of(weights, count + 1));
+        std::fill_n(y, value_dim, 0.0f), std::fill_n(numerators, value_dim, 0.0f);
+        Int added = 0;
+        each_run([&](const KeyValues& cached, Int first, Int size) {
+            add_values(cached.values + first * value_dim, size, weights + added, added);
+            added += size;
+        });
+        const float inverse = 1 / sum_of(weights, count + 1);
+        for (Int i = 0; i < value_dim; i++) y[i] = (y[i] + numerators[i] + weights[count] * v[i]) * inverse;
+    }
+
+    // Add values to the numerators after `added` others. Each time that these are the sum of many, they are added to y:
+    // a small term would lose digits beside a large sum
+    void add_values(const float* values, Int size, const float* weight, Int added) {
+        constexpr Int MANY = 256;
+        for (Int t = 0, count; t < size; t += count) {
+            count = std::min(MANY - (added + t) % MANY, size - t);
+            const float* from = values + t * value_dim;
+            Int i = 0;
+            for (; i + 4 * LANES <= value_dim; i += 4 * LANES) add_channels<4>(from + i, count, weight + t, numerators + i);
+            for (; i + LANES <= value_dim; i += LANES) add_channels<1>(from + i, count, weight + t, numerators + i);
+            for (; i < value_dim; i++)
+                for (Int j = 0; j < count; j++) numerators[i] += weight[t + j] * from[j * value_dim + i];
+            if ((added + t + count) % MANY) continue;
+            for (i = 0; i < value_dim; i++) y[i] += numerators[i], numerators[i] = 0;
+        }
+    }
+
+    template <Int VECTORS>
+    void add_channels(const float* values, Int count, const float* weight, float* into) const {
+        FloatVec sums[VECTORS];
+        UNROLL(j, VECTORS) sums[j] = lanes(into + j * LANES);
+        for (Int t = 0; t < count; t++)
+            UNROLL(j, VECTORS) sums[j] += weight[t] * lanes(values + t * value_dim + j * LANES);
+        UNROLL(j, VECTORS) lanes(into + j * LANES) = sums[j];
+    }
+
+    // The cached keys or values with the new one
+    static void append(const float* from, float* into, Int line, Int past, const float* x, Int size) {
+        std::copy_n(from + line * past * size, past * size, into + line * (past + 1) * size);
+        std::copy_n(x, size, into + (line * (past + 1) + past) * size);
     }
 
     // The cached keys or values without the oldest, and with the new one

@@ -22,6 +22,7 @@ DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16, torch.in
 INPUTS: dict[AttentionKind, list[tuple[str, ...]]] = {
     AttentionKind.LINEAR: [(), ("log_decay",)],
     AttentionKind.WINDOW: [()],
+    AttentionKind.SOFTMAX_ATTENTION: [()],
     AttentionKind.NGRAM: [("ngram", "read_gate")],
     AttentionKind.DELTA: [("beta",), ("log_decay", "beta")],
 }
@@ -180,6 +181,9 @@ class PackedModel:
         packed = structures.Attention(kind=kind)
         if kind == AttentionKind.WINDOW:
             packed.window = self._open(module, "window", ("window",)).options["window"]
+            return packed
+        if kind == AttentionKind.SOFTMAX_ATTENTION:
+            self._open(module, "softmax_attention")
             return packed
         if kind == AttentionKind.NGRAM:
             weights = ("number_weight", "raw_smoothing")

@@ -56,7 +56,8 @@ struct Step {
         Int most = 0;
         for (Int i = 0; i < model.layers; i++) {
             const Attention& attention = model.layer[i].attention;
-            most = std::max(most, 4 * padded(attention.features) + padded(attention.gate_rank) + padded(attention.window));
+            const Int weights = padded(attended(attention, job.states_before[i]));
+            most = std::max(most, 4 * padded(attention.features) + padded(attention.gate_rank) + weights);
         }
         return most + 2 * padded(model.head_dim) + 2 * padded(model.value_dim) + padded(2 * model.value_dim) +
                padded(model.heads * sizeof(Found) / sizeof(float));

@@ -16,6 +16,7 @@ class AttentionKind(IntEnum):
     WINDOW = 1
     NGRAM = 2
     DELTA = 3
+    SOFTMAX_ATTENTION = 4  # beside the feature map of this name
 
 
 class Pooling(IntEnum):
@@ -80,7 +81,11 @@ class Model(ctypes.Structure):
 
 class LayerState(ctypes.Structure):
     _fields_ = (
-        *_pointers("S", "z", "keys", "values", "current", "number", "ngram"),
+        *_pointers("S", "z", "keys", "values", "current"),
+        *_ints("recent"),
+        *_pointers("settled_keys", "settled_values", "settled_current"),
+        *_ints("settled"),
+        *_pointers("number", "ngram"),
         *_pointers("waiting_ngram", "waiting_v", "recent_ngram", "recent_v", "tail"),
         *_ints("float64"),
     )
