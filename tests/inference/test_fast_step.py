@@ -12,17 +12,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lmlong.attention.base import state_tensors
-from lmlong.checkpoint.write import Contents, write
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
 from lmlong.inference.loading import Weights, load
 from lmlong.inference.session import next_logits
 from lmlong.model import native_step as step
-from lmlong.model.fast_step import cuda_graph
+from lmlong.model.fast_step import cuda_graph, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states
 from lmlong.recipe import Attention, Downsample, Model
-from lmlong.recipe import file as recipe_file
 
 
 @needs_compiler
@@ -91,23 +89,10 @@ def test_on_a_cpu_a_step_is_compiled_unless_it_is_unwanted(run: Path, monkeypatc
         assert (done.exit_code, done.stderr, len(steps)) == (0, "", expected)
 
 
-@pytest.fixture
-def growing(run: Path, tmp_path: Path) -> Path:
-    """A model of softmax attention."""
-    loaded = load(run, "cpu")
-    options = loaded.recipe.model.model_copy(update={"attention": Attention(kind="softmax")})
-    recipe = recipe_file.dump(loaded.recipe.model_copy(update={"model": options}))
-    model = LanguageModel(options, loaded.tokenizer.vocabulary)
-    write(tmp_path / "softmax", Contents(model.state_dict(), {}, recipe, loaded.tokenizer.file))
-    return tmp_path / "softmax"
-
-
-def test_a_step_that_is_never_the_same_is_not_compiled(growing: Path) -> None:
-    with pytest.raises(UsageError, match="grows"):
-        load(growing, "cpu").use_fast_step()
-    asked = [str(growing), "--device", "cpu", "--prompt", "a", "--max-tokens", "2"]
-    assert CliRunner().invoke(generate, asked).exit_code == 0
-    assert CliRunner().invoke(generate, [*asked, "--fast-decode"]).exit_code != 0
+@pytest.mark.gpu
+def test_a_step_that_is_never_the_same_is_no_graph() -> None:
+    model = LanguageModel(Model(width=16, layers=2, heads=2, attention=Attention(kind="softmax")), 30).eval().cuda()
+    assert "grows" in str(why_no_fast_step(model))
 
 
 def test_without_a_compiler_torch_writes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ PLANTED = {
     "a missing gate": ("mixer.h", "if (!attention.gate_weight) return 0;", "return 0;"),
     "a decay of the new key": ("mixer.h", "z[f] * decay + key;", "(z[f] + key) * decay;"),
     "half of the rotation": ("mixer.h", "half = head_dim / 2; i < half;", "half = head_dim / 2; i < half / 2;"),
-    "a shorter window": ("mixer.h", "return t == past || (current[t]", "return t == past || (t && current[t]"),
+    "a shorter window": ("mixer.h", "Int begin = 0, end;", "Int begin = 1, end;"),
     "a tap of the convolution": ("mixer.h", "t < past; t++, tail", "t < past - 1; t++, tail"),
     "a lost head norm": ("mixer.h", "y[i] *= factor * layer", "y[i] *= layer"),
     "a value read before it is written": ("mixer.h", "if (found.now) add(v);", ""),
@@ -121,6 +121,16 @@ PLANTED_IN_GROUPED = {
     "a value of its own": ("mixer.h", "values + kv_head * value_dim", "values + head % 2 * value_dim"),
     "the epsilon of features": ("step.cpp", "rms_norm_scale(x, width, model.norm_epsilon)", "rms_norm_scale(x, width)"),
     "a gate that is not there": ("mixer.h", "attention.gated ? gate[i]", "!attention.gated ? gate[i]"),
+}
+
+
+GROWING: dict[str, Any] = {**GROUPED, "attention": Attention(kind="softmax")}
+PLANTED_IN_GROWING = {
+    "a key that is not kept": ("mixer.h", "append(before.keys, after.keys, line, recent, k, head_dim);", ""),
+    "the values of another head": ("mixer.h", "line = token.row * model.kv_heads + kv_head;", "line = token.row;"),
+    "logits that are not scaled": ("mixer.h", "scale = 1 / std::sqrt(float(head_dim))", "scale = 1"),
+    "a new token that no other sees": ("mixer.h", "current_after[t] = t == recent ||", "current_after[t] ="),
+    "keys appended by one head alone": ("mixer.h", "if (head % sharing) return;", "if (head) return;"),
 }
 
 
@@ -150,6 +160,13 @@ def test_so_is_one_in_what_a_llama_does(monkeypatch: pytest.MonkeyPatch, tmp_pat
     plant(monkeypatch, tmp_path, *PLANTED_IN_GROUPED[planted])
     with pytest.raises(StepMismatch):
         make_fast_step(shaped(GROUPED))
+
+
+@pytest.mark.parametrize("planted", PLANTED_IN_GROWING)
+def test_so_is_one_in_a_state_that_grows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str) -> None:
+    plant(monkeypatch, tmp_path, *PLANTED_IN_GROWING[planted])
+    with pytest.raises(StepMismatch):
+        make_fast_step(shaped(GROWING))
 
 
 def test_so_is_one_in_the_blocks_of_an_hourglass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -147,6 +147,12 @@ def test_long_memories_are_as_exact_as_by_torch(decay: Any) -> None:
     assert_as_exact_as_torch(model, text(batch=1, time=600)[0])
 
 
+def test_many_values_are_added_as_exactly_as_by_torch() -> None:
+    # A head's 72 values: vectors by four, one alone, and a rest.
+    model = shaped({"width": 96, "heads": 3, "head_dim": 72, "attention": SOFTMAX})
+    assert_as_exact_as_torch(model, text(batch=1, time=1100)[0])
+
+
 @pytest.mark.parametrize("decay", ["fixed", "channel"])
 @torch.inference_mode()
 def test_sums_in_float64_lose_nothing_to_a_gate(decay: Any) -> None:
