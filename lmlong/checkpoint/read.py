@@ -57,7 +57,7 @@ def read_recipe(checkpoint: Path) -> Recipe:
     manifest.verify(checkpoint, [RECIPE])
     try:
         # without a `load_plugin`: what stands in a checkpoint must not decide what is imported
-        return recipe_file.load(str(checkpoint / RECIPE))
+        return recipe_file.load(str(checkpoint / RECIPE), as_trained=True)
     except recipe_file.MissingPlugin as error:
         raise CheckpointError(str(error)) from None
     except RecipeError as error:

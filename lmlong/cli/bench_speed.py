@@ -125,7 +125,7 @@ def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
 @options.recipe(default="quickstart")
 @options.overrides
 @speed_options("128,1k,8k", "32,bf16,int8")
-@click.option("--fast-decode/--no-fast-decode", default=True, help="Constant states by native code, or a CUDA graph.")
+@click.option("--fast-decode/--no-fast-decode", default=True, help="Decode by native code, or a CUDA graph.")
 def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **common: Any) -> None:
     """Measure how fast the model of RECIPE writes after texts of growing length, with one attention after another.
 
@@ -142,7 +142,7 @@ def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **commo
     from lmlong.bench.model_speed import GenerationCandidates
     from lmlong.bench.speed_report import Title
 
-    steps = ", constant states compiled" if fast_decode else ""
+    steps = ", by native code or a CUDA graph" if fast_decode else ""
     work = f"writing with {_shape(chosen)}{steps}"
     title = Title(work, _machine(device), "MB of state", lambda one: one.peak / 1e6)
     build = GenerationCandidates(chosen, device, fast_decode).candidate

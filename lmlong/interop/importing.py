@@ -44,7 +44,11 @@ def import_model(path: Path, run: Path) -> Imported:
     own = recipe.Recipe(
         name=run.name,
         text=recipe.Text(
-            tokenizer=recipe.Tokenizer(kind="huggingface", path=str(run.resolve() / manifest.TOKENIZER)),
+            tokenizer=recipe.Tokenizer(
+                kind="huggingface",
+                vocabulary=tokenizer.vocabulary,
+                path=str(run.resolve() / manifest.TOKENIZER),
+            ),
             sequence_length=context,
         ),
         model=options,

@@ -14,6 +14,7 @@ from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_wo
 from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.overrides import BadOverride, Override, from_item, parse, place
 from lmlong.recipe.root import FORMAT, Recipe, recipe_class
+from lmlong.recipe.start import with_start
 from lmlong.recipe.yaml import LARGEST, BrokenYAML, Document, KeyPath, at, dotted
 
 ATTENTION: KeyPath = ("model", "attention")
@@ -78,9 +79,11 @@ def load(
     source: str | Path | Mapping[str, Any],
     overrides: Sequence[str] | Mapping[str, Any] = (),
     load_plugin: Callable[[str], object] | None = None,
+    as_trained: bool = False,
 ) -> Recipe:
     """Load a recipe from a file or from a dict of sections, with overrides of its values (key.path=value, or values by
-    their key.path), and its paths made absolute.
+    their key.path), and its paths made absolute. What it says nothing of is as in the run of training.init_from, if
+    any, or else has its default; of a recipe `as_trained` all is in it.
 
     Its plug-ins are loaded by `load_plugin`. Without it nothing is ever imported: a recipe from a stranger, such as
     that of a checkpoint, then needs the plug-ins to be loaded already.
@@ -95,6 +98,7 @@ def load(
     # Where there is no training section, the message that helps is the one about its missing steps.
     values = ({"name": file.stem} if file else {}) | {"training": {}} | document.values
     values, placed, misplaced = _place_all(values, overrides)
+    values = values if as_trained else with_start(values)
     prefix = f"{file}: " if file else ""
     if type(version := values.get("format", FORMAT)) is not int or version < 1:
         raise RecipeError([f"{prefix}format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])

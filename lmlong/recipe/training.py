@@ -116,7 +116,7 @@ class Training(Options):
     """Write TensorBoard events into the run folder too (needs the extra: pip install 'lmlong[tensorboard]')."""
     init_from: str | None = None
     """A run or checkpoint whose weights are the start, where the attention may be another one; its optimizer and
-    progress are not taken over."""
+    progress are not taken over. Its tokenizer is kept, and of `model` what the recipe does not set."""
 
     @model_validator(mode="before")
     @classmethod

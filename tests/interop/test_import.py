@@ -86,9 +86,8 @@ def test_an_imported_run_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "33,952 parameters, at length 64" in measured
     assert "softmax" in lmlong_("info", "runs/tiny")
     lmlong_("check", "runs/tiny")
-    further = ("training.init_from=runs/tiny", "training.steps=3", "text.sequence_length=32", "training.batch_size=2")
-    sources = 'text.sources=[{"kind": "files", "paths": ["text.txt"]}]'
-    lmlong_("train", "runs/tiny/recipe.yaml", *further, sources, "--out", "runs/further")
+    further = ("training.init_from=runs/tiny", "text.sources.0.paths=[text.txt]", "text.sequence_length=32")
+    lmlong_("train", "adapt", *further, "training.steps=3", "--out", "runs/further")
     assert lmlong.load("runs/further").tokenizer.hash == lmlong.load("runs/tiny").tokenizer.hash
 
 
