@@ -5,7 +5,7 @@ B batch, T time, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,11 @@ from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.loss import summed_nll, token_nll
 from lmlong.model.rope import document_positions
-from lmlong.model.segments import checkpointed_loss, segmented_loss, split_segments
+from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss, split_segments
 from lmlong.native.spec import NativeSpec
+
+if TYPE_CHECKING:
+    from lmlong.model.teacher import Teacher
 
 PIECE = 4096
 """Tokens scored at once; a longer text is scored piece by piece, with the state passed on, in constant memory."""
@@ -103,16 +106,20 @@ class LanguageModel(TextModel):
         mask: Tensor | None = None,
         state: ModelState | None = None,
         segment: int | None = None,
+        teacher: "Teacher | None" = None,
     ) -> tuple[Tensor, ModelState]:
         """Return the summed -log p of the targets (B, T), read from `state`, and the state after. With `segment`, the
-        sequence is read in segments of that many tokens, and only the states between them are kept."""
+        sequence is read in segments of that many tokens, and only the states between them are kept. With a teacher the
+        loss is two numbers, of which the first is learned: that with its part in it, and the summed -log p."""
         state = self.init_state(len(tokens)) if state is None else state
+        theirs = teacher.hidden_states(tokens, mask) if teacher else None
+        whole, loss = Segment(tokens, targets, mask, theirs), partial(self._loss, teacher=teacher)
         if segment is None or not torch.is_grad_enabled():
-            return self._loss(tokens, targets, mask, state)
-        segments = split_segments(segment, tokens, targets, mask)
+            return loss(whole, state)
+        segments = split_segments(segment, whole)
         if self.partitioned:
-            return checkpointed_loss(self._loss, segments, state)
-        return segmented_loss(self.hidden_states, self._loss, segments, state, list(self.parameters()))
+            return checkpointed_loss(loss, segments, state)
+        return segmented_loss(self.hidden_states, loss, segments, state, list(self.parameters()))
 
     @torch.no_grad()
     def token_nll(
@@ -146,11 +153,11 @@ class LanguageModel(TextModel):
         run = self._compiled_run or self._run
         return run(tokens, state, document_starts, phase)
 
-    def _loss(
-        self, tokens: Tensor, targets: Tensor, document_starts: Tensor | None, state: ModelState
-    ) -> tuple[Tensor, ModelState]:
-        hidden, state = self.hidden_states(tokens, state, document_starts)
-        return self.lm_head(summed_nll, hidden, targets), state
+    def _loss(self, segment: Segment, state: ModelState, teacher: "Teacher | None") -> tuple[Tensor, ModelState]:
+        hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
+        if teacher is None or segment.theirs is None:
+            return self.lm_head(summed_nll, hidden, segment.targets), state
+        return self.lm_head(teacher.loss, hidden, segment.targets, segment.theirs), state
 
     def _run(
         self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, phase: BlockPhase | None

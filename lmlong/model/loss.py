@@ -3,7 +3,8 @@
 V vocabulary.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,13 @@ IGNORED = -100
 
 LOGITS_CHUNK = 512
 """Number of tokens whose logits exist at the same time."""
+
+
+class Softening(NamedTuple):
+    """How a student learns from a teacher."""
+
+    share: float  # of the teacher's distribution in the loss; the rest is the text's
+    temperature: float
 
 
 def summed_nll(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -31,37 +39,120 @@ def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return nll.new_zeros(targets.shape).masked_scatter(scored, nll)
 
 
+def distilled_nll(
+    hidden: Tensor, weight: Tensor, targets: Tensor, theirs: Tensor, their_weight: Tensor, soft: Softening
+) -> Tensor:
+    """Return (2,): the loss of a student, and beside it, without a gradient, the summed -log p of its targets.
+
+    The loss mixes this with the divergence of the student's distribution from the teacher's, KL(teacher | student) at a
+    temperature, times its square, so that its gradient does not shrink with it (Hinton et al. 2015). The teacher's is
+    that of its own hidden states and weight.
+    """
+    flat = (hidden.flatten(0, -2), weight, targets.flatten())
+    return _DistilledNLL.apply(*flat, theirs.flatten(0, -2), their_weight, soft, torch.is_grad_enabled())
+
+
 class _SummedNLL(torch.autograd.Function):
     """Summed NLL with gradients computed in the forward pass, so that no logits are saved or computed twice."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, needs_grad: bool) -> Tensor:
+        gradients = _Gradients.of(hidden, weight, needs_grad and any(ctx.needs_input_grad))
         total = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        wanted = needs_grad and any(ctx.needs_input_grad)
-        dhidden = torch.empty_like(hidden) if wanted else None
-        dweight = torch.zeros_like(weight, dtype=total.dtype) if wanted else None
-        for begin in range(0, len(hidden), LOGITS_CHUNK):
-            h, t = hidden[begin : begin + LOGITS_CHUNK], targets[begin : begin + LOGITS_CHUNK]
-            logits = logits_in_float32(h, weight)
-            nll, log_total = _chunk_nll(logits, t)
+        for piece in _pieces(hidden):
+            logits = logits_in_float32(hidden[piece], weight)
+            nll, log_total = _chunk_nll(logits, targets[piece])
             total += nll.sum()
-            if dhidden is not None and dweight is not None:
-                scored = t != IGNORED
-                dlogits = logits.sub_(log_total[:, None]).exp_()  # softmax, in the memory of the logits
-                dlogits[torch.arange(len(t), device=t.device), t.where(scored, 0)] -= 1
-                dlogits = dlogits.mul_(scored[:, None]).to(h.dtype)
-                dhidden[begin : begin + LOGITS_CHUNK] = dlogits @ weight.to(h.dtype)
-                dweight += dlogits.mT @ h
-        ctx.save_for_backward(dhidden, dweight)
-        ctx.weight_dtype = weight.dtype
+            if gradients:
+                gradients.add(piece, _dnll(logits, log_total, targets[piece]))
+        _save(ctx, weight, gradients)
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        dhidden, dweight = ctx.saved_tensors
-        (dtotal,) = grads
-        return dhidden * dtotal.to(dhidden.dtype), (dweight * dtotal).to(ctx.weight_dtype), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_scaled(ctx, grads[0]), None, None
+
+
+class _DistilledNLL(torch.autograd.Function):
+    """The same with a teacher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        theirs: Tensor,
+        their_weight: Tensor,
+        soft: Softening,
+        needs_grad: bool,
+    ) -> Tensor:
+        gradients = _Gradients.of(hidden, weight, needs_grad and any(ctx.needs_input_grad))
+        share, temperature = soft
+        totals = torch.zeros(2, device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))
+        for piece in _pieces(hidden):
+            logits, scored = logits_in_float32(hidden[piece], weight), (targets[piece] != IGNORED)[:, None]
+            taught = (logits_in_float32(theirs[piece], their_weight) / temperature).log_softmax(-1)
+            ours = (logits / temperature).log_softmax(-1)
+            nll, log_total = _chunk_nll(logits, targets[piece])
+            divergence = (taught.exp() * (taught - ours)).where(scored, 0).sum()
+            totals += torch.stack([(1 - share) * nll.sum() + share * temperature**2 * divergence, nll.sum()])
+            if gradients:
+                dlogits = _dnll(logits, log_total, targets[piece]).mul_(1 - share)
+                ddivergence = ours.exp_().sub_(taught.exp_()).mul_(scored)
+                gradients.add(piece, dlogits.add_(ddivergence, alpha=share * temperature))
+        _save(ctx, weight, gradients)
+        return totals
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_scaled(ctx, grads[0][0]), None, None, None, None, None
+
+
+class _Gradients(NamedTuple):
+    """The gradients of a loss for hidden states and the output weight, added up piece by piece."""
+
+    hidden: Tensor
+    weight: Tensor
+    inputs: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, hidden: Tensor, weight: Tensor, wanted: bool) -> "_Gradients | None":
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        return (
+            cls(torch.empty_like(hidden), torch.zeros_like(weight, dtype=dtype), (hidden, weight)) if wanted else None
+        )
+
+    def add(self, piece: slice, dlogits: Tensor) -> None:
+        hidden, weight = self.inputs[0][piece], self.inputs[1]
+        dlogits = dlogits.to(hidden.dtype)
+        self.hidden[piece] = dlogits @ weight.to(hidden.dtype)
+        self.weight.add_(dlogits.mT @ hidden)
+
+
+def _pieces(hidden: Tensor) -> Iterator[slice]:
+    for begin in range(0, len(hidden), LOGITS_CHUNK):
+        yield slice(begin, begin + LOGITS_CHUNK)
+
+
+def _dnll(logits: Tensor, log_total: Tensor, targets: Tensor) -> Tensor:
+    """Return the gradient of the NLL for the logits, in their memory."""
+    scored = targets != IGNORED
+    dlogits = logits.sub_(log_total[:, None]).exp_()  # softmax
+    dlogits[torch.arange(len(targets), device=targets.device), targets.where(scored, 0)] -= 1
+    return dlogits.mul_(scored[:, None])
+
+
+def _save(ctx: Any, weight: Tensor, gradients: _Gradients | None) -> None:
+    ctx.save_for_backward(*(gradients[:2] if gradients else (None, None)))
+    ctx.weight_dtype = weight.dtype
+
+
+def _scaled(ctx: Any, dtotal: Tensor) -> tuple[Tensor, Tensor]:
+    dhidden, dweight = ctx.saved_tensors
+    return dhidden * dtotal.to(dhidden.dtype), (dweight * dtotal).to(ctx.weight_dtype)
 
 
 def logits_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ segment would keep a graph of all of them.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +18,27 @@ from torch.utils.checkpoint import checkpoint
 from lmlong.attention.base import state_tensors
 from lmlong.model.state import rebuild_state
 
-Segment = tuple[Tensor, Tensor, Tensor | None]
-"""Tokens, targets and document starts, each (B, T)."""
 
-SegmentLoss = Callable[..., tuple[Tensor, Any]]
-"""(tokens, targets, document_starts, state) -> summed loss and the state after."""
+class Segment(NamedTuple):
+    """A segment of every row."""
+
+    tokens: Tensor  # (B, T)
+    targets: Tensor  # (B, T)
+    document_starts: Tensor | None  # (B, T)
+    theirs: Tensor | None  # (B, T, width) the hidden states of a teacher
+
+
+SegmentLoss = Callable[[Segment, Any], tuple[Tensor, Any]]
+"""(segment, state) -> summed loss and the state after. Of a loss of several numbers the first alone is learned."""
 
 SegmentForward = Callable[..., tuple[Tensor, Any]]
 """(tokens, state, document_starts) -> hidden states, which are not used here, and the state after."""
 
 
-def split_segments(length: int, *whole: Tensor | None) -> list[Segment]:
-    """Split tokens, targets and document starts into segments of at most `length` tokens."""
-    time = next(x for x in whole if x is not None).shape[1]
-    begins = range(0, time, length)
-    return [tuple(None if x is None else x[:, b : b + length] for x in whole) for b in begins]  # type: ignore[misc]
+def split_segments(length: int, whole: Segment) -> list[Segment]:
+    """Split rows into segments of at most `length` tokens."""
+    begins = range(0, whole.tokens.shape[1], length)
+    return [Segment(*(None if x is None else x[:, b : b + length] for x in whole)) for b in begins]  # type: ignore[arg-type]
 
 
 def segmented_loss(
@@ -43,11 +49,11 @@ def segmented_loss(
     weights: Sequence[Tensor],
 ) -> tuple[Tensor, Any]:
     """Return the loss of all segments in turn from `state`, and the state after the last, without a gradient."""
-    context = _ForwardContext(segments[0][0].device.type)
+    context = _ForwardContext(segments[0].tokens.device.type)
     states = _StateBank(state, len(segments) - 1)
-    for number, (tokens, _, document_starts) in enumerate(segments):
+    for number, segment in enumerate(segments):
         with torch.no_grad(), context.of(number):
-            _, after = forward(tokens, states.get(number), document_starts)
+            _, after = forward(segment.tokens, states.get(number), segment.document_starts)
         if number + 1 < len(segments):
             states.put(number + 1, after)
     total, grads = _backward_through_segments(segment_loss, segments, states, context, weights)
@@ -59,7 +65,7 @@ def checkpointed_loss(segment_loss: SegmentLoss, segments: Sequence[Segment], st
     while their module computes, which one function of all segments would not see."""
     total = None
     for segment in segments:
-        loss, state = checkpoint(segment_loss, *segment, state, use_reentrant=False)
+        loss, state = checkpoint(segment_loss, segment, state, use_reentrant=False)
         total = loss if total is None else total + loss
     assert total is not None
     return total, state
@@ -94,7 +100,7 @@ def _backward_through_segments(
     for number in reversed(range(len(segments))):
         state, inputs = _as_leaves(states.get(number))
         with torch.enable_grad(), context.of(number):
-            loss, after = segment_loss(*segments[number], state)
+            loss, after = segment_loss(segments[number], state)
         ends = [(x, g) for x, g in zip(_floating(after), dstate, strict=False) if x.requires_grad]
         outputs, grad_outputs = [loss, *(x for x, _ in ends)], [torch.ones_like(loss), *(g for _, g in ends)]
         grads = torch.autograd.grad(outputs, [*inputs, *weights], grad_outputs, allow_unused=True)
@@ -107,7 +113,7 @@ def _backward_through_segments(
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss with known gradients, which the backward pass only scales."""
+    """A loss, the first number of some, with known gradients, which the backward pass only scales."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, dweights: list[Tensor], *weights: Tensor) -> Tensor:
@@ -117,7 +123,7 @@ class _KnownGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (dloss,) = grads
+        dloss = grads[0].flatten()[0]
         return (None, None, *(dweight * dloss for dweight in ctx.dweights))
 
 

@@ -247,8 +247,9 @@ def _anchored(values: dict[str, Any]) -> dict[str, Any]:
             source["dataset"] = _absolute(source["dataset"])
     if text["tokenizer"]["path"] is not None:
         text["tokenizer"]["path"] = _absolute(text["tokenizer"]["path"])
-    if training["init_from"] is not None and Path(training["init_from"]).expanduser().exists():
-        training["init_from"] = _absolute(training["init_from"])
+    for key in ("init_from", "teacher"):
+        if training[key] is not None and Path(training[key]).expanduser().exists():
+            training[key] = _absolute(training[key])
     return values
 
 

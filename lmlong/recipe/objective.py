@@ -75,6 +75,8 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
             )
     if training.sample_tokens:
         yield mistake("training.sample_tokens", "an encoder writes no text. Leave it out.")
+    if training.teacher:
+        yield mistake("training.teacher", "an encoder has no teacher, which predicts next tokens. Leave it out.")
     if training.kernel == "triton":
         yield mistake("training.kernel", "the kernels read the past alone, and an encoder both sides. Leave it out.")
     longest = model.layer_lengths("linformer", text.sequence_length)

@@ -1,4 +1,4 @@
-"""What a recipe leaves out where it begins from the weights of another run: that run's model and tokenizer."""
+"""What a recipe leaves out where it begins from the weights of another run, or learns from it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +12,10 @@ RECIPE = "recipe.yaml"
 
 def with_start(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe with the options of `model` that it leaves out as they are in the run of
-    `training.init_from`, and with that run's tokenizer. A run that cannot be read is told of when its weights are."""
-    start = _recipe_of(at(values, ("training", "init_from")))
-    model, tokenizer = at(start, ("model",)), at(start, ("text", "tokenizer"))
+    `training.init_from`, and with the tokenizer of that run or of the teacher. A run that cannot be read is told of
+    when its weights are."""
+    start, teacher = (_recipe_of(at(values, ("training", key))) for key in ("init_from", "teacher"))
+    model, tokenizer = at(start, ("model",)), at(start or teacher, ("text", "tokenizer"))
     text = values.get("text", {})
     if isinstance(model, Mapping) and isinstance(own := values.get("model", {}), Mapping):
         values = {**values, "model": {**model, **own}}

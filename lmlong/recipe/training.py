@@ -117,6 +117,12 @@ class Training(Options):
     init_from: str | None = None
     """A run or checkpoint whose weights are the start, where the attention may be another one; its optimizer and
     progress are not taken over. Its tokenizer is kept, and of `model` what the recipe does not set."""
+    teacher: str | None = None
+    """A run or checkpoint whose predictions are learned beside the text (distillation); its tokenizer is taken."""
+    teacher_share: float = Field(default=0.5, gt=0, le=1)
+    """teacher: weight of the divergence from its predictions in the loss; the rest is that of the text's own tokens."""
+    teacher_temperature: float = Field(default=1.0, ge=0.1, le=100)
+    """teacher: the temperature at which both predict; above 1, what it holds unlikely counts for more."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,6 +145,12 @@ class Training(Options):
     def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.carry_state and self.state_passing:
             yield mistake("state_passing", "carry_state begins no row with the state of another text. Use one of them.")
+        if self.teacher and self.passes_states:
+            yield mistake(
+                "teacher",
+                "it reads each row from an empty state, and the model from that of another. Leave this out, or "
+                "carry_state and state_passing.",
+            )
         if self.strategy == "deepspeed" and self.precision == "16":
             yield mistake("precision", "16 is not offered with strategy: deepspeed. Use bf16, 32 or auto.")
         if self.strategy == "deepspeed" and self.deepspeed.stage == 3 and self.compile:

@@ -24,7 +24,7 @@ from lmlong.training.module import TrainingModule, as_tensors
 from lmlong.training.progress import Progress
 from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
-from lmlong.training.state import random_states, restore
+from lmlong.training.state import Owners, random_states, restore
 from lmlong.training.state_health import StateHealth
 
 RECENT = 20
@@ -35,9 +35,18 @@ SPIKE = 1.5
 class TrainingCallback(Callback):
     """The callback at the end of each optimizer step, the only point where a run may be saved or stopped."""
 
-    def __init__(self, run: Path, data: DataModule, clock: TrainingClock, signals: StopOnSignal, tokens_before: int):
+    def __init__(
+        self,
+        run: Path,
+        data: DataModule,
+        clock: TrainingClock,
+        signals: StopOnSignal,
+        tokens_before: int,
+        owners: Owners,
+    ):
         self.run, self.data, self.clock, self.signals = run, data, clock, signals
         self.tokens_before = tokens_before  # trained on by the run that this one began from
+        self.owners = owners
         options = data.recipe.training
         self.metric = METRICS[data.recipe.objective]
         self.metrics_log = MetricsLog(run / "metrics.jsonl", silent=not is_main_process())
@@ -49,7 +58,7 @@ class TrainingCallback(Callback):
         self._random: dict[str, Any] = {}  # to be restored
 
     def state_dict(self) -> dict[str, Any]:
-        return {"recent": list(self.recent), "text": self.data.tokens.identity, "random": random_states()}
+        return {"recent": list(self.recent), **self.owners._asdict(), "random": random_states()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.recent.extend(state_dict["recent"])

@@ -22,7 +22,7 @@ def check(recipe: Recipe, folder: Path | None, resume: str | None, overwrite: bo
     # a lock means that a run is being trained there, which is told with the name of its process
     if folder and folder.is_dir() and not resume and not overwrite and not (folder / LOCK).exists():
         check_free(folder)
-    for checkpoint in (resume if resume != "auto" else None, recipe.training.init_from):
+    for checkpoint in (resume if resume != "auto" else None, recipe.training.init_from, recipe.training.teacher):
         if checkpoint:
             find(checkpoint)
     first_look.check(recipe.text)

@@ -16,6 +16,7 @@ from lmlong.model.base import TextModel
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import LossTotals, count_bytes
 from lmlong.model.state import detach_state, fits_state, rebuild_state, where_state
+from lmlong.model.teacher import Teacher, taught_loss
 from lmlong.recipe import Recipe
 from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import all_gather, rank_slice
@@ -32,12 +33,18 @@ class TrainingModule(LightningModule):
     token_bytes: Tensor
 
     def __init__(
-        self, model: TextModel, recipe: Recipe, clock: TrainingClock, token_bytes: Tensor, batches: TrainingBatches
+        self,
+        model: TextModel,
+        recipe: Recipe,
+        clock: TrainingClock,
+        token_bytes: Tensor,
+        batches: TrainingBatches,
+        teacher: Teacher | None = None,
     ):
         super().__init__()
         self.model = model
         self.recipe = recipe
-        self.clock, self.batches = clock, batches
+        self.clock, self.batches, self.teacher = clock, batches, teacher
         self.register_buffer("token_bytes", token_bytes, persistent=False)
         self.step_totals = LossTotals()  # of the current optimizer step
         self.learning_rate = math.nan  # of the current optimizer step
@@ -45,22 +52,29 @@ class TrainingModule(LightningModule):
         self.skipped = 0  # steps skipped in a row so far
         self.carried: Any = None  # the state after the batch before; only its tensors when they come from a checkpoint
 
+    def on_fit_start(self) -> None:
+        if self.teacher:
+            self.teacher.model.to(self.device)  # of each process
+
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         tokens, targets, mask = batch
         self._seed(batch_idx)
         state, mask = self._initial_state(tokens, mask, batch_idx)
         with self.trainer.precision_plugin.forward_context():
-            nll, state = self.model.loss(tokens, targets, mask, state, self.recipe.training.segment)
+            segment = self.recipe.training.segment
+            learned, nll, state = taught_loss(self.model, self.teacher, tokens, targets, mask, state, segment)
         if self.recipe.training.passes_states:
             self.carried = detach_state(state)
-        loss = float(nll.detach())
+        loss = float(learned.detach())
         # several ranks check the gradient, which all of them see: one that stopped alone would hang the others
         alone = self.trainer.world_size == 1
         if not math.isfinite(loss) and alone and self.recipe.training.on_nonfinite == "stop":
             raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {loss}"))
-        self.step_totals += LossTotals(loss, int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes))
+        self.step_totals += LossTotals(
+            float(nll), int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes)
+        )
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
-        return nll / (len(targets) * self.recipe.targets_per_sequence)
+        return learned / (len(targets) * self.recipe.targets_per_sequence)
 
     def train_dataloader(self) -> "Loader":
         """Return the batches from the run's current step on."""

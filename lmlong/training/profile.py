@@ -16,10 +16,11 @@ from lmlong.attention.plugins import LOADED, load_plugin
 from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import peak_memory, synchronize
+from lmlong.model.teacher import taught_loss
 from lmlong.recipe import Recipe
 from lmlong.recipe.root import recipe_class
 from lmlong.training.optimizer import make_optimizer
-from lmlong.training.setup import set_up
+from lmlong.training.setup import Setup, set_up
 
 TIMED, ENOUGH = 7, 4.0
 """Number of timed steps, and the seconds after which fewer are enough."""
@@ -69,13 +70,15 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     import_module("lightning.pytorch")  # it takes memory in a real run too
     setup = set_up(recipe)
     model = setup.model.to(setup.device)
+    if setup.teaching:
+        setup.teaching.teacher.model.to(setup.device)
     optimizer = make_optimizer(model, setup.recipe.training)
     works, updates = [], []
     for number in range(1 + timed):
         begun = time.perf_counter()
         parts = min(setup.recipe.training.accumulate, 2)
         for _ in range(parts):
-            _backward(model, setup.recipe, shape)
+            _backward(model, setup, shape)
         synchronize(setup.device)
         works.append((time.perf_counter() - begun) / parts)
         begun = time.perf_counter()
@@ -95,8 +98,9 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     return StepProfile(peak, work, update, count_parameters(model), kept, state)
 
 
-def _backward(model: TextModel, recipe: Recipe, shape: BatchShape) -> None:
+def _backward(model: TextModel, setup: Setup, shape: BatchShape) -> None:
     """Add the gradient of one batch of random text."""
+    recipe, teacher = setup.recipe, setup.teaching.teacher if setup.teaching else None
     device = model.embedding.weight.device
     # an encoder's last embedding is that of the mask, which is never a target
     tokens = torch.randint(model.embedding.num_embeddings - 1, (shape.rows, shape.time), device=device)
@@ -105,8 +109,8 @@ def _backward(model: TextModel, recipe: Recipe, shape: BatchShape) -> None:
     mask = document_starts if recipe.objective == "causal" else torch.zeros_like(document_starts)
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(recipe.training.precision)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        nll, _ = model.loss(tokens, tokens, mask, segment=shape.segment)
-    (nll / tokens.numel()).backward()
+        loss, _, _ = taught_loss(model, teacher, tokens, tokens, mask, segment=shape.segment)
+    (loss / tokens.numel()).backward()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ FIXED = (
     "training.carry_state",
     "training.state_passing",
     "training.init_from",
+    "training.teacher",
     "training.optimizer",
 )
 """Options that weights, data order and draws depend on; all others may change during a run."""

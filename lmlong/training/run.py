@@ -45,7 +45,7 @@ from lmlong.training.run_folder import (
 )
 from lmlong.training.setup import LIGHTNING, Setup, set_up
 from lmlong.training.signals import StopAtOnce, StopOnSignal
-from lmlong.training.state import read_state
+from lmlong.training.state import Owners, read_state
 
 
 class TrainingResult(NamedTuple):
@@ -132,7 +132,8 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         tokens_before = read.reading(source, read.trained_tokens)
     else:
         setup = set_up(recipe)
-    state = read_state(resume_from, setup.model, setup.recipe.training, setup.tokens.identity) if resume_from else None
+    owners = Owners(setup.tokens.identity, setup.teaching.weights_hash if setup.teaching else "")
+    state = read_state(resume_from, setup.model, setup.recipe.training, owners) if resume_from else None
     if is_main_process():
         if overwrite:
             clear(folder)
@@ -143,13 +144,14 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
 
     signals = StopOnSignal(recipe.processes)
     clock = TrainingClock(recipe.training, setup.steps)
-    callback = TrainingCallback(folder, setup.data, clock, signals, tokens_before)
+    callback = TrainingCallback(folder, setup.data, clock, signals, tokens_before, owners)
     callbacks: list[Callback] = [signals, callback]
     if every := recipe.model.attention.favor.resample_every:
         callbacks.append(ResampleFeatures(setup.model, recipe.seed, every))
     trainer = _trainer(folder, setup, callbacks, state, _last_step(clock, state))
     token_bytes = torch.from_numpy(setup.tokens.tokenizer.token_bytes)
-    module = TrainingModule(setup.model, setup.recipe, clock, token_bytes, setup.data.training())
+    teacher = setup.teaching.teacher if setup.teaching else None
+    module = TrainingModule(setup.model, setup.recipe, clock, token_bytes, setup.data.training(), teacher)
     try:
         with signals:
             trainer.fit(module, ckpt_path=resume_from, weights_only=True)

@@ -17,6 +17,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.memory import check_memory
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import count_steps
+from lmlong.training.teaching import Teaching, check_tokenizer, open_teacher
 
 
 class Setup(NamedTuple):
@@ -26,6 +27,7 @@ class Setup(NamedTuple):
     tokens: TokenDataset
     model: TextModel
     device: torch.device
+    teaching: Teaching | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -42,7 +44,8 @@ class Setup(NamedTuple):
 
 
 def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = False) -> Setup:
-    """Read the text and build the model, with the tokenizer and weights of the checkpoint `start`, if any.
+    """Read the text and build the model, with the tokenizer and weights of the checkpoint `start`, if any, else with
+    the tokenizer of the teacher, if any.
 
     With `new_attention` the checkpoint's attention may differ from the recipe's; all else must fit.
     """
@@ -54,7 +57,10 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     optimizer = "muon" if training.optimizer == "auto" else training.optimizer
     training = training.model_copy(update={"precision": resolve(training.precision, device), "optimizer": optimizer})
     recipe = recipe.model_copy(update={"training": training, "device": device.type})
-    tokens = prepare(recipe.text, read.read_tokenizer(start) if start else None)
+    teaching = open_teacher(recipe.training)
+    tokens = prepare(recipe.text, read.read_tokenizer(start) if start else teaching.tokenizer if teaching else None)
+    if teaching:
+        check_tokenizer(teaching, tokens.tokenizer, recipe.training.teacher)
     check_memory(recipe, tokens.tokenizer.vocabulary, device)
 
     torch.manual_seed(recipe.seed)
@@ -65,7 +71,7 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
         set_kernel(model, training.kernel)
     if training.compile:
         model.compile_blocks()
-    return Setup(recipe, tokens, model, device)
+    return Setup(recipe, tokens, model, device, teaching)
 
 
 Kernel = Literal["auto", "torch", "triton"]

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning
 import numpy as np
@@ -34,17 +34,24 @@ SCALER = "MixedPrecision"
 INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of positions, counts and masks, which a carried state may also have."""
 
-ADDED = {"seconds": 0.0}
+ADDED = {"seconds": 0.0, "teacher": ""}
 """Parts that checkpoints of before do not have, with what they stood for."""
 
 NEVER_NEGATIVE = {"step", "exp_avg_sq"}
 
-CALLBACK_KEYS = ("recent", "text", "random")
+CALLBACK_KEYS = ("recent", "text", "teacher", "random")
 """Keys of the state of `TrainingCallback`."""
 
 
-def read_state(checkpoint: Path, model: TextModel, options: recipe.Training, text: str) -> dict[str, Any]:
-    """Return the training state of a checkpoint; refuse one that is not of this model and this text."""
+class Owners(NamedTuple):
+    """What a run learns from, by hashes, for it is the same run only as long as they are."""
+
+    text: str
+    teacher: str  # empty where there is none
+
+
+def read_state(checkpoint: Path, model: TextModel, options: recipe.Training, owners: Owners) -> dict[str, Any]:
+    """Return the training state of a checkpoint; refuse one that is not of this model, this text and this teacher."""
     state = read_training(checkpoint)
     if isinstance(state, dict):
         state = {**ADDED, **state}
@@ -52,8 +59,11 @@ def read_state(checkpoint: Path, model: TextModel, options: recipe.Training, tex
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
     if state["step"] != manifest.read(checkpoint).step:
         raise CheckpointError(f"{checkpoint}: its manifest tells of another step. Use another checkpoint.")
-    if state["text"] != text:
-        raise UsageError("--resume: the text has changed since the run began. Put it back, or begin another run.")
+    for what, its_hash in owners._asdict().items():
+        if state[what] != its_hash:
+            raise UsageError(
+                f"--resume: the {what} has changed since the run began. Put it back, or begin another run."
+            )
     return state
 
 
@@ -202,6 +212,7 @@ PARTS: dict[str, Callable[[Any, Moments], bool]] = {
     "seconds": lambda value, _: type(value) is float and 0 <= value < math.inf,
     "recent": _are_losses,
     "text": lambda value, _: isinstance(value, str),
+    "teacher": lambda value, _: isinstance(value, str),
     "random": _are_random_states,
 }
 """The parts of a training state, with their validity checks."""

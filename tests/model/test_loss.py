@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmlong.model.loss import IGNORED, LOGITS_CHUNK, summed_nll, token_nll
+from lmlong.model.loss import IGNORED, LOGITS_CHUNK, Softening, distilled_nll, summed_nll, token_nll
 
 
 @pytest.mark.parametrize("tokens", [1, LOGITS_CHUNK - 1, LOGITS_CHUNK, 2 * LOGITS_CHUNK + 3])
@@ -29,6 +29,50 @@ def test_value_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torc
 
 def _truth(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(hidden @ weight.mT, targets, ignore_index=IGNORED, reduction="sum")
+
+
+SOFTENINGS = [Softening(0.5, 1.0), Softening(1.0, 1.0), Softening(0.3, 2.5)]
+
+
+@pytest.mark.parametrize("soft", SOFTENINGS)
+@pytest.mark.parametrize("tokens", [1, 2 * LOGITS_CHUNK + 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_with_a_teacher_they_are_those_of_cross_entropy_and_divergence(
+    soft: Softening, tokens: int, dtype: torch.dtype
+) -> None:
+    draw = torch.Generator().manual_seed(tokens)
+    hidden, weight = (torch.randn(n, 12, generator=draw, dtype=torch.float64) for n in (tokens, 30))
+    theirs, their_weight = (torch.randn(n, 7, generator=draw, dtype=torch.float64) for n in (tokens, 30))
+    targets = torch.randint(30, (tokens,), generator=draw)
+    targets[3::7] = IGNORED
+
+    def truth(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        scored = targets != IGNORED
+        pairs = ((hidden, weight), (theirs.to(hidden), their_weight.to(hidden)))
+        ours, taught = ((h @ w.mT / soft.temperature)[scored].log_softmax(-1) for h, w in pairs)
+        divergence = kl_div(ours, taught, reduction="sum", log_target=True)
+        nll = _truth(hidden, weight, targets)
+        return torch.stack([(1 - soft.share) * nll + soft.share * soft.temperature**2 * divergence, nll])
+
+    def measured(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return distilled_nll(hidden, weight, targets, theirs.to(hidden), their_weight.to(hidden), soft)
+
+    results = []
+    for kind, function in ((torch.float64, truth), (dtype, measured)):
+        leaves = [hidden.to(kind).requires_grad_(), weight.to(kind).requires_grad_()]
+        losses = function(*leaves)
+        results.append([losses.detach(), *torch.autograd.grad(3 * losses[0], leaves)])
+    allowed = 1e-12 if dtype == torch.float64 else 1e-5
+    for exact, found in zip(*results, strict=True):
+        assert (found - exact).norm() <= allowed * exact.norm()
+
+
+def test_who_is_its_own_teacher_has_nothing_to_learn_from_it() -> None:
+    hidden, weight = torch.randn(50, 8, requires_grad=True), torch.randn(30, 8)
+    losses = distilled_nll(hidden, weight, torch.arange(50) % 30, hidden.detach(), weight, Softening(1.0, 2.0))
+    (gradient,) = torch.autograd.grad(losses[0], hidden)
+    assert (losses[0].item(), gradient.abs().max()) == (pytest.approx(0, abs=1e-5), pytest.approx(0, abs=1e-6))
+    assert losses[1] > 50
 
 
 def test_each_target_has_its_own_nats() -> None:

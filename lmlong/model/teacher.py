@@ -1,0 +1,55 @@
+"""A teacher: a trained model whose predictions another one learns, beside the text that both read.
+
+B batch, T time.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlong.model.base import TextModel
+from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.loss import Softening, distilled_nll
+
+
+class Teacher:
+    """A language model that is not trained, and how a student learns from it. It is no part of the student: neither its
+    weights nor its memory are in any checkpoint."""
+
+    def __init__(self, model: LanguageModel, soft: Softening):
+        self.model, self.soft = model.eval().requires_grad_(False), soft
+
+    @torch.no_grad()
+    def hidden_states(self, tokens: Tensor, document_starts: Tensor | None = None) -> Tensor:
+        """Return its last hidden states (B, T, width), read from an empty state piece by piece."""
+        state, pieces = self.model.init_state(len(tokens)), []
+        for begin in range(0, tokens.shape[1], PIECE):
+            piece = slice(begin, begin + PIECE)
+            starts = None if document_starts is None else document_starts[:, piece]
+            hidden, state = self.model.hidden_states(tokens[:, piece], state, starts)
+            pieces.append(hidden)
+        return torch.cat(pieces, dim=1)
+
+    def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, theirs: Tensor) -> Tensor:
+        """Return (2,): the loss of a student of these hidden states and output weight, and its summed -log p."""
+        return distilled_nll(hidden, weight, targets, theirs, self.model.lm_head.weight, self.soft)
+
+
+def taught_loss(
+    model: TextModel,
+    teacher: Teacher | None,
+    tokens: Tensor,
+    targets: Tensor,
+    mask: Tensor,
+    state: Any = None,
+    segment: int | None = None,
+) -> tuple[Tensor, Tensor, Any]:
+    """Return the loss that a model learns by, its summed -log p of the targets, and the state after: without a teacher
+    both losses are the same."""
+    if teacher is None:
+        losses, state = model.loss(tokens, targets, mask, state, segment)
+    else:
+        assert isinstance(model, LanguageModel)
+        losses, state = model.loss(tokens, targets, mask, state, segment, teacher)
+    return losses.flatten()[0], losses.detach().flatten()[-1], state

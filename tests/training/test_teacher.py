@@ -1,0 +1,146 @@
+"""A model that learns from a teacher: what it learns, and that it stays the same run."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong.errors import RecipeError, UsageError
+from lmlong.inference.loading import load
+from lmlong.model.loss import Softening
+from lmlong.model.teacher import Teacher, taught_loss
+from lmlong.recipe import Recipe
+from lmlong.training.plan import make_plan
+from lmlong.training.run import train
+
+from .conftest import assert_resumes_exactly, lmlong, metrics
+
+Recipes = Callable[..., Recipe]
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in metrics(run) if "loss" in line]
+
+
+@pytest.fixture
+def teacher(recipe_of: Recipes, tmp_path: Path) -> Path:
+    """A softmax model of another width, which has learned half of what the text could teach it."""
+    train(recipe_of("model.attention.kind=softmax", "model.width=48"), tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.fixture
+def taught(recipe_of: Recipes, teacher: Path) -> Recipes:
+    """The tiny recipe with that teacher."""
+    return lambda *overrides: recipe_of(f"training.teacher={teacher}", "training.teacher_share=0.9", *overrides)
+
+
+def divergence(student: Path, teacher: Path) -> float:
+    """The divergence of a trained student from a teacher, in nats a token."""
+    ours, theirs = (load(run, "cpu") for run in (student, teacher))
+    tokens = torch.tensor([ours.tokenizer.encode("the cat sat on the mat and then a bird flew over the dog")])
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    with torch.no_grad():
+        loss, _, _ = taught_loss(ours.model, Teacher(theirs.model, Softening(1.0, 1.0)), tokens, tokens, starts)
+    return float(loss) / tokens.numel()
+
+
+def test_a_student_comes_nearer_to_its_teacher_than_one_without(
+    taught: Recipes, recipe_of: Recipes, teacher: Path, tmp_path: Path
+) -> None:
+    train(taught("training.teacher_share=1", "training.steps=60"), tmp_path / "with")
+    train(recipe_of("training.steps=60"), tmp_path / "without")
+    assert divergence(tmp_path / "with", teacher) < 0.3 * divergence(tmp_path / "without", teacher)
+
+
+def test_the_loss_that_is_told_is_that_of_the_text(taught: Recipes, recipe_of: Recipes, tmp_path: Path) -> None:
+    train(taught("training.steps=1"), tmp_path / "with")
+    train(recipe_of("training.steps=1"), tmp_path / "without")
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")  # before the first step they are one model
+
+
+def test_the_teacher_is_in_no_checkpoint(taught: Recipes, recipe_of: Recipes, tmp_path: Path) -> None:
+    for name, recipe in (("with", taught("training.steps=1")), ("without", recipe_of("training.steps=1"))):
+        train(recipe, tmp_path / name)
+    sizes = [
+        sum(file.stat().st_size for file in (tmp_path / name / "checkpoints").glob("*/model.safetensors"))
+        for name in ("with", "without")
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_it_is_the_same_in_segments_and_in_parts(taught: Recipes, tmp_path: Path) -> None:
+    whole = taught("training.steps=6")
+    train(whole, tmp_path / "whole")
+    for name, options in {
+        "segments": ["training.segment=16"],
+        "parts": ["training.batch_size=2", "training.accumulate=2"],
+        "checkpointing": ["training.activation_checkpointing=true"],
+    }.items():
+        train(taught("training.steps=6", *options), tmp_path / name)
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-4), name
+
+
+@pytest.mark.parametrize("options", [[], ["training.segment=16", "training.teacher_temperature=2"]])
+def test_it_resumes_exactly(taught: Recipes, tmp_path: Path, options: list[str]) -> None:
+    assert_resumes_exactly(taught, tmp_path, *options)
+
+
+def test_another_teacher_makes_another_run(taught: Recipes, recipe_of: Recipes, teacher: Path, tmp_path: Path) -> None:
+    train(taught("training.steps=4"), tmp_path / "run")
+    for change in ("training.teacher_share=0.2", "training.teacher_temperature=3", "training.teacher=null"):
+        with pytest.raises(UsageError, match=f"--resume: {change.partition('=')[0]}"):
+            train(taught("training.steps=8", change), tmp_path / "run", resume="auto")
+    shutil.rmtree(teacher)
+    train(recipe_of("training.steps=2"), teacher)
+    with pytest.raises(UsageError, match="--resume: the teacher has changed"):
+        train(taught("training.steps=8"), tmp_path / "run", resume="auto")
+
+
+def test_two_processes_learn_what_one_does(taught: Recipes, tiny: Path, teacher: Path, tmp_path: Path) -> None:
+    train(taught("training.steps=6"), tmp_path / "one")
+    options = ["devices=2", "training.batch_size=2", "training.steps=6", "training.teacher_share=0.9"]
+    child = lmlong("train", tiny, *options, f"training.teacher={teacher}", "--out", tmp_path / "two")
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+
+
+def test_the_tokenizer_is_that_of_the_teacher(recipe_of: Recipes, tmp_path: Path) -> None:
+    pieces = "text.tokenizer={kind: sentencepiece, vocabulary: 300}"
+    train(recipe_of(pieces, "training.steps=2"), tmp_path / "teacher")
+    train(recipe_of("training.steps=2", f"training.teacher={tmp_path / 'teacher'}"), tmp_path / "student")
+    files = [(tmp_path / name / "tokenizer.model").read_bytes() for name in ("teacher", "student")]
+    assert files[0] == files[1]
+    train(recipe_of("training.steps=2"), tmp_path / "bytes")
+    with pytest.raises(UsageError, match=r"training\.teacher: .*teacher has another tokenizer"):
+        start = f"training.init_from={tmp_path / 'bytes'}"
+        train(recipe_of("training.steps=2", f"training.teacher={tmp_path / 'teacher'}", start), tmp_path / "both")
+
+
+def test_a_teacher_that_cannot_teach_is_refused(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("objective=masked", "training.steps=1"), tmp_path / "encoder")
+    with pytest.raises(UsageError, match="is an encoder"):
+        train(recipe_of(f"training.teacher={tmp_path / 'encoder'}"), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    for options in (["objective=masked"], ["training.carry_state=true"], ["training.state_passing=0.5"]):
+        with pytest.raises(RecipeError, match=r"training\.teacher"):
+            recipe_of(f"training.teacher={tmp_path / 'encoder'}", *options)
+
+
+def test_a_plan_counts_the_teacher(taught: Recipes, recipe_of: Recipes) -> None:
+    large = "text.sequence_length=2048"
+    alone, with_teacher = (make_plan(recipe(large)).cost.bytes for recipe in (recipe_of, taught))
+    assert with_teacher > alone
+
+
+def test_a_run_that_is_its_own_teacher_learns_nothing(recipe_of: Recipes, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    train(recipe_of("training.steps=12"), base)
+    itself = (f"training.init_from={base}", f"training.teacher={base}")
+    for share in (0.5, 1.0):
+        train(recipe_of("training.steps=1", f"training.teacher_share={share}", *itself), tmp_path / str(share))
+    norms = [metrics(tmp_path / str(share))[0]["gradient_norm"] for share in (0.5, 1.0)]
+    assert norms[1] < 1e-4 * norms[0]
