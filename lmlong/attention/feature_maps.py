@@ -129,6 +129,36 @@ class Softmax(FeatureMap):
         return NativeSpec("softmax", {"features": self.features})
 
 
+class Hedgehog(FeatureMap):
+    """Softmax over [x, -x] of a learned projection x of the head, which begins as the identity (after Zhang et al.
+    2024), plus the floor of `Softmax`: made to learn softmax attention from a teacher.
+
+    It is the exponential of both signs, normalized for each token. For queries that changes no output, and keys stay
+    in bounds.
+    """
+
+    FLOOR = Softmax.FLOOR
+
+    def __init__(self, heads: int, head_dim: int):
+        super().__init__(2 * head_dim)
+        self.query_projection = nn.Parameter(torch.eye(head_dim).repeat(heads, 1, 1))
+        self.key_projection = nn.Parameter(torch.eye(head_dim).repeat(heads, 1, 1))
+
+    def query(self, q: Tensor) -> Tensor:
+        return self._expand(q, self.query_projection)
+
+    def key(self, k: Tensor) -> Tensor:
+        return self._expand(k, self.key_projection)
+
+    def native_spec(self) -> NativeSpec:
+        weights = {"query_projection": self.query_projection, "key_projection": self.key_projection}
+        return NativeSpec("hedgehog", {"features": self.features}, weights)
+
+    def _expand(self, x: Tensor, weight: Tensor) -> Tensor:
+        x = x @ weight.to(x.dtype)
+        return torch.cat([x, -x], dim=-1).softmax(-1).to(x.dtype) + self.FLOOR
+
+
 class Taylor(FeatureMap):
     """[1, x, x (x) x / sqrt 2] of a small learned projection, or of the whole head: 1 + s + s^2 / 2, the exponential of
     s to second order.

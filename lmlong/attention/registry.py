@@ -15,7 +15,7 @@ from lmlong.attention.encoder.full import FullAttention
 from lmlong.attention.encoder.linear import BidirectionalLinearAttention
 from lmlong.attention.encoder.linformer import linformer_layers
 from lmlong.attention.favor import Favor
-from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Relu, Softmax, Taylor
+from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.softmax import SoftmaxAttention
@@ -26,6 +26,7 @@ FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
     "relu": lambda heads, head_dim, options: Relu(head_dim),
     "cosine": lambda heads, head_dim, options: Cosine(head_dim),
     "softmax": lambda heads, head_dim, options: Softmax(head_dim),
+    "hedgehog": lambda heads, head_dim, options: Hedgehog(heads, head_dim),
     "taylor": lambda heads, head_dim, options: Taylor(heads, head_dim, options.taylor.width),
     "favor": lambda heads, head_dim, options: Favor(
         heads, head_dim, options.favor.features or 2 * head_dim, options.favor.form, options.favor.norms

@@ -12,3 +12,4 @@ class FeatureMap(IntEnum):
     TAYLOR = 5
     FAVOR = 6
     SILU = 7
+    HEDGEHOG = 8

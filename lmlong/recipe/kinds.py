@@ -95,6 +95,7 @@ FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
     "relu": FeatureMapInfo(),
     "cosine": FeatureMapInfo(uses_rope=True, signed=True),
     "softmax": FeatureMapInfo(),
+    "hedgehog": FeatureMapInfo(),
     "taylor": FeatureMapInfo(signed=True),
     "favor": FeatureMapInfo(uses_rope=True),
 }

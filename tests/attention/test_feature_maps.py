@@ -62,6 +62,17 @@ def test_softmax_features_of_a_token_sum_to_one() -> None:
     assert (sim(build("softmax"), one_hot, one_hot.roll(1, -1)) >= 2 * Softmax.FLOOR).all()
 
 
+def test_hedgehog_weighs_as_the_exponentials_of_both_signs_do() -> None:
+    """But for one factor for each query and each key."""
+    features = build("hedgehog").double()
+    with torch.no_grad():
+        features.query_projection += normal(HEADS, HEAD_DIM, HEAD_DIM, seed=2)
+    q, k = (torch.cat([x, -x], dim=-1).exp() for x in (Q @ features.query_projection, K @ features.key_projection))
+    sums = [x.sum(-1) for x in (q, k)]
+    floors = Softmax.FLOOR * (2 + 2 * HEAD_DIM * Softmax.FLOOR)
+    assert torch.allclose(sim(features), q @ k.mT / (sums[0][..., :, None] * sums[1][..., None, :]) + floors)
+
+
 @pytest.mark.parametrize("projected", [5, None])
 def test_taylor_is_the_exponential_to_second_order(projected: int | None) -> None:
     torch.manual_seed(0)

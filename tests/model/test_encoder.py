@@ -121,7 +121,7 @@ def test_a_text_is_no_bag_of_words(form: str) -> None:
         model = build(form, positions=positions)
         moved, kept = model.hidden_states(tokens[:1, order]), model.hidden_states(tokens[:1])[:, order]
         assert (moved - kept).abs().amax(-1).min() > 1e-4
-    if form in ("full", "elu", "relu", "softmax", "taylor", "efficient"):
+    if form in ("full", "elu", "relu", "softmax", "hedgehog", "taylor", "efficient"):
         bag = build(form, positions="none")
         moved, kept = bag.hidden_states(tokens[:1, order]), bag.hidden_states(tokens[:1])[:, order]
         assert (moved - kept).abs().max() < 1e-8

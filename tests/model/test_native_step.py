@@ -100,7 +100,7 @@ def assert_as_exact_as_torch(model: LanguageModel, tokens: Tensor) -> None:
 
 def test_these_have_native_code() -> None:
     """So that none of them is skipped below."""
-    maps = ("elu", "relu", "cosine", "softmax", "taylor", "favor")
+    maps = ("elu", "relu", "cosine", "softmax", "hedgehog", "taylor", "favor")
     known = [Attention(kind="linear", feature_map=feature_map) for feature_map in maps]  # type: ignore[arg-type]
     known += [Attention(kind="window"), Attention(kind="delta"), SOFTMAX]
     assert [why_no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
@@ -291,7 +291,7 @@ def test_the_largest_of_a_block_may_be_no_number() -> None:
 
 @torch.inference_mode()
 def test_no_number_stays_none() -> None:
-    for feature_map in ("elu", "relu", "cosine", "softmax", "taylor", "favor"):
+    for feature_map in ("elu", "relu", "cosine", "softmax", "hedgehog", "taylor", "favor"):
         model = shaped({"attention": Attention(kind="linear", feature_map=feature_map)})  # type: ignore[arg-type]
         model.embedding.weight[3] = torch.nan
         model = compiled(model)

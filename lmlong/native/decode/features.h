@@ -61,6 +61,13 @@ void cosine_features(const float* x, Int head_dim, float* y) {
     for (Int i = 0; i < head_dim; i++) y[1 + i] = x[i] * factor;
 }
 
+// The softmax of y, in place, for padded y, plus a floor
+void softmax_features(float* y, Int size) {
+    exp_(y, size, max_of(y, size));
+    const float factor = 1 / sum_of(y, size);
+    for (Int i = 0; i < size; i++) y[i] = y[i] * factor + SOFTMAX_FLOOR;
+}
+
 // [1, u, u_i u_j for i < j, u_i^2 / sqrt 2] of a normalized projection u
 void taylor_features(const float* u, Int inner, float* y) {
     const float factor = rms_norm_scale(u, inner) * std::pow(float(inner), -0.25f);
@@ -102,13 +109,15 @@ void apply_feature_map(
         case COSINE:
             cosine_features(x, head_dim, y);
             break;
-        case SOFTMAX: {
+        case SOFTMAX:
             std::copy_n(x, padded(head_dim), y);
-            exp_(y, head_dim, max_of(x, head_dim));
-            const float factor = 1 / sum_of(y, head_dim);
-            for (Int i = 0; i < head_dim; i++) y[i] = y[i] * factor + SOFTMAX_FLOOR;
+            softmax_features(y, head_dim);
             break;
-        }
+        case HEDGEHOG:
+            project(is_key ? attention.key_projection : attention.query_projection, head_dim, head, x, head_dim, y);
+            for (Int i = 0; i < head_dim; i++) y[head_dim + i] = -y[i];
+            softmax_features(y, 2 * head_dim);
+            break;
         case TAYLOR:
             if (const float* weight = is_key ? attention.key_projection : attention.query_projection) {
                 project(weight, attention.inner, head, x, head_dim, inner);

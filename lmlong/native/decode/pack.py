@@ -212,6 +212,12 @@ class PackedModel:
                 packed.query_projection, packed.key_projection = (
                     self._floats(module, spec.weights[name], transposed=True) for name in weights
                 )
+        elif kind == "hedgehog":
+            weights = ("query_projection", "key_projection")
+            spec = self._open(module, kind, ("features",), weights)
+            packed.query_projection, packed.key_projection = (
+                self._floats(module, spec.weights[name], transposed=True) for name in weights
+            )
         elif kind == "favor":
             spec = self._open(module, kind, ("features",), ("projection", "raw_gain", "constants"))
             packed.query_projection = self._floats(module, spec.weights["projection"])

@@ -106,7 +106,7 @@ def test_without_a_state_it_is_the_definition(short_spans: None) -> None:
     assert laws.error(y, quadratic(fq, fk, v, starts, log_decay)) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["taylor", "favor"])
+@pytest.mark.parametrize("name", ["hedgehog", "taylor", "favor"])
 def test_the_weights_of_feature_maps_learn(short_spans: None, name: str) -> None:
     attention = build(recipe.Attention(kind="linear", feature_map=name, decay="none")).double()
     q, k, v, starts = inputs(attention, 300, torch.float64)
