@@ -18,6 +18,7 @@ from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError
 from lmlong.model.block import SHARED_PARTS
 from lmlong.model.build import without_memory
+from lmlong.model.short_conv import ShortConvolution
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 
@@ -107,10 +108,12 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
     """Load the weights of a checkpoint into a model of the same shape.
 
     With `new_attention`, weights that only one kind of attention has may be missing, and stay as the model has them, or
-    be unexpected, and are left out: queries, keys and values mean the same to every kind.
+    be unexpected, and are left out: queries, keys and values mean the same to every kind. A convolution that is missing
+    begins as the identity.
     """
     weights, wanted = read_weights(checkpoint), model.state_dict()
     if new_attention:
+        weights = _identities(model) | weights
         weights = {name: tensor for name, tensor in weights.items() if name in wanted or not _of_attention(name)}
         weights |= {name: wanted[name] for name in wanted.keys() - weights.keys() if _of_attention(name)}
     _compare(checkpoint, _shapes(weights), _shapes(wanted))
@@ -147,6 +150,12 @@ def _compare(checkpoint: Path, there: dict[str, tuple[int, ...]], here: dict[str
                 f"{checkpoint / WEIGHTS}: {name} is {there.get(name, 'none')}, the recipe's model has "
                 f"{here.get(name, 'none')}. Use the recipe this checkpoint was trained by."
             )
+
+
+def _identities(model: nn.Module) -> dict[str, Tensor]:
+    """Return weights with which the short convolutions of a model change nothing."""
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, ShortConvolution)]
+    return {f"{name}.weight": module.identity() for name, module in modules}
 
 
 def _of_attention(name: str) -> bool:

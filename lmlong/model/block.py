@@ -154,8 +154,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
         mixed, state = self.mixer(x, state, positions)
+        return self.add(x, mixed), state
+
+    def add(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Return the output of the block for its input and the mixer's output."""
         x = x + dropout(mixed, self.dropout, self.training)
-        return x + dropout(self.mlp(x), self.dropout, self.training), state
+        return x + dropout(self.mlp(x), self.dropout, self.training)
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("block", parts={"mixer": self.mixer, "mlp": self.mlp})

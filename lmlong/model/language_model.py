@@ -162,13 +162,10 @@ class LanguageModel(TextModel):
     def _run(
         self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, phase: BlockPhase | None
     ) -> tuple[Tensor, ModelState]:
-        index = document_positions(document_starts, state.position, tokens.shape[1])
-        past, windows = state.last_tokens, None
+        x, positions = self.embed(tokens, state, document_starts)
+        past = state.last_tokens
         if past is not None:
-            windows = last_tokens(tokens, past, index)
             past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
-        positions = Positions(index, document_starts, windows)
-        x = self.embedding(tokens) * self.embedding_scale
         if self.hourglass is None or state.hourglass is None or phase is None:
             x, blocks, hourglass = *self._run_layers(range(len(self.blocks)), x, state.blocks, positions), None
         else:
@@ -179,6 +176,12 @@ class LanguageModel(TextModel):
             x, after = self._run_layers(range(end, len(self.blocks)), x, state.blocks[end:], positions)
             blocks = before + middle + after
         return self.norm(x), ModelState(blocks, positions.in_document[:, -1] + 1, hourglass, past)
+
+    def embed(self, tokens: Tensor, state: ModelState, document_starts: Tensor | None) -> tuple[Tensor, Positions]:
+        """Return what the first block reads (B, T, width), and the positions that all blocks need."""
+        index = document_positions(document_starts, state.position, tokens.shape[1])
+        windows = None if state.last_tokens is None else last_tokens(tokens, state.last_tokens, index)
+        return self.embedding(tokens) * self.embedding_scale, Positions(index, document_starts, windows)
 
     def _run_layers(
         self, layers: range, x: Tensor, states: tuple[BlockState, ...], positions: Positions

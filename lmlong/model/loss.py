@@ -19,7 +19,7 @@ LOGITS_CHUNK = 512
 
 
 class Softening(NamedTuple):
-    """How a student learns from a teacher."""
+    """How a student learns the predictions of a teacher."""
 
     share: float  # of the teacher's distribution in the loss; the rest is the text's
     temperature: float

@@ -33,6 +33,12 @@ class ShortConvolution(nn.Module):
         nn.init.normal_(self.weight, std=0.1)
         self.weight[:, -1] += 1
 
+    def identity(self) -> Tensor:
+        """Return the weight with which it changes nothing."""
+        weight = torch.zeros_like(self.weight)
+        weight[:, -1] = 1
+        return weight
+
     def init_codes(self, codes: slice, late: slice, chosen: Tensor) -> None:
         """Let channels begin as codes of the last one, two and three tokens in turn, sums of them with random signs;
         others begin as the chosen ones among these codes, of the token before."""

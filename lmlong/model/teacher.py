@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmlong.model.alignment import layer_errors
 from lmlong.model.base import TextModel
 from lmlong.model.language_model import PIECE, LanguageModel
-from lmlong.model.loss import Softening, distilled_nll
+from lmlong.model.loss import IGNORED, Softening, distilled_nll
 
 
 class Teacher:
-    """A language model that is not trained, and how a student learns from it. It is no part of the student: neither its
-    weights nor its memory are in any checkpoint."""
+    """A language model that is not trained, and how a student learns from it: its predictions, or without a softening
+    its layers. It is no part of the student: neither its weights nor its memory are in any checkpoint."""
 
-    def __init__(self, model: LanguageModel, soft: Softening):
+    def __init__(self, model: LanguageModel, soft: Softening | None):
         self.model, self.soft = model.eval().requires_grad_(False), soft
 
     @torch.no_grad()
@@ -33,6 +34,7 @@ class Teacher:
 
     def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, theirs: Tensor) -> Tensor:
         """Return (2,): the loss of a student of these hidden states and output weight, and its summed -log p."""
+        assert self.soft is not None
         return distilled_nll(hidden, weight, targets, theirs, self.model.lm_head.weight, self.soft)
 
 
@@ -45,11 +47,14 @@ def taught_loss(
     state: Any = None,
     segment: int | None = None,
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return the loss that a model learns by, its summed -log p of the targets, and the state after: without a teacher
-    both losses are the same."""
+    """Return the loss that a model learns by, the one that is told, and the state after. Told is the summed -log p of
+    the targets, or of a teacher's layers the mean of their errors, for each target."""
     if teacher is None:
         losses, state = model.loss(tokens, targets, mask, state, segment)
-    else:
-        assert isinstance(model, LanguageModel)
-        losses, state = model.loss(tokens, targets, mask, state, segment, teacher)
-    return losses.flatten()[0], losses.detach().flatten()[-1], state
+        return losses, losses.detach(), state
+    assert isinstance(model, LanguageModel)
+    if teacher.soft is None:
+        error = layer_errors(model, teacher.model, tokens, mask).mean()
+        return error * targets.numel(), error.detach() * (targets != IGNORED).sum(), None
+    losses, state = model.loss(tokens, targets, mask, state, segment, teacher)
+    return losses[0], losses[1].detach(), state

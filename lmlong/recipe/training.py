@@ -119,10 +119,15 @@ class Training(Options):
     progress are not taken over. Its tokenizer is kept, and of `model` what the recipe does not set."""
     teacher: str | None = None
     """A run or checkpoint whose predictions are learned beside the text (distillation); its tokenizer is taken."""
+    teacher_of: Literal["predictions", "layers"] = "predictions"
+    """teacher: what is learned of it: its predictions, or of each layer, given what the teacher's has read, the output
+    of the attention and its projections, which alone are trained then."""
     teacher_share: float = Field(default=0.5, gt=0, le=1)
-    """teacher: weight of the divergence from its predictions in the loss; the rest is that of the text's own tokens."""
+    """teacher_of: predictions: weight of the divergence from them in the loss; the rest is that of the text's own
+    tokens."""
     teacher_temperature: float = Field(default=1.0, ge=0.1, le=100)
-    """teacher: the temperature at which both predict; above 1, what it holds unlikely counts for more."""
+    """teacher_of: predictions: the temperature at which both predict; above 1, what the teacher holds unlikely counts
+    for more."""
 
     @model_validator(mode="before")
     @classmethod
@@ -145,6 +150,11 @@ class Training(Options):
     def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.carry_state and self.state_passing:
             yield mistake("state_passing", "carry_state begins no row with the state of another text. Use one of them.")
+        if self.teacher_of == "layers" and (self.teacher is None or self.segment):
+            why = "there is no teacher. Name a run" if self.teacher is None else "layers are compared all at once"
+            yield mistake("teacher" if self.teacher is None else "segment", f"{why}, or leave out teacher_of.")
+        if self.teacher_of == "layers" and self.strategy == "deepspeed":
+            yield mistake("strategy", "layers are learned with all other weights as they are. Use ddp or auto.")
         if self.teacher and self.passes_states:
             yield mistake(
                 "teacher",

@@ -49,6 +49,7 @@ class TrainingCallback(Callback):
         self.owners = owners
         options = data.recipe.training
         self.metric = METRICS[data.recipe.objective]
+        self.of_training = self.metric if options.teacher_of == "predictions" else None
         self.metrics_log = MetricsLog(run / "metrics.jsonl", silent=not is_main_process())
         self.checkpoints = CheckpointStore(run / "checkpoints", options.keep_last, options.keep_every)
         self.progress: Progress | None = None
@@ -70,7 +71,7 @@ class TrainingCallback(Callback):
         self.metrics_log.cut_back(trainer.global_step)
         recipe, silent = self.data.recipe, not trainer.is_global_zero
         tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
-        self.progress = Progress(self.clock, trainer.global_step, silent, self.metric, tokens_per_target)
+        self.progress = Progress(self.clock, trainer.global_step, silent, self.of_training, tokens_per_target)
         self.clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -113,7 +114,7 @@ class TrainingCallback(Callback):
             check_there(self.run)
             metrics = {
                 "loss": totals.nats_per_token,
-                self.metric.name: self.metric.of(totals),
+                **({self.of_training.name: self.of_training.of(totals)} if self.of_training else {}),
                 "learning_rate": learning_rate,
                 "gradient_norm": module.gradient_norm,
                 "tokens_per_second": round(speed, 1),

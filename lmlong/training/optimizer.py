@@ -15,13 +15,13 @@ from lmlong.training.muon import BASE_WIDTH, Muon
 
 
 def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[str, Any]]:
-    """Return the weights in the order in which a checkpoint numbers them: embeddings and the matrices of linear
-    layers, which decay, and the others; for Muon the projections of gates too are a group.
+    """Return the weights that are trained, in the order in which a checkpoint numbers them: embeddings and the matrices
+    of linear layers, which decay, and the others; for Muon the projections of gates too are a group.
 
     `stacks` are what Muon needs, and `lr_scale` keeps what a step changes alike at any width: AdamW moves each number
     of a vector alike, so with the width grows what a product with that vector changes by."""
     muon, decay = options.optimizer != "adamw", options.weight_decay
-    modules, weights = list(model.modules()), list(model.parameters())
+    modules, weights = list(model.modules()), [weight for weight in model.parameters() if weight.requires_grad]
     linear = {id(module.weight): module for module in modules if isinstance(module, nn.Linear)}
     gates = {id(module.projection) for module in modules if isinstance(module, GateProjection) and muon}
     embedded = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}

@@ -14,9 +14,10 @@ RECENT = 20
 
 
 class Progress:
-    """Step, loss and the metric of the objective, tokens/s, learning rate and time left, on stderr."""
+    """Step, loss, the metric of the objective where the loss has it, tokens/s, learning rate and time left, on
+    stderr."""
 
-    def __init__(self, clock: TrainingClock, first: int, silent: bool, metric: Metric, tokens_per_target: float):
+    def __init__(self, clock: TrainingClock, first: int, silent: bool, metric: Metric | None, tokens_per_target: float):
         self.clock, self.silent, self.metric, self.tokens_per_target = clock, silent, metric, tokens_per_target
         steps = clock.expected_steps(first)
         self._tenth = 10 * first // steps  # of the run, after which a line was printed
@@ -36,10 +37,7 @@ class Progress:
         lost = sum((part for part, _ in self._recent), LossTotals())
         seconds = sum(part for _, part in self._recent)
         speed = lost.tokens * self.tokens_per_target / seconds
-        text = (
-            f"loss {lost.nats_per_token:.3f}, {self.metric.of(lost):.3f} {self.metric.unit}, "
-            f"{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
-        )
+        text = f"loss {lost.nats_per_token:.3f}, {self._metric_of(lost)}{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
         steps = self.clock.expected_steps(step)
         tenth = 10 * step // steps
         if not self.bar.disable:
@@ -53,6 +51,9 @@ class Progress:
             left = 0 if self.clock.ends_at(step) else (steps - step) * seconds / len(self._recent)
             self.say(f"{self.name(step)}: {text} {tqdm.format_interval(left)} left")
         return totals.tokens * self.tokens_per_target / taken
+
+    def _metric_of(self, totals: LossTotals) -> str:
+        return f"{self.metric.of(totals):.3f} {self.metric.unit}, " if self.metric else ""
 
     def name(self, step: int) -> str:
         """Return the name of a step in what is printed, with the last one, which is a guess where time decides."""

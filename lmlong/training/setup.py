@@ -17,7 +17,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.memory import check_memory
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import count_steps
-from lmlong.training.teaching import Teaching, check_tokenizer, open_teacher
+from lmlong.training.teaching import Teaching, align, check_tokenizer, open_teacher
 
 
 class Setup(NamedTuple):
@@ -67,6 +67,8 @@ def set_up(recipe: Recipe, start: Path | None = None, new_attention: bool = Fals
     model = build(recipe, tokens.tokenizer.vocabulary)
     if start:
         read.load_weights(model, start, new_attention)
+    if teaching and training.teacher_of == "layers":
+        align(model, teaching.teacher.model)
     if isinstance(model, LanguageModel):
         set_kernel(model, training.kernel)
     if training.compile:

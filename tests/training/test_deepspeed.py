@@ -142,10 +142,10 @@ def test_weights_that_come_and_go_are_there_when_needed(recipe_of: Recipes, tmp_
     close(tmp_path / "sharded", tmp_path / "alone")
 
 
-@pytest.mark.parametrize("segment", [[], ["training.segment=16"]], ids=["whole", "segments"])
-def test_a_teacher_stays_whole(recipe_of: Recipes, tmp_path: Path, segment: list[str]) -> None:
+@pytest.mark.parametrize("more", [[], ["training.segment=16"]], ids=["whole", "segments"])
+def test_a_teacher_stays_whole(recipe_of: Recipes, tmp_path: Path, more: list[str]) -> None:
     train(recipe_of("training.steps=2", "model.attention.kind=softmax"), tmp_path / "teacher")
-    taught = [*ALONE, f"training.teacher={tmp_path / 'teacher'}", *segment]
+    taught = [*ALONE, f"training.teacher={tmp_path / 'teacher'}", *more]
     train(recipe_of(*taught), tmp_path / "alone")
     train(recipe_of(*taught, *sharded(3, tmp_path)), tmp_path / "sharded")
     close(tmp_path / "sharded", tmp_path / "alone")

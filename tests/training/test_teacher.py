@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmlong.checkpoint import read
 from lmlong.errors import RecipeError, UsageError
 from lmlong.inference.loading import load
 from lmlong.model.loss import Softening
@@ -144,3 +145,87 @@ def test_a_run_that_is_its_own_teacher_learns_nothing(recipe_of: Recipes, tmp_pa
         train(recipe_of("training.steps=1", f"training.teacher_share={share}", *itself), tmp_path / str(share))
     norms = [metrics(tmp_path / str(share))[0]["gradient_norm"] for share in (0.5, 1.0)]
     assert norms[1] < 1e-4 * norms[0]
+
+
+LAYERS = (
+    "training.teacher_of=layers",
+    "training.learning_rate=3e-3",
+    "model.attention.feature_map=hedgehog",
+    "model.convolution=4",
+)
+
+
+@pytest.fixture
+def aligned(recipe_of: Recipes, tmp_path: Path) -> Recipes:
+    """The tiny recipe with linear layers that learn to be those of a softmax model, from whose weights they begin."""
+    start = tmp_path / "teacher"
+    train(recipe_of("model.attention.kind=softmax", "model.convolution=0", "training.steps=40"), start)
+    return lambda *more: recipe_of(*LAYERS, f"training.teacher={start}", f"training.init_from={start}", *more)
+
+
+def test_layers_come_nearer_to_those_of_the_teacher(aligned: Recipes, recipe_of: Recipes, tmp_path: Path) -> None:
+    result = train(aligned("training.steps=60", "training.validate_every=1"), tmp_path / "run")
+    errors = losses(tmp_path / "run")
+    assert errors[-1] < 0.5 * errors[0]
+    bits = [line["validation"]["bits_per_byte"] for line in metrics(tmp_path / "run") if "validation" in line]
+    assert bits[-1] < bits[0] and result.validation is not None
+    assert "bits_per_byte" not in metrics(tmp_path / "run")[0]  # the error of layers is none
+
+
+def test_only_mixers_are_trained_and_a_new_convolution_begins_as_the_identity(aligned: Recipes, tmp_path: Path) -> None:
+    train(aligned("training.steps=1", "training.learning_rate=1e-30"), tmp_path / "still")
+    train(aligned("training.steps=3"), tmp_path / "run")
+    before, after = (read.read_weights(read.find(tmp_path / name)) for name in ("teacher", "run"))
+    still = read.read_weights(read.find(tmp_path / "still"))
+    moved = {name for name, weight in after.items() if not torch.equal(weight, before.get(name, still[name]))}
+    assert moved == {name for name in after if ".mixer." in name}
+    convolutions = [weight for name, weight in still.items() if "convolution" in name]
+    assert len(convolutions) == 2
+    for weight in convolutions:
+        assert torch.allclose(weight, torch.eye(weight.shape[1])[-1].expand_as(weight), atol=1e-6)
+
+
+def test_layers_of_the_teacher_itself_have_no_error(aligned: Recipes, recipe_of: Recipes, tmp_path: Path) -> None:
+    aligned()
+    same = (f"training.{key}={tmp_path / 'teacher'}" for key in ("teacher", "init_from"))
+    recipe = recipe_of("model.attention.kind=softmax", "model.convolution=0", "training.teacher_of=layers", *same)
+    train(recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 1})}), tmp_path / "same")
+    assert losses(tmp_path / "same")[0] < 1e-9
+
+
+def test_aligning_resumes_exactly_and_is_the_same_in_parts(aligned: Recipes, tmp_path: Path) -> None:
+    assert_resumes_exactly(aligned, tmp_path)
+    parts = ["training.batch_size=2", "training.accumulate=2", "training.schedule=constant"]
+    train(aligned(*parts), tmp_path / "smaller")
+    assert losses(tmp_path / "smaller") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
+    train(aligned("training.activation_checkpointing=true", "training.schedule=constant"), tmp_path / "checkpointing")
+    assert losses(tmp_path / "checkpointing") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_two_processes_align_as_one_does(aligned: Recipes, tiny: Path, tmp_path: Path) -> None:
+    train(aligned("training.steps=6"), tmp_path / "one")
+    start = [f"training.{key}={tmp_path / 'teacher'}" for key in ("teacher", "init_from")]
+    options = ["devices=2", "training.batch_size=2", "training.steps=6", *LAYERS, *start]
+    child = lmlong("train", tiny, *options, "--out", tmp_path / "two")
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["model.layers=3"], "the teacher has 2 layers of width 32, the model 3 of"),
+        (["model.width=48"], "the teacher has 2 layers of width 32, the model 2 of width 48"),
+        (["training.segment=16"], "segment=16: layers are compared all at once"),
+        (["training.strategy=deepspeed"], "strategy=deepspeed: layers are learned with all other weights as they are"),
+        (["training.teacher=null"], "training.teacher=null: there is no teacher"),
+        (["model.downsample={factor: 2, layers: 1}", "model.layers=3"], "the teacher has 2 layers"),
+    ],
+)
+def test_layers_that_cannot_be_compared_are_refused(
+    recipe_of: Recipes, tmp_path: Path, options: list[str], message: str
+) -> None:
+    train(recipe_of("training.steps=1"), tmp_path / "teacher")
+    with pytest.raises((UsageError, RecipeError), match=message):
+        train(recipe_of(*LAYERS, f"training.teacher={tmp_path / 'teacher'}", *options), tmp_path / "run")
