@@ -179,7 +179,7 @@ class Model(Options):
                 "kv_heads", f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.heads."
             )
         if not self.head_norm and "delta" in self.kinds:
-            yield mistake("head_norm", "the output of delta is no mean of values and needs it. Leave it out.")
+            yield mistake("head_norm", "the output of delta is no mean of values and needs it. Set it to true.")
         if self.head_dim is None and self.width % self.heads:
             why = f"{self.heads} heads do not divide a width of {self.width}. Use a divisor, or give model.head_dim."
             yield mistake("heads", why)
