@@ -121,13 +121,14 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         print(f"{folder}: no checkpoint to go on from yet, so a new run begins", file=sys.stderr)
     source = None if resume_from else recipe.training.init_from
     tokens_before = 0
+    if not resume_from:
+        check_kept(recipe.training, folder)
     if resume_from:
         old = read.read_recipe(resume_from)
         recipe = same_run(old, recipe)
         tokens_before = read.trained_tokens(resume_from) - manifest.read(resume_from).step * old.tokens_per_step
         setup = set_up(recipe, resume_from)
     elif source:
-        check_kept(source, folder)
         setup = read.reading(source, lambda start: set_up(recipe, start, new_attention=True))
         tokens_before = read.reading(source, read.trained_tokens)
     else:

@@ -23,6 +23,7 @@ from lmlong.io.files import atomic_write, parse_json
 from lmlong.io.links import is_link
 from lmlong.io.lock import Held, Lock
 from lmlong.model.base import count_parameters
+from lmlong.recipe import Training
 from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import NAME, CheckpointStore
 from lmlong.training.first_look import LOCK
@@ -74,10 +75,11 @@ def check_own(folder: Path) -> None:
             raise UsageError(f"{folder / name}: not of a run of lmlong, and training would replace it. Choose --out.")
 
 
-def check_kept(source: str, folder: Path) -> None:
-    """Refuse to start from weights in the folder that is to be replaced."""
-    if find(source).is_relative_to(folder.resolve()):
-        raise UsageError(f"training.init_from: {source} lies in {folder}, which --overwrite empties. Choose --out.")
+def check_kept(training: Training, folder: Path) -> None:
+    """Refuse to start from weights in the folder that is to be replaced, or to learn from them."""
+    for key, source in (("init_from", training.init_from), ("teacher", training.teacher)):
+        if source and find(source).is_relative_to(folder.resolve()):
+            raise UsageError(f"training.{key}: {source} lies in {folder}, which --overwrite empties. Choose --out.")
 
 
 def check_replaceable(folder: Path) -> None:

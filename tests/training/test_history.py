@@ -305,8 +305,9 @@ def test_a_link_within_a_run_is_not_followed_into_what_it_names(recipe_of: Recip
 
 def test_weights_are_not_taken_from_the_folder_that_is_emptied(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.steps=1"), tmp_path / "run")
-    with pytest.raises(UsageError, match=r"training\.init_from: .* lies in .*, which --overwrite empties"):
-        train(recipe_of(f"training.init_from={tmp_path / 'run'}"), tmp_path / "run", overwrite=True)
+    for key in ("init_from", "teacher"):
+        with pytest.raises(UsageError, match=rf"training\.{key}: .* lies in .*, which --overwrite empties"):
+            train(recipe_of(f"training.{key}={tmp_path / 'run'}"), tmp_path / "run", overwrite=True)
     assert linked(tmp_path / "run", "latest") == 1
 
 
