@@ -60,7 +60,11 @@ REFUSED = {
     "batch_size": "2",
     "accumulate": "3",
     "optimizer": "adamw",
+    "teacher": "/nowhere",
 }
+
+OF_A_TEACHER = {"teacher_of": "layers", "teacher_share": "0.25", "teacher_temperature": "2.0"}
+"""What is refused beside a teacher."""
 
 FROM_THE_RECIPE = {
     "minutes": "3",
@@ -85,7 +89,7 @@ def kept(run: Path) -> set[int]:
 
 
 def test_no_option_is_forgotten() -> None:
-    assert {*LEARNING, *FILES, *REFUSED, *FROM_THE_RECIPE} == set(Training.model_fields)
+    assert {*LEARNING, *FILES, *REFUSED, *OF_A_TEACHER, *FROM_THE_RECIPE} == set(Training.model_fields)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +149,13 @@ def _shows(shows: Callable[[Path], bool], run: Path) -> bool:
 def test_what_would_make_another_run_is_refused(recipe_of: Recipes, begun: Callable, name: str) -> None:
     with pytest.raises(UsageError, match=f"--resume: training.{name}"):
         on(recipe_of, begun("changed"), f"{name}={REFUSED[name]}")
+
+
+@pytest.mark.parametrize("name", OF_A_TEACHER)
+def test_a_teacher_goes_on_teaching_the_same(recipe_of: Recipes, name: str) -> None:
+    taught = ("training.optimizer=muon", "training.teacher=/nowhere")
+    with pytest.raises(UsageError, match=f"--resume: training.{name}"):
+        same_run(recipe_of(*taught), recipe_of(*taught, f"training.{name}={OF_A_TEACHER[name]}"))
 
 
 @pytest.mark.parametrize("name", FROM_THE_RECIPE)
