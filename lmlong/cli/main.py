@@ -21,6 +21,7 @@ COMMANDS = {
     "tokenizer": ("lmlong.cli.tokenizer:tokenizer", "Train and examine tokenizers."),
     "import": ("lmlong.cli.import_model:import_", "Make a run of a model of others (Llama)."),
     "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
+    "convert": ("lmlong.cli.convert:convert", "Give a trained model another attention."),
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
     "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
     "state": ("lmlong.cli.state:state", "Keep what a model has read as a file, and go on from it."),

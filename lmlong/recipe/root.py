@@ -10,10 +10,11 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import Attention
+from lmlong.recipe.conversion import Conversion
 from lmlong.recipe.kinds import plugin_sections
 from lmlong.recipe.model import Model
 from lmlong.recipe.objective import OF_AN_ENCODER, causal, masked
-from lmlong.recipe.section import Options, completed
+from lmlong.recipe.section import Options, completed, mistake
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Training
 
@@ -44,6 +45,7 @@ class Recipe(Options):
     text: Text = Text()
     model: Model = Model()
     training: Training = Training()
+    conversion: Conversion | None = None
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> "Recipe":
@@ -88,6 +90,12 @@ class Recipe(Options):
     def disagreements(self) -> Iterator[PydanticCustomError]:
         of_model = masked if self.objective == "masked" else causal
         yield from of_model(self.text, self.model, self.training)
+        length = self.conversion and self.conversion.sequence_length
+        if length and self.text.sequence_length % length:
+            yield mistake(
+                "conversion.sequence_length",
+                f"text.sequence_length, {self.text.sequence_length}, is no multiple of {length}. Use a divisor.",
+            )
 
 
 def recipe_class(plugins: Collection[str] | None = None) -> type[Recipe]:

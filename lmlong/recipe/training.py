@@ -29,8 +29,8 @@ class DeepSpeed(Options):
             yield mistake("offload_parameters", f"stage {self.stage} keeps all weights on each device. Set stage: 3.")
 
 
-class Training(Options):
-    """How the model is trained."""
+class Budget(Options):
+    """How long is trained."""
 
     steps: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Optimizer steps to take; with `tokens` or `minutes` given too, whichever ends first."""
@@ -40,6 +40,18 @@ class Training(Options):
     """Minutes to train, in place of or beside `steps`, and an hour where none of the three is given: the time of the
     training steps of all sessions of the run together, without set-up, validation, samples and checkpoints. The
     learning rate follows the steps that are expected to fit, by their mean time so far."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def end(cls, values: Any) -> Any:
+        """Let training end after an hour where the recipe gives it no end."""
+        endless = isinstance(values, dict) and all(values.get(key) is None for key in ("steps", "tokens", "minutes"))
+        return {**values, "minutes": 60.0} if endless else values
+
+
+class Training(Budget):
+    """How the model is trained."""
+
     strategy: Literal["auto", "ddp", "deepspeed"] = "auto"
     """How several devices train together: ddp (each holds all of the training state) or deepspeed (each holds a part);
     auto takes ddp for more than one."""
@@ -128,13 +140,6 @@ class Training(Options):
     teacher_temperature: float = Field(default=1.0, ge=0.1, le=100)
     """teacher_of: predictions: the temperature at which both predict; above 1, what the teacher holds unlikely counts
     for more."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def end(cls, values: Any) -> Any:
-        """Let training end after an hour where the recipe gives it no end."""
-        endless = isinstance(values, dict) and all(values.get(key) is None for key in ("steps", "tokens", "minutes"))
-        return {**values, "minutes": 60.0} if endless else values
 
     @field_validator("precision", mode="before")
     @classmethod

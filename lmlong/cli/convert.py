@@ -1,0 +1,65 @@
+"""`lmlong convert`: a trained model becomes one with other attention."""
+
+from pathlib import Path
+
+import click
+
+from lmlong.cli import options
+from lmlong.cli.plugins import load_recipe
+
+
+@click.command()
+@click.argument("run")
+@options.overrides
+@click.option("--to", "recipe", required=True, metavar="RECIPE", help="The recipe of the model to be.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
+@click.option("--resume", is_flag=True, help="Go on with a conversion where it was stopped.")
+@click.option("--overwrite", is_flag=True, help="Replace run folders that exist.")
+@click.option("--dry-run", is_flag=True, help="Take a few short steps of each stage and tell what it would take.")
+@options.threads
+@options.json_file
+def convert(
+    run: str,
+    overrides: tuple[str, ...],
+    recipe: str,
+    out: Path | None,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    json_file: Path | None,
+) -> None:
+    """Give the model of RUN the attention of RECIPE, and let it learn what the old one did.
+
+    All other weights are copied. In three stages each layer learns the output of the old one's, the model the old one's
+    predictions, and then the text alone: runs OUT-layers, OUT-predictions and OUT, each with the budget that RECIPE
+    gives it. All else of `model` that RECIPE leaves out, and the tokenizer, are as in RUN.
+
+    \b
+    lmlong convert runs/softmax --to mine.yaml
+    lmlong convert runs/softmax --to mine.yaml --resume
+    """
+    from lmlong.cli.output import check_files, show
+
+    chosen = load_recipe(recipe, [*overrides, f"training.init_from={run}"])
+    if resume and overwrite:
+        raise click.UsageError("--resume goes on, --overwrite begins anew. Leave out one of them.")
+    check_files(json_file, None)
+    from lmlong.training import first_look
+
+    folder = out or first_look.default_folder(chosen)
+    first_look.check(chosen, None, None, False)
+    from lmlong.report.json_values import json_values
+    from lmlong.training import conversion, conversion_report
+
+    planned = conversion.stages(chosen, run, folder)
+    conversion.check(chosen, run, planned, resume or dry_run, overwrite)
+    if dry_run:
+        click.echo(conversion.plan(planned))
+        return
+    if status := conversion.train_stages(planned, overwrite):
+        if status > 128:
+            click.echo("stopped; the same command with --resume goes on", err=True)
+        raise SystemExit(status)
+    points = conversion_report.measure(run, planned)
+    length = planned[0].recipe.text.sequence_length
+    show(conversion_report.table(points, length), json_values(points), json_file, None)

@@ -1,0 +1,157 @@
+"""The conversion of a trained model into one with other attention: three runs, each from the weights of the one before.
+
+Every run is a process of its own, `lmlong train`, with all that this has: several devices, signals, exact resume.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from lmlong.attention.plugins import LOADED
+from lmlong.checkpoint import read
+from lmlong.data.token_dataset import prepare
+from lmlong.errors import LmlongError, UsageError
+from lmlong.recipe import Conversion, Recipe
+from lmlong.recipe import file as recipe_file
+from lmlong.training.first_look import check_free
+from lmlong.training.plan import make_plan
+from lmlong.training.signals import STOPPING
+
+SAME = (
+    "width",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "value_dim",
+    "tied_output",
+    "inner_width",
+    "embedding_scale",
+)
+"""What the weights that are copied must agree in."""
+
+
+class Stage(NamedTuple):
+    """A run of a conversion."""
+
+    name: str
+    recipe: Recipe
+    folder: Path
+
+
+def stages(recipe: Recipe, teacher: str, folder: Path) -> list[Stage]:
+    """Return the runs by which a model like `teacher` becomes that of a recipe, which is in `folder` at the end."""
+    conversion = recipe.conversion or Conversion()
+    layers, predictions = (folder.with_name(f"{folder.name}-{name}") for name in ("layers", "predictions"))
+    by_layer = {"init_from": teacher, "teacher": teacher, "teacher_of": "layers"} | _budget(conversion.layers)
+    by_output = {"init_from": str(layers), "teacher": teacher, "teacher_share": 1.0} | _budget(conversion.predictions)
+    return [
+        Stage("layers", _from_teacher(recipe, by_layer), layers),
+        Stage("predictions", _from_teacher(recipe, by_output), predictions),
+        Stage("text", _changed(recipe, {"init_from": str(predictions)}, {}), folder),
+    ]
+
+
+def check(recipe: Recipe, teacher: str, planned: list[Stage], resume: bool, overwrite: bool) -> None:
+    """Refuse what cannot be converted, before anything is trained."""
+    if recipe.training.teacher:
+        raise UsageError("training.teacher: the teacher of a conversion is the run itself. Leave it out.")
+    checkpoint = read.find(teacher)
+    old = read.read_recipe(checkpoint)
+    for key in SAME:
+        before, now = (getattr(model, key) for model in (old.model, recipe.model))
+        if before != now:
+            raise UsageError(
+                f"model.{key}: {now} here and {before} in {teacher}. Leave it out: attention alone changes."
+            )
+    if old.model.attention == recipe.model.attention:
+        raise UsageError(f"model.attention: {teacher} has the same, so there is nothing to convert. Choose another.")
+    tokenizer = read.read_tokenizer(checkpoint)
+    for stage in planned:
+        prepare(stage.recipe.text, tokenizer)
+        if not resume and not overwrite and stage.folder.is_dir():
+            check_free(stage.folder)
+
+
+def plan(planned: list[Stage]) -> str:
+    """Return what each stage takes, profiled by short steps; weights of stages to come are not needed for that."""
+    return "\n\n".join(f"{stage.name}\n{make_plan(stage.recipe).text()}" for stage in planned)
+
+
+def train_stages(planned: list[Stage], overwrite: bool) -> int:
+    """Train each run, or go on with it; the exit status of the first that stopped, else 0."""
+    for number, stage in enumerate(planned, 1):
+        print(f"stage {number} of {len(planned)}: {stage.name}, in {stage.folder}", file=sys.stderr, flush=True)
+        if status := _train(stage, overwrite):
+            return status
+    return 0
+
+
+def _train(stage: Stage, overwrite: bool) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{stage.name}.yaml"
+        file.write_text(recipe_file.dump(stage.recipe), encoding="utf-8")
+        words = [sys.executable, "-m", "lmlong", "train", str(file), "--out", str(stage.folder)]
+        words += [word for plugin in LOADED for word in ("--plugin", plugin)]
+        if stage.folder.is_dir():
+            words += ["--overwrite"] if overwrite else ["--resume", "auto"]
+        with _child(words) as child, _signals_to(child):
+            status = child.wait()
+    return 128 - status if status < 0 else status
+
+
+def _child(words: list[str]) -> subprocess.Popen[bytes]:
+    """Start a command whose progress alone is shown: standard output is for the result of all. It is in a session of
+    its own, for else Ctrl-C in a terminal would reach it twice."""
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(words, stdin=nothing, stdout=nothing, start_new_session=True)
+
+
+@contextmanager
+def _signals_to(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Hand what would stop this process on to a child, which saves before it ends."""
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        if child.poll() is None:
+            child.send_signal(number)
+
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # nohup ignores a hang-up
+            signal.signal(number, hand_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _budget(stage: Any) -> dict[str, Any]:
+    """Return the options of `training` that a stage sets."""
+    rate = {} if stage.learning_rate is None else {"learning_rate": stage.learning_rate}
+    return {"steps": stage.steps, "tokens": stage.tokens, "minutes": stage.minutes, **rate}
+
+
+def _from_teacher(recipe: Recipe, training: dict[str, Any]) -> Recipe:
+    """Return the recipe of a stage with a teacher, who reads each sequence from an empty state."""
+    whole = recipe.text.sequence_length
+    length = (recipe.conversion and recipe.conversion.sequence_length) or whole
+    alone = {"carry_state": False, "state_passing": 0.0, "segment": None}
+    rows = {"batch_size": recipe.training.batch_size * (whole // length)}
+    return _changed(recipe, {**alone, **rows, **training}, {"sequence_length": length})
+
+
+def _changed(recipe: Recipe, training: dict[str, Any], text: dict[str, Any]) -> Recipe:
+    values = recipe.model_dump()
+    values["training"] |= training
+    values["text"] |= text
+    try:
+        return recipe_file.with_absolute_paths(type(recipe)(**{**values, "conversion": None}))
+    except LmlongError as error:
+        raise UsageError(f"a stage of the conversion: {error}") from None

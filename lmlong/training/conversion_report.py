@@ -1,0 +1,129 @@
+"""What a conversion has kept of a model: loss and the errors of layers, after each stage."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.checkpoint import read
+from lmlong.data.data_module import CausalDataModule
+from lmlong.data.token_dataset import TokenDataset, prepare
+from lmlong.model.alignment import layer_errors
+from lmlong.model.build import build
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.metrics import LossTotals, loss_totals
+from lmlong.report.table import Column, format_table
+from lmlong.training.conversion import Stage
+from lmlong.training.module import as_tensors
+
+NEAR = ("window", "softmax")
+"""Attentions that could do the work of the others beside them: then these have learned nothing."""
+
+BYPASSED = 1.02
+"""A model whose loss grows by less than this without its recurrent layers does without them."""
+
+
+class Point(NamedTuple):
+    """A model at one point of a conversion."""
+
+    name: str
+    totals: LossTotals
+    layers: list[float] | None = None
+    """The error of each layer relative to the teacher's, given what that has read."""
+    without_recurrence: LossTotals | None = None
+    """The loss with the layers off that are neither windows nor softmax, where there are both."""
+
+    @property
+    def bypassed(self) -> bool:
+        """Whether the model does without its recurrent layers."""
+        return (
+            self.without_recurrence is not None
+            and self.without_recurrence.bits_per_byte < BYPASSED * self.totals.bits_per_byte
+        )
+
+
+def measure(teacher: str, planned: list[Stage]) -> list[Point]:
+    """Return the loss on held-out text of the teacher, of the model with new attention and nothing learned, and of each
+    stage, in sequences of the first stages, each from an empty state."""
+    first, checkpoint = planned[0].recipe, read.find(teacher)
+    tokens = prepare(first.text, read.read_tokenizer(checkpoint))
+    old = _model(read.read_recipe(checkpoint), checkpoint, tokens)
+    torch.manual_seed(first.seed)
+    swapped = _model(first, checkpoint, tokens, new_attention=True)
+    text = CausalDataModule(first, tokens).validation(first.training.validation_tokens)
+    batches = [as_tensors(batch) for batch in text]
+    models = [("swapped", swapped)]
+    models += [(stage.name, _model(stage.recipe, read.find(stage.folder), tokens)) for stage in planned]
+    points = [_point(name, model, first.model.kinds, old, batches, tokens) for name, model in models]
+    return [Point("teacher", _loss(old, batches, tokens)), *points]
+
+
+def table(points: list[Point], length: int) -> str:
+    """Return the points as a table, with the layers that are furthest from the teacher's."""
+    columns = [
+        Column("", 14, align="<"),
+        Column("bits/byte", 10, ".4f"),
+        Column("recurrence off", 16, ".4f"),
+        Column("error of layers: mean", 23, ".4f"),
+        Column("largest", 10, ".4f"),
+    ]
+    rows = []
+    for point in points:
+        off = point.without_recurrence and point.without_recurrence.bits_per_byte
+        errors = [sum(point.layers) / len(point.layers), max(point.layers)] if point.layers else []
+        rows.append([point.name, point.totals.bits_per_byte, off, *errors])
+    lines = [f"{points[0].totals.tokens:,} held-out tokens in sequences of {length:,}", *format_table(columns, rows)]
+    if points[-1].bypassed:
+        lines.append(
+            "The recurrent layers are bypassed: without them the model is as good. Its windows do all the work."
+        )
+    return "\n".join(lines)
+
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+def _model(recipe: Any, checkpoint: Path, tokens: TokenDataset, new_attention: bool = False) -> LanguageModel:
+    model = build(recipe, tokens.tokenizer.vocabulary)
+    assert isinstance(model, LanguageModel)
+    read.load_weights(model, checkpoint, new_attention)
+    return model.eval().requires_grad_(False)
+
+
+def _loss(model: LanguageModel, batches: list[Batch], tokens: TokenDataset) -> LossTotals:
+    return loss_totals(model, batches, torch.from_numpy(tokens.tokenizer.token_bytes))
+
+
+@torch.no_grad()
+def _point(
+    name: str,
+    model: LanguageModel,
+    kinds: list[str],
+    teacher: LanguageModel,
+    batches: list[Batch],
+    tokens: TokenDataset,
+) -> Point:
+    errors = torch.stack([layer_errors(model, teacher, inputs, starts) for inputs, _, starts in batches]).mean(0)
+    recurrent = [block.mixer for block, kind in zip(model.blocks, kinds, strict=True) if kind not in NEAR]
+    without = None
+    if 0 < len(recurrent) < len(model.blocks):
+        with _off(recurrent):
+            without = _loss(model, batches, tokens)
+    return Point(name, _loss(model, batches, tokens), errors.tolist(), without)
+
+
+@contextmanager
+def _off(mixers: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Let mixers add nothing."""
+    hooks = [
+        mixer.register_forward_hook(lambda module, inputs, result: (torch.zeros_like(result[0]), result[1]))
+        for mixer in mixers
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

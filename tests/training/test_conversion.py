@@ -1,0 +1,148 @@
+"""The conversion of a softmax model: its stages, what it refuses, what it tells, and that it can be stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmlong.checkpoint import read
+from lmlong.recipe import file as recipe_file
+from lmlong.training import conversion_report
+from lmlong.training.run import train
+
+STEPS = ["training.steps=20", "conversion={layers: {steps: 120}, predictions: {steps: 10}, sequence_length: 32}"]
+HYBRID = ["model.attention.kind=[window, linear]", "model.attention.window=8", "model.attention.feature_map=hedgehog"]
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Path) -> Path:
+    """A folder with the softmax run `teacher`."""
+    train(
+        recipe_file.load(str(shared / "tiny.yaml"), ["model.attention.kind=softmax", "training.steps=150"]),
+        shared / "teacher",
+    )
+    return shared
+
+
+def convert(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lmlong", "convert", "teacher", "--to", "tiny.yaml", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def converted(folder: Path) -> dict[str, dict]:
+    """What a conversion tells, by name."""
+    done = convert(folder, *HYBRID, *STEPS, "--out", "student", "--json", "told.json")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "teacher" in done.stdout and "swapped" in done.stdout
+    return {point["name"]: point for point in json.loads((folder / "told.json").read_text())}
+
+
+def bits(point: dict) -> float:
+    return point["totals"]["nats"] / point["totals"]["bytes"]
+
+
+def test_each_stage_brings_the_student_nearer(converted: dict[str, dict]) -> None:
+    assert list(converted) == ["teacher", "swapped", "layers", "predictions", "text"]
+    loss = {name: bits(point) for name, point in converted.items()}
+    error = {name: sum(point["layers"]) for name, point in converted.items() if point["layers"]}
+    assert error["layers"] < 0.6 * error["swapped"]
+    assert loss["predictions"] < loss["layers"] < loss["swapped"]
+
+
+def test_the_loss_without_the_recurrence_is_that_of_a_model_whose_recurrent_layers_add_nothing(
+    folder: Path, converted: dict[str, dict]
+) -> None:
+    point = converted["text"]
+    recipe = read.read_recipe(read.find(folder / "student"))
+    weights = read.read_weights(read.find(folder / "student"))
+    tokens = conversion_report.prepare(recipe.text, read.read_tokenizer(read.find(folder / "student")))
+    model = conversion_report.build(recipe, tokens.tokenizer.vocabulary)
+    model.load_state_dict(weights | {"blocks.1.mixer.out_proj.weight": torch.zeros(32, 32)})
+    short = recipe.model_copy(update={"text": recipe.text.model_copy(update={"sequence_length": 32})})
+    text = conversion_report.CausalDataModule(short, tokens).validation(recipe.training.validation_tokens)
+    totals = conversion_report.loss_totals(
+        model, map(conversion_report.as_tensors, text), torch.from_numpy(tokens.tokenizer.token_bytes)
+    )
+    assert point["without_recurrence"]["nats"] == pytest.approx(totals.nats, rel=1e-5)
+    assert point["without_recurrence"]["nats"] != pytest.approx(point["totals"]["nats"], rel=1e-3)
+
+
+def test_all_but_attention_is_copied_and_stays_through_the_first_stage(folder: Path, converted: dict) -> None:
+    before, after = (read.read_weights(read.find(folder / run)) for run in ("teacher", "student-layers"))
+    rest = [name for name in before if ".mixer." not in name]
+    assert rest and all(torch.equal(before[name], after[name]) for name in rest)
+
+
+def test_the_last_stage_is_of_full_length_and_the_others_have_as_many_tokens(folder: Path, converted: dict) -> None:
+    recipes = [
+        read.read_recipe(read.find(folder / run)) for run in ("student-layers", "student-predictions", "student")
+    ]
+    assert [recipe.text.sequence_length for recipe in recipes] == [32, 32, 64]
+    assert len({recipe.tokens_per_step for recipe in recipes}) == 1
+    assert [recipe.training.teacher_of for recipe in recipes[:2]] == ["layers", "predictions"]
+    assert recipes[2].training.teacher is None
+
+
+def test_a_conversion_that_is_done_has_no_more_to_do(folder: Path, converted: dict) -> None:
+    weights = read.read_weights(read.find(folder / "student"))
+    again = convert(folder, *HYBRID, *STEPS, "--out", "student", "--resume", "--json", "-")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("has no more to do") == 0  # the result alone
+    assert json.loads(again.stdout)[-1]["totals"] == converted["text"]["totals"]
+    after = read.read_weights(read.find(folder / "student"))
+    assert all(torch.equal(weights[name], after[name]) for name in weights)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
+    folder: Path, converted: dict, number: signal.Signals
+) -> None:
+    name = f"stopped-{number.name}"
+    words = [*HYBRID, *STEPS, "--out", name]
+    command = [sys.executable, "-m", "lmlong", "convert", "teacher", "--to", "tiny.yaml", *words]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if "/120: loss" in line:
+                child.send_signal(number)
+                break
+        child.communicate()
+    assert child.returncode == 128 + number
+    assert not (folder / name).exists()
+    assert convert(folder, *words).returncode == 2  # --resume was left out
+    assert convert(folder, *words, "--resume").returncode == 0
+    there, here = (read.read_weights(read.find(folder / run)) for run in ("student", name))
+    assert all(torch.equal(there[key], here[key]) for key in there)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.width=48"], "model.width: 48 here and 32 in teacher"),
+        (["model.layers=3"], "model.layers: 3 here and 2 in teacher"),
+        (["model.attention.kind=softmax"], "nothing to convert"),
+        (["conversion.layers.steps=0"], "conversion.layers.steps"),
+        (["text.sequence_length=100000"], "one sequence takes 100,001"),
+        (["conversion.sequence_length=48"], "no multiple of 48"),
+        (["training.teacher=teacher"], "training.teacher"),
+        (["--resume", "--overwrite"], "Leave out one"),
+    ],
+)
+def test_what_cannot_be_converted_is_told_before_anything_runs(folder: Path, words: list[str], message: str) -> None:
+    refused = convert(folder, *words, "--out", "never")
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr and not list(folder.glob("never*"))
+
+
+def test_a_dry_run_plans_each_stage_and_leaves_nothing(folder: Path) -> None:
+    planned = convert(folder, *HYBRID, *STEPS, "--out", "planned", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.count("steps ") == 3
+    assert not list(folder.glob("planned*"))
