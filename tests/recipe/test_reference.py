@@ -1,6 +1,6 @@
 """The reference of options is complete and says in words what the declarations say in types."""
 
-from lmlong.recipe import Downsample, Model, Recipe, Rope, RopeScaling, Training
+from lmlong.recipe import Conversion, Downsample, Model, Recipe, Rope, RopeScaling, Training
 from lmlong.recipe.file import dump
 from lmlong.recipe.reference import Option, reference
 from lmlong.recipe.yaml import Document
@@ -18,7 +18,8 @@ def leaves(values: dict, prefix: str = "") -> set[str]:
 
 def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> None:
     options = reference()
-    every_section = Recipe(training=Training(steps=1), model=Model(downsample=Downsample(), rope=EVERY_ROPE))
+    model = Model(downsample=Downsample(), rope=EVERY_ROPE)
+    every_section = Recipe(training=Training(steps=1), model=model, conversion=Conversion())
     resolved = leaves(Document(dump(every_section)).values)
     assert {option.key for option in options if ".N." not in option.key} == resolved
     assert [option.key for option in options[:4]] == ["format", "name", "seed", "device"]

@@ -51,7 +51,7 @@ def test_each_stage_brings_the_student_nearer(converted: dict[str, dict]) -> Non
     assert list(converted) == ["teacher", "swapped", "layers", "predictions", "text"]
     loss = {name: bits(point) for name, point in converted.items()}
     error = {name: sum(point["layers"]) for name, point in converted.items() if point["layers"]}
-    assert error["layers"] < 0.6 * error["swapped"]
+    assert error["layers"] < 0.7 * error["swapped"]
     assert loss["predictions"] < loss["layers"] < loss["swapped"]
 
 
