@@ -31,7 +31,6 @@ SAME = (
     "head_dim",
     "value_dim",
     "tied_output",
-    "inner_width",
     "embedding_scale",
 )
 """What the weights that are copied must agree in."""
