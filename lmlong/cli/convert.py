@@ -1,5 +1,6 @@
 """`lmlong convert`: a trained model becomes one with other attention."""
 
+import json
 from pathlib import Path
 
 import click
@@ -13,6 +14,12 @@ from lmlong.cli.plugins import load_recipe
 @options.overrides
 @click.option("--to", "recipe", required=True, metavar="RECIPE", help="The recipe of the model to be.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
+@click.option(
+    "--from-teacher",
+    type=options.Length(1),
+    metavar="N",
+    help="Learn from so many tokens of text that RUN itself writes, kept as OUT-samples.jsonl.",
+)
 @click.option("--resume", is_flag=True, help="Go on with a conversion where it was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace run folders that exist.")
 @click.option("--dry-run", is_flag=True, help="Take a few short steps of each stage and tell what it would take.")
@@ -23,6 +30,7 @@ def convert(
     overrides: tuple[str, ...],
     recipe: str,
     out: Path | None,
+    from_teacher: int | None,
     resume: bool,
     overwrite: bool,
     dry_run: bool,
@@ -40,19 +48,30 @@ def convert(
     """
     from lmlong.cli.output import check_files, show
 
-    chosen = load_recipe(recipe, [*overrides, f"training.init_from={run}"])
+    begun = [*overrides, f"training.init_from={run}"]
+    chosen = load_recipe(recipe, begun)
     if resume and overwrite:
         raise click.UsageError("--resume goes on, --overwrite begins anew. Leave out one of them.")
     check_files(json_file, None)
     from lmlong.training import first_look
 
     folder = out or first_look.default_folder(chosen)
-    first_look.check(chosen, None, None, False)
+    samples = folder.with_name(f"{folder.name}-samples.jsonl")
+    if from_teacher:
+        chosen = load_recipe(recipe, [*begun, f"text.sources=[{{kind: files, paths: [{json.dumps(str(samples))}]}}]"])
     from lmlong.report.json_values import json_values
     from lmlong.training import conversion, conversion_report
 
     planned = conversion.stages(chosen, run, folder)
-    conversion.check(chosen, run, planned, resume or dry_run, overwrite)
+    conversion.check_model(chosen, run)
+    if not (resume or overwrite or dry_run):
+        conversion.check_folders(planned)
+    if from_teacher:
+        from lmlong.training.teacher_text import write_samples
+
+        write_samples(run, samples, from_teacher, planned[0].recipe.text.sequence_length, chosen.seed)
+    first_look.check(chosen, None, None, False)
+    conversion.check_text(run, planned)
     if dry_run:
         click.echo(conversion.plan(planned))
         return

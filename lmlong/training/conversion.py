@@ -57,12 +57,11 @@ def stages(recipe: Recipe, teacher: str, folder: Path) -> list[Stage]:
     ]
 
 
-def check(recipe: Recipe, teacher: str, planned: list[Stage], resume: bool, overwrite: bool) -> None:
+def check_model(recipe: Recipe, teacher: str) -> None:
     """Refuse what cannot be converted, before anything is trained."""
     if recipe.training.teacher:
         raise UsageError("training.teacher: the teacher of a conversion is the run itself. Leave it out.")
-    checkpoint = read.find(teacher)
-    old = read.read_recipe(checkpoint)
+    old = read.read_recipe(read.find(teacher))
     for key in SAME:
         before, now = (getattr(model, key) for model in (old.model, recipe.model))
         if before != now:
@@ -71,11 +70,20 @@ def check(recipe: Recipe, teacher: str, planned: list[Stage], resume: bool, over
             )
     if old.model.attention == recipe.model.attention:
         raise UsageError(f"model.attention: {teacher} has the same, so there is nothing to convert. Choose another.")
-    tokenizer = read.read_tokenizer(checkpoint)
+
+
+def check_folders(planned: list[Stage]) -> None:
+    """Refuse to begin in folders that hold anything."""
+    for stage in planned:
+        if stage.folder.is_dir():
+            check_free(stage.folder)
+
+
+def check_text(teacher: str, planned: list[Stage]) -> None:
+    """Turn the text into tokens, and refuse one that is too short for any stage."""
+    tokenizer = read.read_tokenizer(read.find(teacher))
     for stage in planned:
         prepare(stage.recipe.text, tokenizer)
-        if not resume and not overwrite and stage.folder.is_dir():
-            check_free(stage.folder)
 
 
 def plan(planned: list[Stage]) -> str:
