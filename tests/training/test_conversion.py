@@ -103,6 +103,7 @@ def test_a_conversion_that_is_done_has_no_more_to_do(folder: Path, converted: di
     assert all(torch.equal(weights[name], after[name]) for name in weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
     folder: Path, converted: dict, number: signal.Signals
@@ -145,6 +146,7 @@ def test_what_cannot_be_converted_is_told_before_anything_runs(folder: Path, wor
     assert "Traceback" not in refused.stderr and not list(folder.glob("never*"))
 
 
+@pytest.mark.slow
 def test_a_dry_run_plans_each_stage_and_leaves_nothing(folder: Path) -> None:
     planned = convert(folder, *HYBRID, *STEPS, "--out", "planned", "--dry-run")
     assert planned.returncode == 0, planned.stderr
