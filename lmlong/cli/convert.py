@@ -1,6 +1,5 @@
 """`lmlong convert`: a trained model becomes one with other attention."""
 
-import json
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ from lmlong.cli.plugins import load_recipe
 
 
 @click.command()
-@click.argument("run")
+@options.run
 @options.overrides
 @click.option("--to", "recipe", required=True, metavar="RECIPE", help="The recipe of the model to be.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
@@ -48,28 +47,28 @@ def convert(
     """
     from lmlong.cli.output import check_files, show
 
-    begun = [*overrides, f"training.init_from={run}"]
-    chosen = load_recipe(recipe, begun)
+    chosen = load_recipe(recipe, [*overrides, f"training.init_from={run}"])
     if resume and overwrite:
         raise click.UsageError("--resume goes on, --overwrite begins anew. Leave out one of them.")
+    if dry_run and from_teacher:
+        raise click.UsageError("--dry-run writes no text, and no step depends on it. Leave out --from-teacher.")
     check_files(json_file, None)
-    from lmlong.training import first_look
+    from lmlong.inference.samples import write_samples
+    from lmlong.report.json_values import json_values
+    from lmlong.training import conversion, conversion_report, first_look
 
     folder = out or first_look.default_folder(chosen)
-    samples = folder.with_name(f"{folder.name}-samples.jsonl")
-    if from_teacher:
-        chosen = load_recipe(recipe, [*begun, f"text.sources=[{{kind: files, paths: [{json.dumps(str(samples))}]}}]"])
-    from lmlong.report.json_values import json_values
-    from lmlong.training import conversion, conversion_report
-
+    chosen = conversion.on_samples(chosen, folder) if from_teacher else chosen
     planned = conversion.stages(chosen, run, folder)
     conversion.check_model(chosen, run)
     if not (resume or overwrite or dry_run):
         conversion.check_folders(planned)
+    length = planned[0].recipe.text.sequence_length
     if from_teacher:
-        from lmlong.training.teacher_text import write_samples
-
-        write_samples(run, samples, from_teacher, planned[0].recipe.text.sequence_length, chosen.seed)
+        samples = conversion.samples_file(folder)
+        if overwrite:
+            samples.unlink(missing_ok=True)
+        write_samples(run, samples, from_teacher, length, chosen.seed)
     first_look.check(chosen, None, None, False)
     conversion.check_text(run, planned)
     if dry_run:
@@ -80,5 +79,4 @@ def convert(
             click.echo("stopped; the same command with --resume goes on", err=True)
         raise SystemExit(status)
     points = conversion_report.measure(run, planned)
-    length = planned[0].recipe.text.sequence_length
     show(conversion_report.table(points, length), json_values(points), json_file, None)

@@ -51,17 +51,16 @@ def peak_memory(device: torch.device) -> int | None:
         import resource
     except ImportError:
         return None
-    if (told := _status("VmHWM")) is not None:
+    if (told := _peak_told_by_linux()) is not None:
         return told * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _status(name: str) -> int | None:
-    """Return a number of kibibytes that Linux tells of this process; `getrusage` counts what the process that started
-    it had taken, too."""
+def _peak_told_by_linux() -> int | None:
+    """Return the peak in kibibytes; `getrusage` counts what the process that started this one had taken, too."""
     try:
-        found = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
         return None
     return int(found[1]) if found else None

@@ -4,7 +4,7 @@ The reference page, the error messages and `--help` are made from these declarat
 """
 
 from lmlong.recipe.attention import MAX_NGRAM, Attention, Delta, Favor, Linformer, Ngram, Taylor
-from lmlong.recipe.conversion import Conversion
+from lmlong.recipe.conversion import Conversion, Stage
 from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.model import Downsample, Model, Rope, RopeScaling
 from lmlong.recipe.root import Recipe
@@ -33,6 +33,7 @@ __all__ = [
     "Rope",
     "RopeScaling",
     "Source",
+    "Stage",
     "Taylor",
     "Text",
     "Tokenizer",

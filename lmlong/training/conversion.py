@@ -17,7 +17,7 @@ from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint import read
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError, UsageError
-from lmlong.recipe import Conversion, Recipe
+from lmlong.recipe import Conversion, Files, Recipe, Stage
 from lmlong.recipe import file as recipe_file
 from lmlong.training.first_look import check_free
 from lmlong.training.plan import make_plan
@@ -36,7 +36,7 @@ SAME = (
 """What the weights that are copied must agree in."""
 
 
-class Stage(NamedTuple):
+class StageRun(NamedTuple):
     """A run of a conversion."""
 
     name: str
@@ -44,21 +44,34 @@ class Stage(NamedTuple):
     folder: Path
 
 
-def stages(recipe: Recipe, teacher: str, folder: Path) -> list[Stage]:
+def stages(recipe: Recipe, teacher: str, folder: Path) -> list[StageRun]:
     """Return the runs by which a model like `teacher` becomes that of a recipe, which is in `folder` at the end."""
     conversion = recipe.conversion or Conversion()
     layers, predictions = (folder.with_name(f"{folder.name}-{name}") for name in ("layers", "predictions"))
     by_layer = {"init_from": teacher, "teacher": teacher, "teacher_of": "layers"} | _budget(conversion.layers)
     by_output = {"init_from": str(layers), "teacher": teacher, "teacher_share": 1.0} | _budget(conversion.predictions)
     return [
-        Stage("layers", _from_teacher(recipe, by_layer), layers),
-        Stage("predictions", _from_teacher(recipe, by_output), predictions),
-        Stage("text", _changed(recipe, {"init_from": str(predictions)}, {}), folder),
+        StageRun("layers", _from_teacher(recipe, by_layer), layers),
+        StageRun("predictions", _from_teacher(recipe, by_output), predictions),
+        StageRun("text", _changed(recipe, {"init_from": str(predictions)}, {}), folder),
     ]
+
+
+def samples_file(folder: Path) -> Path:
+    """Return the file of the text that the old model writes."""
+    return folder.with_name(f"{folder.name}-samples.jsonl")
+
+
+def on_samples(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with that file as its text."""
+    source = Files(kind="files", paths=[str(samples_file(folder).absolute())])
+    return recipe.model_copy(update={"text": recipe.text.model_copy(update={"sources": [source]})})
 
 
 def check_model(recipe: Recipe, teacher: str) -> None:
     """Refuse what cannot be converted, before anything is trained."""
+    if recipe.objective != "causal":
+        raise UsageError("objective: an encoder has no state to make constant. Use causal.")
     if recipe.training.teacher:
         raise UsageError("training.teacher: the teacher of a conversion is the run itself. Leave it out.")
     old = read.read_recipe(read.find(teacher))
@@ -72,26 +85,28 @@ def check_model(recipe: Recipe, teacher: str) -> None:
         raise UsageError(f"model.attention: {teacher} has the same, so there is nothing to convert. Choose another.")
 
 
-def check_folders(planned: list[Stage]) -> None:
-    """Refuse to begin in folders that hold anything."""
+def check_folders(planned: list[StageRun]) -> None:
+    """Refuse to begin where a conversion has begun."""
     for stage in planned:
         if stage.folder.is_dir():
             check_free(stage.folder)
+    if (samples := samples_file(planned[-1].folder)).exists():
+        raise UsageError(f"{samples}: exists. Go on by --resume, replace it by --overwrite, or choose --out.")
 
 
-def check_text(teacher: str, planned: list[Stage]) -> None:
+def check_text(teacher: str, planned: list[StageRun]) -> None:
     """Turn the text into tokens, and refuse one that is too short for any stage."""
     tokenizer = read.read_tokenizer(read.find(teacher))
     for stage in planned:
         prepare(stage.recipe.text, tokenizer)
 
 
-def plan(planned: list[Stage]) -> str:
+def plan(planned: list[StageRun]) -> str:
     """Return what each stage takes, profiled by short steps; weights of stages to come are not needed for that."""
     return "\n\n".join(f"{stage.name}\n{make_plan(stage.recipe).text()}" for stage in planned)
 
 
-def train_stages(planned: list[Stage], overwrite: bool) -> int:
+def train_stages(planned: list[StageRun], overwrite: bool) -> int:
     """Train each run, or go on with it; the exit status of the first that stopped, else 0."""
     for number, stage in enumerate(planned, 1):
         print(f"stage {number} of {len(planned)}: {stage.name}, in {stage.folder}", file=sys.stderr, flush=True)
@@ -100,7 +115,7 @@ def train_stages(planned: list[Stage], overwrite: bool) -> int:
     return 0
 
 
-def _train(stage: Stage, overwrite: bool) -> int:
+def _train(stage: StageRun, overwrite: bool) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{stage.name}.yaml"
         file.write_text(recipe_file.dump(stage.recipe), encoding="utf-8")
@@ -121,7 +136,7 @@ def _child(words: list[str]) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def _signals_to(child: subprocess.Popen[Any]) -> Iterator[None]:
+def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """Hand what would stop this process on to a child, which saves before it ends."""
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -139,7 +154,7 @@ def _signals_to(child: subprocess.Popen[Any]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _budget(stage: Any) -> dict[str, Any]:
+def _budget(stage: Stage) -> dict[str, Any]:
     """Return the options of `training` that a stage sets."""
     rate = {} if stage.learning_rate is None else {"learning_rate": stage.learning_rate}
     return {"steps": stage.steps, "tokens": stage.tokens, "minutes": stage.minutes, **rate}

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +16,13 @@ from lmlong.model.alignment import layer_errors
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import LossTotals, loss_totals
+from lmlong.recipe import Recipe
 from lmlong.report.table import Column, format_table
-from lmlong.training.conversion import Stage
+from lmlong.training.conversion import StageRun
 from lmlong.training.module import as_tensors
 
-NEAR = ("window", "softmax")
-"""Attentions that could do the work of the others beside them: then these have learned nothing."""
+EXACT = ("window", "softmax")
+"""Attentions that could do the work of recurrences beside them: then these have learned nothing."""
 
 BYPASSED = 1.02
 """A model whose loss grows by less than this without its recurrent layers does without them."""
@@ -45,18 +47,19 @@ class Point(NamedTuple):
         )
 
 
-def measure(teacher: str, planned: list[Stage]) -> list[Point]:
+def measure(teacher: str, planned: list[StageRun]) -> list[Point]:
     """Return the loss on held-out text of the teacher, of the model with new attention and nothing learned, and of each
     stage, in sequences of the first stages, each from an empty state."""
     first, checkpoint = planned[0].recipe, read.find(teacher)
     tokens = prepare(first.text, read.read_tokenizer(checkpoint))
     old = _model(read.read_recipe(checkpoint), checkpoint, tokens)
-    torch.manual_seed(first.seed)
-    swapped = _model(first, checkpoint, tokens, new_attention=True)
     text = CausalDataModule(first, tokens).validation(first.training.validation_tokens)
     batches = [as_tensors(batch) for batch in text]
-    models = [("swapped", swapped)]
-    models += [(stage.name, _model(stage.recipe, read.find(stage.folder), tokens)) for stage in planned]
+    torch.manual_seed(first.seed)
+    models = chain(
+        [("swapped", _model(first, checkpoint, tokens, new_attention=True))],
+        ((stage.name, _model(stage.recipe, read.find(stage.folder), tokens)) for stage in planned),  # one at a time
+    )
     points = [_point(name, model, first.model.kinds, old, batches, tokens) for name, model in models]
     return [Point("teacher", _loss(old, batches, tokens)), *points]
 
@@ -86,7 +89,7 @@ def table(points: list[Point], length: int) -> str:
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
-def _model(recipe: Any, checkpoint: Path, tokens: TokenDataset, new_attention: bool = False) -> LanguageModel:
+def _model(recipe: Recipe, checkpoint: Path, tokens: TokenDataset, new_attention: bool = False) -> LanguageModel:
     model = build(recipe, tokens.tokenizer.vocabulary)
     assert isinstance(model, LanguageModel)
     read.load_weights(model, checkpoint, new_attention)
@@ -107,7 +110,7 @@ def _point(
     tokens: TokenDataset,
 ) -> Point:
     errors = torch.stack([layer_errors(model, teacher, inputs, starts) for inputs, _, starts in batches]).mean(0)
-    recurrent = [block.mixer for block, kind in zip(model.blocks, kinds, strict=True) if kind not in NEAR]
+    recurrent = [block.mixer for block, kind in zip(model.blocks, kinds, strict=True) if kind not in EXACT]
     without = None
     if 0 < len(recurrent) < len(model.blocks):
         with _off(recurrent):

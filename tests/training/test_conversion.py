@@ -137,6 +137,8 @@ def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
         (["conversion.sequence_length=48"], "no multiple of 48"),
         (["training.teacher=teacher"], "training.teacher"),
         (["--resume", "--overwrite"], "Leave out one"),
+        (["--dry-run", "--from-teacher", "1k"], "Leave out --from-teacher"),
+        (["objective=masked", "model.attention.kind=linear"], "an encoder"),
     ],
 )
 def test_what_cannot_be_converted_is_told_before_anything_runs(folder: Path, words: list[str], message: str) -> None:
@@ -164,6 +166,7 @@ def test_it_can_learn_from_text_that_the_teacher_writes(folder: Path) -> None:
     assert sum(text["tokens"] for text in texts) >= 2048
     assert max(text["tokens"] for text in texts) <= 32
     assert len({text["text"] for text in texts}) > 50 and "the" in samples
-    (folder / "again-samples.jsonl.part").write_text("".join(samples.splitlines(keepends=True)[:40]) + '{"te')
-    assert convert(folder, *words, "again").returncode == 0
+    (folder / "again-samples.jsonl").write_text("".join(samples.splitlines(keepends=True)[:40]) + '{"te')
+    assert convert(folder, *words, "again").returncode == 2  # --resume was left out
+    assert convert(folder, *words, "again", "--resume").returncode == 0
     assert (folder / "again-samples.jsonl").read_text() == samples

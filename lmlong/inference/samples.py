@@ -1,12 +1,12 @@
-"""Text that a trained model writes, for another one to learn from where the text it was trained on is not at hand."""
+"""Text that a trained model writes, as a file for another one to learn from."""
 
 import json
 import sys
+from itertools import count
 from pathlib import Path
 
 from tqdm import tqdm
 
-from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import repeat_rows
@@ -19,31 +19,25 @@ def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> 
     """Write documents as the model of a run draws them, of at most `length` tokens each, until they have so many
     tokens: one a line, as JSON. Document n depends on the seed and on n alone, so it goes on with a file that was
     begun."""
-    if file.exists():
+    lines = _whole_lines(file)
+    written = sum(json.loads(line)["tokens"] for line in lines)
+    if written >= tokens:
         return
     model = load(run)
-    if not isinstance(model, TrainedLanguageModel):
-        raise UsageError(f"{run}: is an encoder, which writes no text. Name another run.")
     if model.fast_step_at_once:
         model.use_fast_step()
-    part = file.with_name(file.name + ".part")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lines = _whole_lines(part)
-    written = sum(json.loads(line)["tokens"] for line in lines)
-    bar = tqdm(total=tokens, initial=written, unit=" tokens", dynamic_ncols=True, disable=None)
     print(f"{file}: {tokens:,} tokens of {run}'s own text", file=sys.stderr)
-    with bar, part.open("w", encoding="utf-8") as out:
+    bar = tqdm(total=tokens, initial=written, unit=" tokens", dynamic_ncols=True, disable=None)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with bar, file.open("w", encoding="utf-8") as out:
         out.writelines(lines)
-        number = len(lines)
-        while written < tokens:
-            found = _documents(model, number, length, seed)
-            number += len(found)
+        for first in count(len(lines), ROWS):
+            found = _documents(model, first, length, seed)
             out.writelines(json.dumps(each) + "\n" for each in found)
             out.flush()
-            new = sum(each["tokens"] for each in found)
-            written += new
-            bar.update(new)
-    part.rename(file)
+            bar.update(new := sum(each["tokens"] for each in found))
+            if (written := written + new) >= tokens:
+                return
 
 
 def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) -> list[dict]:
@@ -56,9 +50,9 @@ def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) 
     return [{"text": text, "tokens": row.written} for text, row in zip(texts, drawn.rows, strict=True)]
 
 
-def _whole_lines(part: Path) -> list[str]:
+def _whole_lines(file: Path) -> list[str]:
     """Return the documents of whole batches in a file that was begun."""
-    if not part.exists():
+    if not file.exists():
         return []
-    lines = [line for line in part.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
     return lines[: len(lines) // ROWS * ROWS]
