@@ -74,7 +74,7 @@ def native(model: LanguageModel, kept: torch.dtype = torch.float32) -> LanguageM
 def gpt2(layers: int, width: int, heads: int) -> tuple[Any, int]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
+    config = GPT2Config(  # type: ignore[call-arg]  # transformers takes more than it declares
         vocab_size=VOCABULARY,
         n_positions=max(LENGTHS) + 4096,
         n_embd=width,

@@ -174,10 +174,10 @@ def main() -> int:
         for which, flips in enumerate((headers, sample)):
             for name, path, place in flips:
                 with flipped(path, place):
-                    unseen = kinds[name].is_whole()
+                    missed = kinds[name].is_whole()
                 counts[name][which] += 1
-                counts[name][2] += unseen
-                if unseen and not kinds[name].harmless:
+                counts[name][2] += missed
+                if missed and not kinds[name].harmless:
                     print(f"not seen: {path.name} of {name}, bit {place}", file=sys.stderr)
     print(f"{'files':<14}{'in headers':>12}{'drawn':>8}{'not seen':>10}")
     for name, (in_headers, at_random, unseen) in counts.items():

@@ -61,7 +61,9 @@ def after(run: str, name: str, steps: int, rate: float, out: Path) -> float:
                f"training.learning_rate={rate}", "training.warmup_steps=10"]  # fmt: skip
     recipe = recipe_file.load(str(read.find(run) / "recipe.yaml"), options)
     train(recipe, folder, resume="auto")
-    return last_validation(read_entries(folder / "metrics.jsonl"))["bits_per_byte"]
+    validation = last_validation(read_entries(folder / "metrics.jsonl"))
+    assert validation is not None, "a run validates after its last step"
+    return validation["bits_per_byte"]
 
 
 def main() -> None:
