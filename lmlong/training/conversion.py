@@ -21,7 +21,7 @@ from lmlong.recipe import Conversion, Files, Recipe, Stage
 from lmlong.recipe import file as recipe_file
 from lmlong.training.first_look import check_free
 from lmlong.training.plan import make_plan
-from lmlong.training.signals import STOPPING
+from lmlong.training.signals import HANGUP, STOPPING
 
 SAME = (
     "width",
@@ -145,7 +145,9 @@ def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
     before = {number: signal.getsignal(number) for number in STOPPING}
     for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # nohup ignores a hang-up
+        if (
+            handler != signal.SIG_IGN or number != HANGUP
+        ):  # nohup ignores it, and a shell Ctrl-C for what it starts by &
             signal.signal(number, hand_on)
     try:
         yield

@@ -103,6 +103,11 @@ def test_a_conversion_that_is_done_has_no_more_to_do(folder: Path, converted: di
     assert all(torch.equal(weights[name], after[name]) for name in weights)
 
 
+def begun_by_a_shell() -> None:
+    """Ignore Ctrl-C as a shell lets a command that it starts by &."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
@@ -111,7 +116,8 @@ def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
     name = f"stopped-{number.name}"
     words = [*HYBRID, *STEPS, "--out", name]
     command = [sys.executable, "-m", "lmlong", "convert", "teacher", "--to", "tiny.yaml", *words]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    heard = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, preexec_fn=begun_by_a_shell, **heard) as child:
         assert child.stderr is not None
         for line in child.stderr:
             if "/120: loss" in line:
