@@ -53,12 +53,11 @@ def convert(
     if dry_run and from_teacher:
         raise click.UsageError("--dry-run writes no text, and no step depends on it. Leave out --from-teacher.")
     check_files(json_file, None)
-    from lmlong.inference.samples import write_samples
+    from lmlong.inference.samples import join_samples, write_samples
     from lmlong.report.json_values import json_values
     from lmlong.training import conversion, conversion_report, first_look
 
     folder = out or first_look.default_folder(chosen)
-    chosen = conversion.on_samples(chosen, folder) if from_teacher else chosen
     planned = conversion.stages(chosen, run, folder)
     conversion.check_model(chosen, run)
     if not (resume or overwrite or dry_run):
@@ -69,7 +68,9 @@ def convert(
         if overwrite:
             samples.unlink(missing_ok=True)
         write_samples(run, samples, from_teacher, length, chosen.seed)
-    first_look.check(chosen, None, None, False)
+        join_samples(samples, conversion.joined_file(folder))
+        planned = conversion.on_samples(planned)
+    first_look.check(planned[0].recipe, None, None, False)
     conversion.check_text(run, planned)
     if dry_run:
         click.echo(conversion.plan(planned))

@@ -10,6 +10,7 @@ from tqdm import tqdm
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import repeat_rows
+from lmlong.io.files import atomic_write
 
 ROWS = 16
 """Documents written at a time."""
@@ -38,6 +39,12 @@ def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> 
             bar.update(new := sum(each["tokens"] for each in found))
             if (written := written + new) >= tokens:
                 return
+
+
+def join_samples(file: Path, joined: Path) -> None:
+    """Write the documents of a file one after the other, as one text."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    atomic_write(joined, "".join(json.loads(line)["text"] + "\n" for line in lines))
 
 
 def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) -> list[dict]:

@@ -17,7 +17,7 @@ from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint import read
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError, UsageError
-from lmlong.recipe import Conversion, Files, Recipe, Stage
+from lmlong.recipe import Conversion, Recipe, Stage
 from lmlong.recipe import file as recipe_file
 from lmlong.training.first_look import check_free
 from lmlong.training.plan import make_plan
@@ -62,10 +62,21 @@ def samples_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-samples.jsonl")
 
 
-def on_samples(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the recipe with that file as its text."""
-    source = Files(kind="files", paths=[str(samples_file(folder).absolute())])
-    return recipe.model_copy(update={"text": recipe.text.model_copy(update={"sources": [source]})})
+def joined_file(folder: Path) -> Path:
+    """Return the file of the same text without its documents' starts."""
+    return samples_file(folder).with_suffix(".txt")
+
+
+def on_samples(planned: list[StageRun]) -> list[StageRun]:
+    """Return the runs with that text: the last one, in sequences longer than any document, reads them as one."""
+    folder = planned[-1].folder
+    files = [samples_file(folder)] * (len(planned) - 1) + [joined_file(folder)]
+    return [
+        stage._replace(
+            recipe=_changed(stage.recipe, {}, {"sources": [{"kind": "files", "paths": [str(file.absolute())]}]})
+        )
+        for stage, file in zip(planned, files, strict=True)
+    ]
 
 
 def check_model(recipe: Recipe, teacher: str) -> None:

@@ -172,6 +172,12 @@ def test_it_can_learn_from_text_that_the_teacher_writes(folder: Path) -> None:
     assert sum(text["tokens"] for text in texts) >= 2048
     assert max(text["tokens"] for text in texts) <= 32
     assert len({text["text"] for text in texts}) > 50 and "the" in samples
+    joined = (folder / "sampled-samples.txt").read_text()
+    assert joined == "".join(text["text"] + "\n" for text in texts)
+    read_by = [
+        read.read_recipe(read.find(folder / run)).text.sources[0].paths[0] for run in ("sampled-predictions", "sampled")
+    ]
+    assert [Path(path).name for path in read_by] == ["sampled-samples.jsonl", "sampled-samples.txt"]
     (folder / "again-samples.jsonl").write_text("".join(samples.splitlines(keepends=True)[:40]) + '{"te')
     assert convert(folder, *words, "again").returncode == 2  # --resume was left out
     assert convert(folder, *words, "again", "--resume").returncode == 0
