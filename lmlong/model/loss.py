@@ -15,7 +15,11 @@ IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""
 
 LOGITS_CHUNK = 512
-"""Number of tokens whose logits exist at the same time."""
+"""Most tokens whose logits exist at the same time."""
+
+CPU_LOGITS = 2**22
+"""Most logits at a time on a CPU: of more than 32 MiB malloc hands out fresh pages each time, which takes longer
+than the arithmetic."""
 
 
 class Softening(NamedTuple):
@@ -57,10 +61,11 @@ class _SummedNLL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, needs_grad: bool) -> Tensor:
-        gradients = _Gradients.of(hidden, weight, needs_grad and any(ctx.needs_input_grad))
+        output = weight.to(hidden.dtype)
+        gradients = _Gradients.of(hidden, output, needs_grad and any(ctx.needs_input_grad))
         total = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        for piece in _pieces(hidden):
-            logits = logits_in_float32(hidden[piece], weight)
+        for piece in _pieces(hidden, weight):
+            logits = logits_in_float32(hidden[piece], output)
             nll, log_total = _chunk_nll(logits, targets[piece])
             total += nll.sum()
             if gradients:
@@ -88,20 +93,23 @@ class _DistilledNLL(torch.autograd.Function):
         soft: Softening,
         needs_grad: bool,
     ) -> Tensor:
-        gradients = _Gradients.of(hidden, weight, needs_grad and any(ctx.needs_input_grad))
+        output, their_output = weight.to(hidden.dtype), their_weight.to(theirs.dtype)
+        gradients = _Gradients.of(hidden, output, needs_grad and any(ctx.needs_input_grad))
         share, temperature = soft
         totals = torch.zeros(2, device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        for piece in _pieces(hidden):
-            logits, scored = logits_in_float32(hidden[piece], weight), (targets[piece] != IGNORED)[:, None]
-            taught = (logits_in_float32(theirs[piece], their_weight) / temperature).log_softmax(-1)
-            ours = (logits / temperature).log_softmax(-1)
+        for piece in _pieces(hidden, weight):
+            logits, scored = logits_in_float32(hidden[piece], output), (targets[piece] != IGNORED)[:, None]
             nll, log_total = _chunk_nll(logits, targets[piece])
-            divergence = (taught.exp() * (taught - ours)).where(scored, 0).sum()
+            ours = _log_softmax(logits / temperature)
+            taught = _log_softmax(logits_in_float32(theirs[piece], their_output).div_(temperature))
+            theirs_probs = taught.exp()
+            divergence = torch.linalg.vecdot(theirs_probs, taught.sub_(ours))[:, None].where(scored, 0).sum()
             totals += torch.stack([(1 - share) * nll.sum() + share * temperature**2 * divergence, nll.sum()])
             if gradients:
-                dlogits = _dnll(logits, log_total, targets[piece]).mul_(1 - share)
-                ddivergence = ours.exp_().sub_(taught.exp_()).mul_(scored)
-                gradients.add(piece, dlogits.add_(ddivergence, alpha=share * temperature))
+                dlogits = ours.exp_().sub_(theirs_probs).mul_(scored * (share * temperature))
+                if share < 1:
+                    dlogits.add_(_dnll(logits, log_total, targets[piece]), alpha=1 - share)
+                gradients.add(piece, dlogits)
         _save(ctx, weight, gradients)
         return totals
 
@@ -128,13 +136,19 @@ class _Gradients(NamedTuple):
     def add(self, piece: slice, dlogits: Tensor) -> None:
         hidden, weight = self.inputs[0][piece], self.inputs[1]
         dlogits = dlogits.to(hidden.dtype)
-        self.hidden[piece] = dlogits @ weight.to(hidden.dtype)
+        self.hidden[piece] = dlogits @ weight
         self.weight.add_(dlogits.mT @ hidden)
 
 
-def _pieces(hidden: Tensor) -> Iterator[slice]:
-    for begin in range(0, len(hidden), LOGITS_CHUNK):
-        yield slice(begin, begin + LOGITS_CHUNK)
+def _pieces(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+    chunk = min(LOGITS_CHUNK, max(CPU_LOGITS // len(weight), 1)) if hidden.device.type == "cpu" else LOGITS_CHUNK
+    for begin in range(0, len(hidden), chunk):
+        yield slice(begin, begin + chunk)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Return log(softmax(logits)), in their memory."""
+    return logits.sub_(logits.logsumexp(-1, keepdim=True))
 
 
 def _dnll(logits: Tensor, log_total: Tensor, targets: Tensor) -> Tensor:

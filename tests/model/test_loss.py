@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmlong.model.loss import IGNORED, LOGITS_CHUNK, Softening, distilled_nll, summed_nll, token_nll
+from lmlong.model.loss import CPU_LOGITS, IGNORED, LOGITS_CHUNK, Softening, distilled_nll, summed_nll, token_nll
 
 
 @pytest.mark.parametrize("tokens", [1, LOGITS_CHUNK - 1, LOGITS_CHUNK, 2 * LOGITS_CHUNK + 3])
@@ -29,6 +29,17 @@ def test_value_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torc
 
 def _truth(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(hidden @ weight.mT, targets, ignore_index=IGNORED, reduction="sum")
+
+
+def test_the_logits_of_a_large_vocabulary_are_of_fewer_tokens_at_a_time() -> None:
+    vocabulary = CPU_LOGITS // 100
+    hidden, weight = torch.randn(250, 4, requires_grad=True), torch.randn(vocabulary, 4, requires_grad=True)
+    theirs, targets, soft = torch.randn(250, 4), torch.randint(vocabulary, (250,)), Softening(0.0, 1.0)
+    truth = torch.autograd.grad(_truth(hidden, weight, targets), (hidden, weight))
+    alone = torch.autograd.grad(summed_nll(hidden, weight, targets), (hidden, weight))
+    taught = torch.autograd.grad(distilled_nll(hidden, weight, targets, theirs, weight, soft)[0], (hidden, weight))
+    for exact, *found in zip(truth, alone, taught, strict=True):
+        assert max((each - exact).norm() for each in found) <= 1e-5 * exact.norm()
 
 
 SOFTENINGS = [Softening(0.5, 1.0), Softening(1.0, 1.0), Softening(0.3, 2.5)]
