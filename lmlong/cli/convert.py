@@ -68,8 +68,8 @@ def convert(
         if overwrite:
             samples.unlink(missing_ok=True)
         write_samples(run, samples, from_teacher, length, chosen.seed)
-        join_samples(samples, conversion.joined_file(folder))
         planned = conversion.on_samples(planned)
+        join_samples(planned[0].recipe.text, conversion.joined_file(folder))
     first_look.check(planned[0].recipe, None, None, False)
     conversion.check_text(run, planned)
     if dry_run:

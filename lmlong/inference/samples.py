@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from lmlong import recipe
+from lmlong.data.sources import open_inputs
+from lmlong.data.split import Part, split
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import repeat_rows
@@ -41,10 +44,12 @@ def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> 
                 return
 
 
-def join_samples(file: Path, joined: Path) -> None:
-    """Write the documents of a file one after the other, as one text."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    atomic_write(joined, "".join(json.loads(line)["text"] + "\n" for line in lines))
+def join_samples(text: recipe.Text, joined: Path) -> None:
+    """Write the documents that a text trains on one after the other, as one; what it holds out stays unread."""
+    samples = open_inputs(text)[0]
+    parts = split(samples.source.documents(), samples.held_out)
+    trained = [part for part in parts if isinstance(part, Part) and part.split == "train"]
+    atomic_write(joined, "".join("".join(part.pieces()) + "\n" for part in trained))
 
 
 def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) -> list[dict]:

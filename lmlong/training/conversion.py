@@ -63,7 +63,7 @@ def samples_file(folder: Path) -> Path:
 
 
 def joined_file(folder: Path) -> Path:
-    """Return the file of the same text without its documents' starts."""
+    """Return the file of what is trained on of that text, without its documents' starts."""
     return samples_file(folder).with_suffix(".txt")
 
 
@@ -71,11 +71,10 @@ def on_samples(planned: list[StageRun]) -> list[StageRun]:
     """Return the runs with that text: the last one, in sequences longer than any document, reads them as one."""
     folder = planned[-1].folder
     files = [samples_file(folder)] * (len(planned) - 1) + [joined_file(folder)]
+    sources = [{"sources": [{"kind": "files", "paths": [str(file.absolute())]}]} for file in files]
     return [
-        stage._replace(
-            recipe=_changed(stage.recipe, {}, {"sources": [{"kind": "files", "paths": [str(file.absolute())]}]})
-        )
-        for stage, file in zip(planned, files, strict=True)
+        stage._replace(recipe=_changed(stage.recipe, {}, source))
+        for stage, source in zip(planned, sources, strict=True)
     ]
 
 
