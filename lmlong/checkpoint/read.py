@@ -109,13 +109,13 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
 
     With `new_attention`, weights that only one kind of attention has may be missing, and stay as the model has them, or
     be unexpected, and are left out: queries, keys and values mean the same to every kind. A convolution that is missing
-    begins as the identity.
+    begins as the identity, and gains of heads stay as they are.
     """
     weights, wanted = read_weights(checkpoint), model.state_dict()
     if new_attention:
         weights = _identities(model) | weights
         weights = {name: tensor for name, tensor in weights.items() if name in wanted or not _of_attention(name)}
-        weights |= {name: wanted[name] for name in wanted.keys() - weights.keys() if _of_attention(name)}
+        weights |= {name: wanted[name] for name in wanted.keys() - weights.keys() if _may_be_missing(name)}
     _compare(checkpoint, _shapes(weights), _shapes(wanted))
     model.load_state_dict(weights)
 
@@ -162,3 +162,8 @@ def _of_attention(name: str) -> bool:
     """Return whether a weight belongs to the attention itself: to its features or its gates."""
     _, inside, part = name.partition(".mixer.")
     return bool(inside) and part.partition(".")[0] not in SHARED_PARTS
+
+
+def _may_be_missing(name: str) -> bool:
+    """Return whether a new model may begin with a weight of its own."""
+    return _of_attention(name) or name.endswith(".mixer.head_norm.weight")

@@ -65,11 +65,12 @@ def unigram_bits_per_byte(
     total = sum(each.sum() for each in found)
     for each, weight in zip(found, weights, strict=True):
         counts += each / each.sum() * total * weight / sum(weights)
-    counts[tokenizer.bos] = 0
+    bos, eos = tokenizer.bos, tokenizer.eos
+    counts[bos] = (counts[bos] + 1) / 2 if bos == eos else 0  # a document has one of each
     seen = np.zeros(tokenizer.vocabulary, np.int64)
     for begin in range(0, len(text.tokens), PIECE):
         seen += np.bincount(text.tokens[begin : begin + PIECE], minlength=tokenizer.vocabulary)
-    seen[tokenizer.bos] = 0
+    seen[bos] -= len(text.starts)
     occurs = seen > 0
     nats = -(seen[occurs] * np.log(counts[occurs] / counts.sum())).sum()
     return float(nats) / math.log(2) / int((seen * tokenizer.token_bytes).sum())

@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.data.cyclic_tokens import CyclicTokens, Row
+from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens, Row
 from lmlong.data.rows import Rows
-
-IGNORED = -100  # a target that no loss counts
 
 MAX_LENGTHS = 16
 """Number of different lengths that batches may have, so that memory and compiled code are reused."""
@@ -67,7 +65,9 @@ class TrainingBatches:
 
 def scored_tokens(tokens: np.ndarray, bos: int, eos: int, factor: int = 1) -> CyclicTokens:
     """Return the tokens of a text that have a next one; documents begin at multiples of `factor`."""
-    return CyclicTokens(tokens, np.flatnonzero(tokens == bos), bos, eos, factor, count=max(len(tokens) - 1, 0))
+    found = np.flatnonzero(tokens == bos)
+    starts = found[tokens.take(found + 1, mode="wrap") != bos]
+    return CyclicTokens(tokens, starts, bos, eos, factor, count=max(len(tokens) - 1, 0))
 
 
 def validation_batches(
@@ -143,7 +143,7 @@ def _padded(rows: Sequence[Row], time: int, eos: int) -> CausalBatch:
     for number, row in enumerate(rows):
         filled = len(row.tokens)
         tokens[number, :filled], targets[number, :filled], document_starts[number, :filled] = row
-    return CausalBatch(tokens, np.where(tokens == eos, IGNORED, targets), document_starts)
+    return CausalBatch(tokens, targets, document_starts)
 
 
 def _shares_of_rest(weights: Sequence[float]) -> list[Fraction]:

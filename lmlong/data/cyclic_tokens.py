@@ -1,15 +1,22 @@
-"""The tokens of a text as a cycle in which documents begin at multiples of a factor, with padding between them."""
+"""The tokens of a text as a cycle in which documents begin at multiples of a factor, with padding between them.
+
+bos and eos may be one token, as in many models: then that is a begin where text follows, and an end where it follows
+itself.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 
+IGNORED = -100
+"""The target of a token that ends a document, or fills a row: there is nothing to predict."""
+
 
 class Row(NamedTuple):
-    """Tokens in the order they are read, and the next token of each; padding is eos, which has no target."""
+    """Tokens in the order they are read, and the next token of each as its target; padding is eos."""
 
     tokens: np.ndarray  # (time,) int64
-    next_tokens: np.ndarray  # (time,) int64
+    targets: np.ndarray  # (time,) int64, IGNORED after the end of a document
     document_starts: np.ndarray  # (time,) bool, true where the state is reset
 
 
@@ -41,10 +48,11 @@ class CyclicTokens:
         return self._row_at(at, at < end)
 
     def _row_at(self, at: np.ndarray, real: np.ndarray) -> Row:
-        """Return the tokens at positions in the text, and the next token of each; padding where `real` is false."""
-        tokens, next_tokens = (self.tokens.take(at + ahead, mode="wrap").astype(np.int64) for ahead in (0, 1))
+        """Return the tokens at positions in the text, with their targets; padding where `real` is false."""
+        tokens, targets = (self.tokens.take(at + ahead, mode="wrap").astype(np.int64) for ahead in (0, 1))
         tokens = np.where(real, tokens, self.eos)
-        return Row(tokens, next_tokens, tokens == self.bos)
+        ends = ~real | (tokens == self.eos) & (targets == self.bos)
+        return Row(tokens, np.where(ends, IGNORED, targets), real & ~ends & (tokens == self.bos))
 
 
 def round_up(sizes: np.ndarray, factor: int) -> np.ndarray:

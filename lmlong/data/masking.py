@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong import recipe
-from lmlong.data.batches import IGNORED, TrainingBatches, evenly, in_batches
-from lmlong.data.cyclic_tokens import Row
+from lmlong.data.batches import TrainingBatches, evenly, in_batches
+from lmlong.data.cyclic_tokens import IGNORED, Row
 from lmlong.data.packing import cut
 from lmlong.data.rows import Rows
 from lmlong.data.shuffle import draw

@@ -24,6 +24,8 @@ SIZES = (
 MOST = 2**24
 """More than any size of a model; a negative vocabulary says that the output has weights of its own."""
 ENDS = ("<unk>", "<s>", "</s>")
+BEGIN = ENDS.index("<s>")
+"""The token that these models have read before each text, and so write after one: they have never seen the last."""
 BYTES = len(ENDS)
 """The first tokens, and the number of the first of 256 for single bytes."""
 
@@ -134,4 +136,4 @@ def _tokenizer(path: Path, vocabulary: int) -> bytes:
     pieces[:BYTES] = ENDS
     pieces[BYTES : BYTES + 256] = [f"<0x{byte:02X}>" for byte in range(256)]
     ends = [added_token(token, number) for number, token in enumerate(ENDS)]
-    return wrapped(by_scores(pieces, scores, ends), 1, 2, vocabulary)
+    return wrapped(by_scores(pieces, scores, ends), BEGIN, BEGIN, vocabulary)

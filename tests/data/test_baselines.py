@@ -21,6 +21,15 @@ def test_unigrams_are_counts_of_the_training_text_and_one_more_of_each_token() -
     assert found == pytest.approx(-(math.log2(3 / total) + math.log2(2 / total) + math.log2(2 / total)) / 2)
 
 
+def test_of_one_token_for_both_ends_of_a_document_half_are_predicted() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.eos = tokenizer.bos
+    trained, read = (tokens_of(documents, tokenizer) for documents in (("aab", "a"), ("ab",)))
+    found = baselines.unigram_bits_per_byte([trained], [1.0], read, tokenizer)
+    total = 6 + 258
+    assert found == pytest.approx(-(math.log2(4 / total) + math.log2(2 / total) + math.log2(3 / total)) / 2)
+
+
 def test_sources_count_by_their_weight() -> None:
     sources = [text("a" * 10_000), text("b" * 10)]
     even = baselines.unigram_bits_per_byte(sources, [1, 1], text("b"), BYTES)

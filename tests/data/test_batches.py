@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmlong.data.batches import (
-    IGNORED,
     VALIDATION_STREAMS,
     CausalBatch,
     TrainingBatches,
@@ -19,7 +18,7 @@ from lmlong.data.batches import (
     validation_batches,
     validation_streams,
 )
-from lmlong.data.cyclic_tokens import CyclicTokens
+from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens
 from lmlong.data.packing import pack
 from lmlong.data.rows import Documents, Streams, Windows
 from lmlong.data.shuffle import shuffled
@@ -75,6 +74,31 @@ def test_targets_and_starts() -> None:
     assert batch.targets.tolist() == [[7, 8, 2, IGNORED, 9, 2]]
     assert batch.document_starts.tolist() == [[True, False, False, False, True, False]]
     assert [array.dtype for array in batch] == [np.int64, np.int64, np.bool_]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 9), st.sampled_from([1, 2, 4]))
+def test_one_token_may_begin_and_end_documents(sizes: list[int], length: int, factor: int) -> None:
+    """Targets and starts are those of a text with two different tokens, however it is cut."""
+    words = np.arange(100, 200)
+    tokens = np.concatenate([np.array([BOS, *words[:size], EOS]) for size in sizes])
+    alike = np.where(tokens == EOS, BOS, tokens)
+    starts = np.flatnonzero(tokens == BOS)
+    pairs: list[tuple[Iterable[CausalBatch], Iterable[CausalBatch]]] = [
+        (
+            validation_batches(scored_tokens(tokens, BOS, EOS, factor), length * factor, rows=2),
+            validation_batches(scored_tokens(alike, BOS, BOS, factor), length * factor, rows=2),
+        )
+    ]
+    for kind in (Windows, lambda *cut: Documents(*cut, group=1)):
+        texts = CyclicTokens(tokens, starts, BOS, EOS, factor), CyclicTokens(alike, starts, BOS, BOS, factor)
+        if len(texts[0]) >= length * factor:
+            two, one = (TrainingBatches([kind(each, length * factor, (0, 1))], [1.0], each.eos, 2) for each in texts)
+            pairs.append(([two.batch(0)], [one.batch(0)]))
+    for ours, theirs in pairs:
+        for two, one in zip(ours, theirs, strict=True):
+            assert np.array_equal(np.where(two.tokens == EOS, BOS, two.tokens), one.tokens)
+            assert np.array_equal(np.where(two.targets == EOS, BOS, two.targets), one.targets)
+            assert np.array_equal(two.document_starts, one.document_starts)
 
 
 def test_a_batch_is_a_function_of_its_number() -> None:

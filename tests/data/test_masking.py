@@ -8,8 +8,7 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
-from lmlong.data.batches import IGNORED
-from lmlong.data.cyclic_tokens import CyclicTokens
+from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import Documents, Windows
 from lmlong.data.token_file import TokenFile

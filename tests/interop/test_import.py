@@ -68,6 +68,7 @@ def test_so_has_a_gguf_file_and_one_of_llama2c(
     tokenizer = lmlong.load(tmp_path / "run").tokenizer
     assert tokenizer.decode(tokenizer.encode("the quick <s> \u2581 fox")) == "the quick <s> \u2581 fox"
     assert tokenizer.encode(" the") == [3 + 256 + 9 + 2]
+    assert (tokenizer.bos, tokenizer.eos) == ((1, 1) if write is write_llama2c else (1, 2))
 
 
 def test_an_imported_run_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

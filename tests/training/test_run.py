@@ -176,6 +176,13 @@ def test_fine_tuning_may_change_the_attention(recipe_of: Recipes, tmp_path: Path
     train(recipe_of("model.attention.kind=softmax", f"training.init_from={tmp_path / 'base'}"), tmp_path / "back")
 
 
+def test_what_delta_needs_and_softmax_lacks_begins_without_effect(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("model.attention.kind=softmax", "model.head_norm=false", "model.convolution=0"), tmp_path / "base")
+    recipe = recipe_of("model.attention.kind=delta", "model.convolution=3")
+    mixer = set_up(recipe, read.find(tmp_path / "base"), True).model.blocks[0].mixer
+    assert (mixer.head_norm.weight == 1).all() and torch.equal(mixer.convolution.weight, mixer.convolution.identity())
+
+
 def test_tokens_trained_on_are_those_of_all_runs_that_led_here(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.steps=3"), tmp_path / "base")
     from_base = f"training.init_from={tmp_path / 'base'}"
