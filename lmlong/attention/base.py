@@ -4,7 +4,7 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -104,6 +104,11 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         """Take so few heads of keys and values, each for as many neighbouring heads of queries, and return whether it
         can; else the model repeats them."""
         return kv_heads == self.heads
+
+    @property
+    def parts(self) -> Sequence["CausalAttention[Any]"]:
+        """The attentions that it is made of: itself, unless it puts others together."""
+        return (self,)
 
     @property
     def kv_heads(self) -> int:

@@ -48,7 +48,15 @@ class LastTokens(NamedTuple):
     """(B, T, size) the tokens up to each, -1 where they would be before the document -> (B, H, T, ...)."""
 
 
-Input: TypeAlias = Gate | LastTokens
+class Rotated(NamedTuple):
+    """Queries or keys with rotary positions, unless the model has none, where the attention also reads them without."""
+
+    of: Literal["q", "k"]
+    heads: int
+    head_dim: int
+
+
+Input: TypeAlias = Gate | LastTokens | Rotated
 
 
 class GateProjection(nn.Module):
@@ -103,6 +111,8 @@ def draw_inputs(
         if isinstance(one, Gate):
             raw = 3 * torch.randn(batch, one.start.shape[0], time, *one.start.shape[1:], generator=draw, dtype=dtype)
             found[name] = one.activate(raw + one.start.cpu().to(dtype).unsqueeze(1))
+        elif isinstance(one, Rotated):
+            found[name] = torch.randn(batch, one.heads, time, one.head_dim, generator=draw, dtype=dtype)
         else:
             tokens = torch.randint(3, (batch, time), generator=draw)
             past = torch.zeros(batch, one.size - 1, dtype=torch.long)

@@ -18,6 +18,8 @@ from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.ngram.layer import NgramAttention
+from lmlong.attention.parallel_window import ParallelWindow
+from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.softmax import SoftmaxAttention
 from lmlong.attention.window import WindowAttention
 
@@ -33,22 +35,34 @@ FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
     ),
 }
 
+
+def _with_window(recurrence: Recurrence, options: recipe.Attention) -> CausalAttention:
+    window = options.parallel_window
+    return recurrence if window is None else ParallelWindow(recurrence, window)
+
+
 CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] = {
-    "linear": lambda heads, head_dim, value_dim, options: LinearAttention(
-        heads,
-        head_dim,
-        value_dim,
-        FEATURE_MAPS[options.feature_map](heads, head_dim, options),
-        options.decay,
-        options.longest_memory,
+    "linear": lambda heads, head_dim, value_dim, options: _with_window(
+        LinearAttention(
+            heads,
+            head_dim,
+            value_dim,
+            FEATURE_MAPS[options.feature_map](heads, head_dim, options),
+            options.decay,
+            options.longest_memory,
+        ),
+        options,
     ),
-    "delta": lambda heads, head_dim, value_dim, options: DeltaAttention(
-        heads,
-        head_dim,
-        value_dim,
-        INNER[options.delta.feature_map](head_dim),
-        options.decay,
-        options.longest_memory,
+    "delta": lambda heads, head_dim, value_dim, options: _with_window(
+        DeltaAttention(
+            heads,
+            head_dim,
+            value_dim,
+            INNER[options.delta.feature_map](head_dim),
+            options.decay,
+            options.longest_memory,
+        ),
+        options,
     ),
     "window": lambda heads, head_dim, value_dim, options: WindowAttention(heads, head_dim, value_dim, options.window),
     "softmax": lambda heads, head_dim, value_dim, options: SoftmaxAttention(heads, head_dim, value_dim),

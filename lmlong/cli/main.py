@@ -20,6 +20,7 @@ COMMANDS = {
     "data": ("lmlong.cli.data:data", "Turn text into token files ahead of training."),
     "tokenizer": ("lmlong.cli.tokenizer:tokenizer", "Train and examine tokenizers."),
     "import": ("lmlong.cli.import_model:import_", "Make a run of a model of others (Llama)."),
+    "export": ("lmlong.cli.export_model:export", "Write a run for transformers."),
     "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
     "convert": ("lmlong.cli.convert:convert", "Give a trained model another attention."),
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),

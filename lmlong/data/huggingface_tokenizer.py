@@ -56,7 +56,7 @@ class HuggingFaceTokenizer(Tokenizer):
             pieces = _pieces(spec)
             table = _table(spec, pieces, of_bytes, saved["vocabulary"])
             self._bytes = _byte_ids(pieces, of_bytes)
-            self._encoder: Any = _library().Tokenizer.from_str(json.dumps(_lossless(spec, of_bytes)))
+            self._encoder: Any = _library().Tokenizer.from_str(json.dumps(_without_special(lossless(spec))))
             numbers = {piece.removeprefix(NEVER_WRITTEN): token for piece, token in self._encoder.get_vocab().items()}
             if numbers != pieces:
                 raise UsageError("its pieces have other numbers than the file says. Use another tokenizer.")
@@ -227,19 +227,42 @@ def _byte_ids(pieces: dict[str, int], of_bytes: bool) -> dict[int, int]:
     return found
 
 
-def _lossless(spec: dict[str, Any], of_bytes: bool) -> dict[str, Any]:
+def lossless(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json without what would change a text, or cut or fill it up."""
-    normalizer = None if of_bytes else {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    of_bytes = _is_of_bytes(spec)
     flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
-    added = [{**token, **flags} for token in spec.get("added_tokens") or [] if not token["special"]]
+    added = [{**token, **flags} for token in spec.get("added_tokens") or []]
+    model = dict(spec["model"])
+    if model["type"] == "BPE":
+        special = _special(spec)
+        merges = [merge for merge in model["merges"] if not _names(merge, special, of_bytes)]
+        model |= {"dropout": None, "merges": merges}
+    nothing = dict.fromkeys(("truncation", "padding", "post_processor"))
+    changed = {
+        "normalizer": None if of_bytes else _replace(" ", SPACE),
+        "pre_tokenizer": _without_prefix(spec.get("pre_tokenizer")),
+        "decoder": BYTE_LEVEL if of_bytes else OF_CHARACTERS,
+    }
+    return {**spec, **nothing, **changed, "model": model, "added_tokens": added}
+
+
+def _replace(old: str, new: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+OF_CHARACTERS = {"type": "Sequence", "decoders": [_replace(SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]}
+"""Decoders of pieces of bytes, and of characters."""
+
+
+def _without_special(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json by which the name of a special token in a text is text."""
     special = _special(spec)
+    added = [token for token in spec["added_tokens"] if not token["special"]]
     model = {**spec["model"], "vocab": _renamed(spec["model"]["vocab"], special)}
     if model["type"] == "BPE":
-        merges = [merge for merge in model["merges"] if not _names(merge, special, of_bytes)]
-        model |= {"dropout": None, "merges": merges, "unk_token": _hidden(model.get("unk_token"), special)}
-    nothing = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
-    split = _without_prefix(spec.get("pre_tokenizer"))
-    return {**spec, **nothing, "normalizer": normalizer, "pre_tokenizer": split, "model": model, "added_tokens": added}
+        model["unk_token"] = _hidden(model.get("unk_token"), special)
+    return {**spec, "model": model, "added_tokens": added}
 
 
 def _renamed(vocabulary: Any, special: dict[str, int]) -> Any:

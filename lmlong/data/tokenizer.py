@@ -101,10 +101,10 @@ class SentencePieceTokenizer(Tokenizer):
     """Subwords of a sentencepiece model, with byte fallback."""
 
     def __init__(self, model: bytes, name: str):
-        self._processor = sentencepiece_model.processor(model, name)
-        table = sentencepiece_model.table(self._processor)
-        super().__init__(model, table, self._processor.bos_id(), self._processor.eos_id())
-        self._bytes = sentencepiece_model.byte_ids(self._processor)
+        self.processor = sentencepiece_model.processor(model, name)
+        table = sentencepiece_model.table(self.processor)
+        super().__init__(model, table, self.processor.bos_id(), self.processor.eos_id())
+        self._bytes = sentencepiece_model.byte_ids(self.processor)
 
     def encode_part(self, text: str) -> list[int]:
         tokens: list[int] = []
@@ -112,7 +112,7 @@ class SentencePieceTokenizer(Tokenizer):
             if number % 2:
                 tokens.extend(self._bytes[byte] for byte in run.encode("utf-8", "surrogatepass"))
             elif run:
-                tokens.extend(self._processor.encode(run))
+                tokens.extend(self.processor.encode(run))
         return tokens
 
 

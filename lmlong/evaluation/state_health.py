@@ -28,7 +28,7 @@ class Denominators(NamedTuple):
 @torch.no_grad()
 def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) -> list[Denominators]:
     """By position, in buckets that double; none where the model has no linear attention."""
-    linear = [attention for attention in model.attentions if isinstance(attention, LinearAttention)]
+    linear = [attention for attention in model.attention_parts if isinstance(attention, LinearAttention)]
     if not linear:
         return []
     seen: list[Tensor] = []
@@ -71,6 +71,15 @@ def _stands(model: LanguageModel, tokens: Tensor, document_starts: Tensor) -> di
     return {time: positions, ends.shape[1]: positions.gather(1, ends).where(full, -1)}
 
 
+def _linear_states(state: Any) -> Iterator[LinearState]:
+    """Iterate over the states of linear attention in a state, however its tuples are nested."""
+    if isinstance(state, LinearState):
+        yield state
+    elif isinstance(state, tuple):
+        for part in state:
+            yield from _linear_states(part)
+
+
 class Health(NamedTuple):
     """The states of all layers and heads after so many tokens of a document."""
 
@@ -84,7 +93,7 @@ class Health(NamedTuple):
 @torch.no_grad()
 def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
     """At positions that double; none where the model has no linear attention."""
-    linear = [attention for attention in model.attentions if isinstance(attention, LinearAttention)]
+    linear = [attention for attention in model.attention_parts if isinstance(attention, LinearAttention)]
     found: list[Health] = []
     smallest: list[float] = []
 
@@ -97,7 +106,7 @@ def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
             for begin in range(place, end, PIECE):
                 piece = torch.from_numpy(text[begin : min(begin + PIECE, end)].astype(np.int64))
                 _, state = model.hidden_states(piece[None].to(state.position.device), state)
-            states = [block.attention for block in state.blocks if isinstance(block.attention, LinearState)]
+            states = list(_linear_states(state.blocks))
             states = [held for held in states if held.z.any()]  # layers that read blocks begin when the first is full
             if not states:
                 place = end

@@ -47,7 +47,7 @@ def tokenizer_json(fields: dict[str, Any]) -> dict[str, Any]:
         if split not in SPLITS:
             raise UsageError(f"its tokenizer cuts text by {split!r}, and {', '.join(SPLITS)} are known.")
         model = {"type": "BPE", "vocab": vocabulary, "merges": [merge.split(" ", 1) for merge in fields["merges"]]}
-        return _whole(model, added, SPLITS[split], byte_level())
+        return whole(model, added, SPLITS[split], byte_level())
     if kind == "llama":
         return by_scores(tokens, fields["scores"], added)
     raise UsageError(f"its tokenizer is of the kind {kind!r}; gpt2 and llama are known.")
@@ -65,7 +65,7 @@ def by_scores(tokens: Sequence[str], scores: Sequence[float], added: list[dict[s
     merges.sort(key=lambda merge: (-merge[0], merge[1], merge[2]))
     joined = [[left, right] for *_, left, right in merges]
     model = {"type": "BPE", "vocab": vocabulary, "merges": joined, "byte_fallback": True, "fuse_unk": True}
-    return _whole({**model, "unk_token": tokens[0]}, added, None, None)
+    return whole({**model, "unk_token": tokens[0]}, added, None, None)
 
 
 def added_token(token: str, number: int, special: bool = True) -> dict[str, Any]:
@@ -73,7 +73,8 @@ def added_token(token: str, number: int, special: bool = True) -> dict[str, Any]
     return {"id": number, "content": token, **flags, "special": special}
 
 
-def _whole(model: dict[str, Any], added: list[dict[str, Any]], split: Any, decoder: Any) -> dict[str, Any]:
+def whole(model: dict[str, Any], added: list[dict[str, Any]], split: Any, decoder: Any) -> dict[str, Any]:
+    """Return a tokenizer.json of these parts, and none else."""
     nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
     return {
         "version": "1.0",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, silu
 
 from lmlong import recipe
-from lmlong.attention.inputs import Gate, GateProjection, Inputs
+from lmlong.attention.inputs import Gate, GateProjection, Inputs, Rotated
 from lmlong.attention.plugins import in_words
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
@@ -56,7 +56,7 @@ class Mixer(nn.Module):
         self.repeats = 1 if self.attention.group_heads(self.kv_heads) else self.heads // self.kv_heads
         wanted = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
         self.uses_rope = wanted and self.attention.has_keys
-        self.rope = options.rope
+        self.rotary, self.rope = options.positions != "none", options.rope
         for gate in self.attention.inputs.values():
             if isinstance(gate, Gate):
                 if gate.name in SHARED_PARTS or hasattr(self, gate.name) or not gate.name.isidentifier():
@@ -96,11 +96,11 @@ class Mixer(nn.Module):
                 qkv.split(self.qkv_widths, dim=-1), (self.heads, self.kv_heads, self.kv_heads), strict=True
             )
         )
-        if self.uses_rope:
-            q, k = (apply_rope(part, positions.in_document, self.rope) for part in (q, k))
         if self.repeats > 1:
             k, v = (part.repeat_interleave(self.repeats, dim=1) for part in (k, v))
-        inputs = self._inputs(x, positions)
+        inputs = self._inputs(x, {"q": q, "k": k}, positions)
+        if self.uses_rope:
+            q, k = (apply_rope(part, positions.in_document, self.rope) for part in (q, k))
         y, attention = self.attention(q, k, v, state.attention, positions.document_starts, inputs)
         y = y.transpose(1, 2) if self.head_norm is None else self.head_norm(y.transpose(1, 2))
         y = y.flatten(2) * silu(gate) if self.gate_width else y.flatten(2)
@@ -112,7 +112,8 @@ class Mixer(nn.Module):
             "kv_heads": self.kv_heads,
             "head_dim": self.attention.head_dim,
             "value_dim": self.attention.value_dim,
-            "frequencies": rope_frequencies(self.attention.head_dim, self.rope) if self.uses_rope else None,
+            "uses_rope": self.uses_rope,
+            "frequencies": rope_frequencies(self.attention.head_dim, self.rope) if self._rotates else None,
             "gated": self.gate_width > 0,
             "inputs": tuple(self.attention.inputs),
         }
@@ -128,12 +129,22 @@ class Mixer(nn.Module):
         }
         return NativeSpec("mixer", options, parts=parts)
 
-    def _inputs(self, x: Tensor, positions: Positions) -> Inputs:
-        """Return what the attention declares that it needs, of normed vectors x (B, T, width)."""
+    @property
+    def _rotates(self) -> bool:
+        """Whether any part of the attention reads queries and keys with rotary positions."""
+        asked = any(isinstance(declared, Rotated) for declared in self.attention.inputs.values())
+        return self.uses_rope or (asked and self.rotary)
+
+    def _inputs(self, x: Tensor, parts: dict[str, Tensor], positions: Positions) -> Inputs:
+        """Return what the attention declares that it needs, of normed vectors x (B, T, width) and of the queries and
+        keys made from them."""
         found = {}
         for name, declared in self.attention.inputs.items():
             if isinstance(declared, Gate):
                 found[name] = getattr(self, declared.name)(x)
+            elif isinstance(declared, Rotated):
+                part = parts[declared.of]
+                found[name] = apply_rope(part, positions.in_document, self.rope) if self.rotary else part
             else:
                 assert positions.last_tokens is not None
                 found[name] = declared.make(positions.last_tokens[..., -declared.size :])

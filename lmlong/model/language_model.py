@@ -225,6 +225,11 @@ class LanguageModel(TextModel):
         return [block.mixer.attention for block in self.blocks]
 
     @property
+    def attention_parts(self) -> list[CausalAttention]:
+        """The attentions that those of all layers are made of."""
+        return [part for attention in self.attentions for part in attention.parts]
+
+    @property
     def constant_state(self) -> bool:
         """Whether the state of every layer keeps its size."""
         return all(attention.state_growth == "constant" for attention in self.attentions)
@@ -235,7 +240,7 @@ class LanguageModel(TextModel):
         return self._compiled_run is not None
 
     def compile_blocks(self) -> None:
-        for attention in self.attentions:
+        for attention in self.attention_parts:
             if attention.kernels and attention.kernel_name not in attention.traceable_kernels:
                 # a loop over spans would be unrolled to no gain, and native code cannot be traced
                 attention.kernel = torch.compiler.disable(attention.kernel)
@@ -243,13 +248,13 @@ class LanguageModel(TextModel):
 
     def set_state_dtype(self, dtype: torch.dtype) -> None:
         """Set the least precise dtype of the states of recurrences."""
-        for attention in self.attentions:
+        for attention in self.attention_parts:
             if isinstance(attention, Recurrence):
                 attention.state_dtype = dtype
 
     def use_kernel(self, name: str) -> None:
         """Let all attentions compute many tokens by `torch`, `native` code or `triton`."""
-        for attention in self.attentions:
+        for attention in self.attention_parts:
             attention.use_kernel(name)
 
     def native_spec(self) -> NativeSpec:

@@ -3,11 +3,13 @@
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lmlong.attention.base import state_tensors
 from lmlong.attention.delta.features import TINY
 from lmlong.attention.delta.naive import DeltaState
 from lmlong.attention.feature_maps import ELU_FLOOR, RMS_EPS, Cosine, Relu, Softmax
@@ -17,11 +19,13 @@ from lmlong.attention.linear.naive import LinearState
 from lmlong.attention.ngram.native.library import INTEGERS as HASHING
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState
 from lmlong.attention.ngram.step import make_room
+from lmlong.attention.parallel_window import ParallelState
 from lmlong.attention.softmax import KeyValues, KVCache, with_room
 from lmlong.attention.window import WindowState
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase, HourglassState
 from lmlong.model.language_model import ModelState
+from lmlong.model.state import rebuild_state
 from lmlong.native.decode import step
 from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.step import HourglassTensors, States
@@ -83,25 +87,30 @@ def _as_packed(state: ModelState) -> ModelState:
 
 
 def _block_as_packed(block: BlockState) -> BlockState:
-    attention, tail = block.attention, None if block.tail is None else _floats(block.tail)
+    return BlockState(_attention_as_packed(block.attention), None if block.tail is None else _floats(block.tail))
+
+
+def _attention_as_packed(attention: Any) -> Any:
+    if isinstance(attention, ParallelState):
+        return ParallelState(*map(_attention_as_packed, attention))
     if isinstance(attention, LinearState):
         S, z = attention
         if S.dtype == torch.float64:
-            return BlockState(LinearState(S.contiguous(), z.double().contiguous()), tail)
-        return BlockState(LinearState(_floats(S), _floats(z)), tail)
+            return LinearState(S.contiguous(), z.double().contiguous())
+        return LinearState(_floats(S), _floats(z))
     if isinstance(attention, DeltaState):
         (S,) = attention
-        return BlockState(DeltaState(S.contiguous() if S.dtype == torch.float64 else _floats(S)), tail)
+        return DeltaState(S.contiguous() if S.dtype == torch.float64 else _floats(S))
     if isinstance(attention, NgramState):
         S, number, ngram, waiting_ngram, waiting_v, recent_ngram, recent_v = attention
         table = _floats(S), _integers(number, torch.int32), _integers(ngram)
         waiting = _integers(waiting_ngram), _floats(waiting_v)
         recent = _integers(recent_ngram), _floats(recent_v)
-        return BlockState(NgramState(*table, *waiting, *recent), tail)
+        return NgramState(*table, *waiting, *recent)
     if isinstance(attention, KVCache):
-        return BlockState(KVCache(*map(_keys_and_values, attention)), tail)
+        return KVCache(*map(_keys_and_values, attention))
     k, v, current = attention
-    return BlockState(WindowState(_floats(k), _floats(v), current.contiguous()), tail)
+    return WindowState(_floats(k), _floats(v), current.contiguous())
 
 
 def _keys_and_values(cache: KeyValues) -> KeyValues:
@@ -127,7 +136,7 @@ def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
         return BlockState(NgramState(*before.attention[:5], *map(new, before.attention[5:])), tail)
     if isinstance(before.attention, KVCache):
         return BlockState(_one_more(before.attention, phase), tail)
-    return BlockState(type(before.attention)(*map(new, before.attention)), tail)
+    return BlockState(rebuild_state(before.attention, map(new, state_tensors(before.attention))), tail)
 
 
 def _one_more(state: KVCache, phase: BlockPhase | None) -> KVCache:
@@ -146,6 +155,9 @@ def _layer_state(block: BlockState) -> Sequence[int]:
     """Return the fields of a `LayerState`, in their order."""
     attention, tail = block
     tail_address = 0 if tail is None else tail.data_ptr()
+    if isinstance(attention, ParallelState):
+        first, window = _layer_state(BlockState(attention.recurrence, tail)), attention.window
+        return *first[:2], *(x.data_ptr() for x in window), *first[5:]
     if isinstance(attention, LinearState):  # written out, since by names it takes as long as the layer itself
         S, z = attention
         return S.data_ptr(), z.data_ptr(), *NOTHING[:14], tail_address, S.dtype is torch.float64

@@ -128,6 +128,9 @@ class Attention(Options):
     decays begin there); the heads before it keep from 2 tokens on, evenly on a log scale."""
     window: Annotated[int, Field(gt=0, le=bounds.TOKENS), IsLength()] = 256
     """window: how many tokens are seen, the token itself among them."""
+    parallel_window: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), IsLength()] = None
+    """linear, delta: the same layer also sees this many last tokens exactly, and a gate learned from the token weighs
+    what it reads there against what it recalls; left out, none."""
     taylor: Taylor = Taylor()
     favor: Favor = Favor()
     linformer: Linformer = Linformer()

@@ -27,6 +27,8 @@ class AttentionInfo(NamedTuple):
     uses_rope: bool = False
     uses_feature_map: bool = False
     """Whether it is made of a feature map, which then says whether RoPE is applied."""
+    recurrent: bool = False
+    """Whether it is a recurrence, which may have a window beside it."""
     options: type[Options] | None = None
     """The section of a plug-in's options, model.attention.NAME."""
     plugin: str | None = None
@@ -44,8 +46,9 @@ class FeatureMapInfo(NamedTuple):
 
 
 ATTENTION_KINDS: dict[str, AttentionInfo] = {
-    "linear": AttentionInfo(encoder=True, uses_feature_map=True),
+    "linear": AttentionInfo(encoder=True, uses_feature_map=True, recurrent=True),
     "delta": AttentionInfo(
+        recurrent=True,
         misfit="delta replaces what was read before, in the order of reading, and an encoder looks at both sides. Use "
         "linear, efficient, linformer or full.",
     ),

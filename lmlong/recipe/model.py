@@ -160,7 +160,10 @@ class Model(Options):
             return self.positions == "rotary"
         kinds = [ATTENTION_KINDS[kind] for kind in self.kinds]
         of_map = FEATURE_MAP_KINDS[self.attention.feature_map].uses_rope
-        return any(kind.uses_rope or (kind.uses_feature_map and of_map) for kind in kinds)
+        window = self.attention.parallel_window is not None
+        return any(
+            kind.uses_rope or (kind.uses_feature_map and of_map) or (kind.recurrent and window) for kind in kinds
+        )
 
     @property
     def kinds(self) -> list[str]:

@@ -1,18 +1,22 @@
 """What a conversion has kept of a model: loss and the errors of layers, after each stage."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from tqdm import tqdm
 
+from lmlong.attention.parallel_window import ParallelWindow
 from lmlong.checkpoint import read
 from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.model.alignment import layer_errors
+from lmlong.model.block import Mixer
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import LossTotals, loss_totals
@@ -36,7 +40,9 @@ class Point(NamedTuple):
     layers: list[float] | None = None
     """The error of each layer relative to the teacher's, given what that has read."""
     without_recurrence: LossTotals | None = None
-    """The loss with the layers off that are neither windows nor softmax, where there are both."""
+    """The loss by windows and softmax alone, where there are such and recurrences."""
+    recurrent_shares: list[float] | None = None
+    """The share of each layer's output, before its projection, that its recurrence carries; of those with both."""
 
     @property
     def bypassed(self) -> bool:
@@ -60,8 +66,12 @@ def measure(teacher: str, planned: list[StageRun]) -> list[Point]:
         [("swapped", _model(first, checkpoint, tokens, new_attention=True))],
         ((stage.name, _model(stage.recipe, read.find(stage.folder), tokens)) for stage in planned),  # one at a time
     )
-    points = [_point(name, model, first.model.kinds, old, batches, tokens) for name, model in models]
-    return [Point("teacher", _loss(old, batches, tokens)), *points]
+    points = [Point("teacher", _loss(old, batches, tokens))]
+    with tqdm(total=1 + len(planned), desc="measuring", leave=False, disable=None) as bar:
+        for name, model in models:
+            points.append(_point(name, model, first.model.kinds, old, batches, tokens))
+            bar.update()
+    return points
 
 
 def table(points: list[Point], length: int) -> str:
@@ -79,10 +89,13 @@ def table(points: list[Point], length: int) -> str:
         errors = [sum(point.layers) / len(point.layers), max(point.layers)] if point.layers else []
         rows.append([point.name, point.totals.bits_per_byte, off, *errors])
     lines = [f"{points[0].totals.tokens:,} held-out tokens in sequences of {length:,}", *format_table(columns, rows)]
-    if points[-1].bypassed:
+    if shares := points[-1].recurrent_shares:
+        mean = sum(shares) / len(shares)
         lines.append(
-            "The recurrent layers are bypassed: without them the model is as good. Its windows do all the work."
+            f"recurrences carry {mean:.0%} of what layers find, the window the rest; the least {min(shares):.0%}"
         )
+    if points[-1].bypassed:
+        lines.append("The recurrences are bypassed: without them the model is as good. Its windows do all the work.")
     return "\n".join(lines)
 
 
@@ -111,22 +124,41 @@ def _point(
 ) -> Point:
     errors = torch.stack([layer_errors(model, teacher, inputs, starts) for inputs, _, starts in batches]).mean(0)
     recurrent = [block.mixer for block, kind in zip(model.blocks, kinds, strict=True) if kind not in EXACT]
+    both = [mixer.attention for mixer in recurrent if isinstance(mixer.attention, ParallelWindow)]
     without = None
-    if 0 < len(recurrent) < len(model.blocks):
-        with _off(recurrent):
+    if recurrent and (both or len(recurrent) < len(model.blocks)):
+        with ExitStack() as hooks:
+            for mixer in recurrent:
+                hooks.callback(_leave_out_recurrence(mixer).remove)
             without = _loss(model, batches, tokens)
-    return Point(name, _loss(model, batches, tokens), errors.tolist(), without)
+    with _recurrent_shares(both) as shares:
+        totals = _loss(model, batches, tokens)
+    return Point(name, totals, errors.tolist(), without, shares() if both else None)
+
+
+def _leave_out_recurrence(mixer: Mixer) -> RemovableHandle:
+    """Let a mixer add nothing, or what its window sees alone."""
+    if isinstance(mixer.attention, ParallelWindow):
+        return mixer.get_submodule("window_share").register_forward_hook(
+            lambda module, inputs, share: torch.ones_like(share)
+        )
+    return mixer.register_forward_hook(lambda module, inputs, result: (torch.zeros_like(result[0]), result[1]))
 
 
 @contextmanager
-def _off(mixers: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Let mixers add nothing."""
-    hooks = [
-        mixer.register_forward_hook(lambda module, inputs, result: (torch.zeros_like(result[0]), result[1]))
-        for mixer in mixers
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _recurrent_shares(attentions: Sequence[ParallelWindow]) -> Iterator[Callable[[], list[float]]]:
+    """Return what tells, after this, the share of lengths of the vectors put out that are from the recurrence."""
+    lengths = torch.zeros(len(attentions), 2, dtype=torch.float64)  # from the recurrence, and in all
+
+    def counter(layer: int) -> Callable[..., None]:
+        def count(attention: ParallelWindow, arguments: tuple[Any, ...], result: tuple[Tensor, Any]) -> None:
+            near, far, _ = attention.branches(*arguments)
+            found = torch.stack([part.norm(dim=-1).double().sum() for part in (far, near)]).cpu()
+            lengths[layer] += torch.stack([found[0], found.sum()])
+
+        return count
+
+    with ExitStack() as hooks:
+        for layer, attention in enumerate(attentions):
+            hooks.callback(attention.register_forward_hook(counter(layer)).remove)
+        yield lambda: (lengths[:, 0] / lengths[:, 1]).tolist()

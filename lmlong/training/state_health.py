@@ -36,7 +36,8 @@ class StateHealth:
         self.block_sizes: dict[int, int] = {}  # tokens that a layer reads as one
         # torch.compile traces no hooks, and in DeepSpeed's stage 3 a weight is whole only in its own module
         if isinstance(model, LanguageModel) and not model.is_compiled and not model.partitioned:
-            for layer, attention in enumerate(model.attentions):
+            parts = [(layer, part) for layer, attention in enumerate(model.attentions) for part in attention.parts]
+            for layer, attention in parts:
                 if isinstance(attention, Recurrence):
                     self.layers[layer] = attention
                     inner = model.hourglass and layer in model.downsampled_layers

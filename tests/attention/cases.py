@@ -44,10 +44,19 @@ def _forms() -> list[recipe.Attention]:
         for sizes, buckets in (([1, 2, 3], 5), ([1, 2, 4], 64))
     ]
     linear.append(recipe.Attention(kind="linear", feature_map="taylor", decay="none", taylor=recipe.Taylor(width=None)))
-    return linear + favor[1:] + deltas + windows + [recipe.Attention(kind="softmax"), *ngrams]
+    beside = [
+        recipe.Attention(kind="linear", parallel_window=5, decay="channel"),
+        recipe.Attention(kind="delta", parallel_window=30),
+    ]
+    return linear + favor[1:] + deltas + beside + windows + [recipe.Attention(kind="softmax"), *ngrams]
 
 
 def name(options: recipe.Attention) -> str:
+    beside = f"-beside-{options.parallel_window}" if options.parallel_window else ""
+    return _name(options) + beside
+
+
+def _name(options: recipe.Attention) -> str:
     if options.kind == "ngram":
         return f"ngram-{options.ngram.buckets}"
     if options.kind == "delta":

@@ -150,6 +150,7 @@ def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
         "feature_map": feature_map,
         "decay": draw.choice(decays),
         "window": draw.choice((1, 1, 2, 3, 4, 5, 8, 16, 17, draw.randint(1, 60), 300)),
+        "parallel_window": draw.choice((None, None, 1, 2, 5, 17)),
         "taylor": {"width": draw.choice((None, draw.randint(1, 9)))},
         "favor": {
             "features": draw.choice((None, 1, 2, draw.randint(1, 40))),
@@ -240,6 +241,7 @@ def _in_use(model: dict[str, Any]) -> dict[str, Any]:
         "ngram": "ngram" in attention["kind"],
         "linformer": "linformer" in attention["kind"],
         **dict.fromkeys(["feature_map", "decay", "longest_memory"], "linear" in attention["kind"]),
+        "parallel_window": {"linear", "delta"} & set(attention["kind"]),
         **{name: "linear" in attention["kind"] and features == name for name in ("taylor", "favor")},
     }
     return {**model, "attention": {name: value for name, value in attention.items() if owners.get(name, True)}}

@@ -64,18 +64,37 @@ def test_the_loss_without_the_recurrence_is_that_of_a_model_whose_recurrent_laye
     folder: Path, converted: dict[str, dict]
 ) -> None:
     point = converted["text"]
-    recipe = read.read_recipe(read.find(folder / "student"))
-    weights = read.read_weights(read.find(folder / "student"))
-    tokens = conversion_report.prepare(recipe.text, read.read_tokenizer(read.find(folder / "student")))
+    loss = loss_with(folder / "student", {"blocks.1.mixer.out_proj.weight": torch.zeros(32, 32)})
+    assert point["without_recurrence"]["nats"] == pytest.approx(loss, rel=1e-5)
+    assert point["without_recurrence"]["nats"] != pytest.approx(point["totals"]["nats"], rel=1e-3)
+    assert point["recurrent_shares"] is None
+
+
+def test_beside_a_window_the_recurrence_has_a_share_and_can_be_left_out(folder: Path) -> None:
+    words = ["model.attention={kind: linear, parallel_window: 8}", "training.steps=1"]
+    words += ["conversion={layers: {steps: 40}, predictions: {steps: 1}, sequence_length: 32}", "--out", "beside"]
+    done = convert(folder, *words, "--json", "beside.json")
+    assert done.returncode == 0, done.stderr
+    assert "recurrences carry " in done.stdout
+    *_, point = json.loads((folder / "beside.json").read_text())
+    weights = read.read_weights(read.find(folder / "beside"))
+    of_windows = {name: bias + 100 for name, bias in weights.items() if name.endswith(".window_share.bias")}
+    assert point["without_recurrence"]["nats"] == pytest.approx(loss_with(folder / "beside", of_windows), rel=1e-5)
+    assert point["without_recurrence"]["nats"] != pytest.approx(point["totals"]["nats"], rel=1e-4)
+    assert len(point["recurrent_shares"]) == len(of_windows) == 2
+    assert all(0.02 < share < 0.98 for share in point["recurrent_shares"])
+
+
+def loss_with(run: Path, changed: dict[str, torch.Tensor]) -> float:
+    """The summed loss of a run's model with other weights, as a conversion measures it."""
+    recipe, weights = read.read_recipe(read.find(run)), read.read_weights(read.find(run))
+    tokens = conversion_report.prepare(recipe.text, read.read_tokenizer(read.find(run)))
     model = conversion_report.build(recipe, tokens.tokenizer.vocabulary)
-    model.load_state_dict(weights | {"blocks.1.mixer.out_proj.weight": torch.zeros(32, 32)})
+    model.load_state_dict(weights | changed)
     short = recipe.model_copy(update={"text": recipe.text.model_copy(update={"sequence_length": 32})})
     text = conversion_report.CausalDataModule(short, tokens).validation(recipe.training.validation_tokens)
-    totals = conversion_report.loss_totals(
-        model, map(conversion_report.as_tensors, text), torch.from_numpy(tokens.tokenizer.token_bytes)
-    )
-    assert point["without_recurrence"]["nats"] == pytest.approx(totals.nats, rel=1e-5)
-    assert point["without_recurrence"]["nats"] != pytest.approx(point["totals"]["nats"], rel=1e-3)
+    token_bytes = torch.from_numpy(tokens.tokenizer.token_bytes)
+    return conversion_report.loss_totals(model, map(conversion_report.as_tensors, text), token_bytes).nats
 
 
 def test_all_but_attention_is_copied_and_stays_through_the_first_stage(folder: Path, converted: dict) -> None:

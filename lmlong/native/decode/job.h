@@ -15,6 +15,7 @@ struct Matrix {  // (outputs, inputs)
 
 struct Attention {
     Int kind, uses_rope, gated, window;  // gated: whether a gate multiplies what it puts out
+    Int window_uses_rope;                // where a window is beside a recurrence
     Int feature_map, features, inner;                // inner: size of what a feature map projects
     const float *query_projection, *key_projection;  // (heads, inner, head dim); null where it projects nothing
     const float* favor_constants;                    // (heads, 3)
@@ -23,6 +24,7 @@ struct Attention {
     const float* gate_down;                          // (gate rank, width), of a decay by channel, whose other weights
     Int gate_rank;                                   // are (heads, features, gate rank) and (heads, features)
     const float *beta_weight, *beta_bias;            // the same of the delta rule's beta
+    const float *share_weight, *share_bias;          // and of the share of a window beside the recurrence
     Int rows;                                        // of the table of an n-gram head
     const Int* sizes;                                // (heads) n of each
     const float *number_weight, *raw_smoothing;      // (heads, heads) and (heads)

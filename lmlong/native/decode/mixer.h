@@ -46,6 +46,7 @@ struct Head {
     const bool has_keys = attention.kind != NGRAM;
     const Int sharing = has_keys ? model.heads / model.kv_heads : 1;  // heads of queries with the same keys and values
     float *q, *k, *v, *fq, *fk, *y, *inner, *weights, *numerators;
+    float *kept_q, *kept_k, *near;  // of a window beside a recurrence: what the other reads, and what it has found
     float *lowered, *forgotten;  // of a decay by channel: the row of the batch projected to its rank, a head's gates
     Int lowered_row = -1;
     Found* found_by;  // each head of a row of the batch
@@ -55,6 +56,7 @@ struct Head {
         : job(job), layer(job.model->layer[layer]), before(job.states_before[layer]), after(job.states_after[layer]) {
         for (float** x : {&q, &k}) *x = scratch.take(head_dim);
         for (float** x : {&v, &y}) *x = scratch.take(value_dim);
+        for (float** x : {&kept_q, &kept_k, &near}) *x = scratch.take(attention.share_weight ? std::max(head_dim, value_dim) : 0);
         numerators = scratch.take(2 * value_dim);  // may be float64
         for (float** x : {&fq, &fk, &inner, &forgotten}) *x = scratch.take(attention.features);
         lowered = scratch.take(attention.gate_rank);
@@ -76,6 +78,7 @@ struct Head {
         short_conv(token, values + kv_head * value_dim, value_dim, qkv_gate, v);
         if (attention.uses_rope) rope(q, cos_sin), rope(k, cos_sin);
         const Int line = token.row * model.heads + head;
+        if (attention.share_weight) look_nearby(token, line, head, cos_sin);
         if (attention.kind == WINDOW)
             window_attention(token, line, head);
         else if (attention.kind == SOFTMAX_ATTENTION)
@@ -90,6 +93,10 @@ struct Head {
             linear_attention<double>(token, line, head, normed);
         else
             linear_attention<float>(token, line, head, normed);
+        if (attention.share_weight) {
+            const float share = sigmoid(gate_logit(attention.share_weight, attention.share_bias, head, normed));
+            for (Int i = 0; i < value_dim; i++) y[i] = share * near[i] + (1 - share) * y[i];
+        }
         if (layer.head_norm) {
             const float factor = rms_norm_scale(y, value_dim, model.norm_epsilon);
             for (Int i = 0; i < value_dim; i++) y[i] *= factor * layer.head_norm[channel + i];
@@ -323,6 +330,14 @@ struct Head {
         if (head) return;
         bool* current_after = after.current + token.row * past;
         for (Int t = 0; t < past; t++) current_after[t] = t + 1 == past || (current[t + 1] && !token.starts_document);
+    }
+
+    // What a window beside a recurrence finds; this changes its queries and keys
+    void look_nearby(const Token& token, Int line, Int head, const float* cos_sin) {
+        std::copy_n(q, head_dim, kept_q), std::copy_n(k, head_dim, kept_k);
+        if (attention.window_uses_rope && !attention.uses_rope) rope(q, cos_sin), rope(k, cos_sin);
+        window_attention(token, line, head);
+        std::copy_n(kept_q, head_dim, q), std::copy_n(kept_k, head_dim, k), std::copy_n(y, value_dim, near);
     }
 
     // Softmax attention over all tokens of the document

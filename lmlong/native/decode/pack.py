@@ -28,7 +28,10 @@ INPUTS: dict[AttentionKind, list[tuple[str, ...]]] = {
 }
 """What an attention may ask for, by its kind."""
 
-ACTIVATIONS = {"log_decay": "log_sigmoid", "read_gate": "identity", "beta": "sigmoid"}
+OF_A_WINDOW = ("window_share", "rotated_q", "rotated_k")
+"""What a recurrence with a window beside it asks for besides."""
+
+ACTIVATIONS = {"log_decay": "log_sigmoid", "read_gate": "identity", "beta": "sigmoid", "window_share": "sigmoid"}
 """That of each gate."""
 
 
@@ -132,7 +135,7 @@ class PackedModel:
 
     def _mixer(self, module: Any, layer: structures.Layer, whole: structures.Model) -> None:
         parts = ("norm", "in_proj", "convolution", "attention", "gates", "head_norm", "out_proj")
-        options = ("heads", "kv_heads", "head_dim", "value_dim", "frequencies", "gated", "inputs")
+        options = ("heads", "kv_heads", "head_dim", "value_dim", "uses_rope", "frequencies", "gated", "inputs")
         spec = self._open(module, "mixer", options, (), parts)
         layer.norm = self._norm(spec.parts["norm"])
         if spec.parts["head_norm"] is not None:
@@ -143,22 +146,20 @@ class PackedModel:
             layer.conv_weight = self._floats(module, convolution.weights["weight"], transposed=True)
             whole.conv_width = convolution.options["width"]
         layer.attention = self._attention(spec.parts["attention"])
-        layer.attention.uses_rope, layer.attention.gated = (
-            spec.options["frequencies"] is not None,
-            spec.options["gated"],
-        )
+        layer.attention.uses_rope, layer.attention.gated = spec.options["uses_rope"], spec.options["gated"]
         self._gates(module, spec, layer.attention)
         whole.heads, whole.head_dim, whole.value_dim = (spec.options[x] for x in ("heads", "head_dim", "value_dim"))
         if layer.attention.kind != AttentionKind.NGRAM:
             whole.kv_heads = spec.options["kv_heads"]
         if spec.options["frequencies"] is not None:
-            layer.attention.uses_rope = whole.any_rope = True
+            layer.attention.window_uses_rope = whole.any_rope = True
             whole.frequencies = self._address(spec.options["frequencies"])
 
     def _gates(self, module: nn.Module, spec: NativeSpec, packed: structures.Attention) -> None:
         names, gates, kind = spec.options["inputs"], spec.parts["gates"], AttentionKind(packed.kind)
         assert isinstance(gates, Sequence) and isinstance(names, tuple)
-        if names not in INPUTS[kind]:
+        beside = OF_A_WINDOW if packed.kind != AttentionKind.WINDOW and packed.window else ()
+        if names not in [(*known, *beside) for known in INPUTS[kind]]:
             raise NoNativeForm(module, f"its attention asks for {', '.join(names)}, which native code does not make")
         made = [name for name in names if name in ACTIVATIONS]
         for name, part in zip(made, gates, strict=True):
@@ -173,10 +174,17 @@ class PackedModel:
                 packed.gate_down, packed.gate_rank = self._floats(module, down), len(down)
             if name == "beta":
                 packed.beta_weight, packed.beta_bias = weight, bias
+            elif name == "window_share":
+                packed.share_weight, packed.share_bias = weight, bias
             else:
                 packed.gate_weight, packed.gate_bias = weight, bias
 
     def _attention(self, module: Any) -> structures.Attention:
+        if spec_of(module).kind == "parallel_window":
+            both = self._open(module, "parallel_window", (), (), ("recurrence", "window"))
+            packed = self._attention(both.parts["recurrence"])
+            packed.window = self._attention(both.parts["window"]).window
+            return packed
         kind = _number(module, AttentionKind, spec_of(module).kind)
         packed = structures.Attention(kind=kind)
         if kind == AttentionKind.WINDOW:

@@ -40,11 +40,11 @@ class Matrix(ctypes.Structure):
 
 class Attention(ctypes.Structure):
     _fields_ = (
-        *_ints("kind", "uses_rope", "gated", "window", "feature_map", "features", "inner"),
+        *_ints("kind", "uses_rope", "gated", "window", "window_uses_rope", "feature_map", "features", "inner"),
         *_pointers("query_projection", "key_projection", "favor_constants", "log_decay"),
         *_pointers("gate_weight", "gate_bias", "gate_down"),
         *_ints("gate_rank"),
-        *_pointers("beta_weight", "beta_bias"),
+        *_pointers("beta_weight", "beta_bias", "share_weight", "share_bias"),
         *_ints("rows"),
         *_pointers("sizes", "number_weight", "raw_smoothing"),
     )

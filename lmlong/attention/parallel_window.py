@@ -1,0 +1,95 @@
+"""A recurrence and a window in one layer: what is near is read exactly, what is far from a state of constant size.
+
+B batch, H heads, T time, K key dim, V value dim.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
+from lmlong.attention.recurrence import Recurrence
+from lmlong.attention.window import WindowAttention, WindowState
+from lmlong.native.spec import NativeSpec
+
+
+class ParallelState(NamedTuple):
+    recurrence: Any
+    window: WindowState
+
+
+class ParallelWindow(CausalAttention[ParallelState]):
+    """y = g window + (1 - g) recurrence, with a gate g for each token of each head, over the same queries, keys and
+    values: the window's have rotary positions, the recurrence's have none unless its features ask for them."""
+
+    def __init__(self, recurrence: Recurrence, window: int):
+        super().__init__()
+        self.heads, self.head_dim, self.value_dim = recurrence.heads, recurrence.head_dim, recurrence.value_dim
+        self.recurrence = recurrence
+        self.window = WindowAttention(self.heads, self.head_dim, self.value_dim, window)
+        self.uses_rope = recurrence.uses_rope
+        self.largest_scale = min(recurrence.largest_scale, self.window.largest_scale)
+        self.inputs = {
+            **recurrence.inputs,
+            "window_share": Gate("window_share", "sigmoid", torch.zeros(self.heads)),
+            "rotated_q": Rotated("q", self.heads, self.head_dim),
+            "rotated_k": Rotated("k", self.heads, self.head_dim),
+        }
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> ParallelState:
+        return ParallelState(*(part.init_state(batch, device, dtype) for part in (self.recurrence, self.window)))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: ParallelState,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> tuple[Tensor, ParallelState]:
+        near, far, after = self.branches(q, k, v, state, document_starts, inputs)
+        return near + far, after
+
+    def branches(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: ParallelState,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> tuple[Tensor, Tensor, ParallelState]:
+        """Return what the window and what the recurrence adds to the output, and the state after."""
+        far, recurrence = self.recurrence(q, k, v, state.recurrence, document_starts, inputs)
+        near, window = self.window(*_rotated(q, inputs), v, state.window, document_starts)
+        share = _share(q, inputs)
+        return share * near, (1 - share) * far, ParallelState(recurrence, window)
+
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> Tensor:
+        far = self.recurrence.reference(q, k, v, document_starts, inputs)
+        near = self.window.reference(*_rotated(q, inputs), v, document_starts)
+        return _share(q, inputs) * near + (1 - _share(q, inputs)) * far
+
+    @property
+    def parts(self) -> Sequence[CausalAttention[Any]]:
+        return self.recurrence, self.window
+
+    def state_numbers(self, tokens: int) -> int:
+        return self.recurrence.state_numbers(tokens) + self.window.state_numbers(tokens)
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("parallel_window", parts={"recurrence": self.recurrence, "window": self.window})
+
+
+def _rotated(q: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    return inputs["rotated_q"].to(q.dtype), inputs["rotated_k"].to(q.dtype)
+
+
+def _share(q: Tensor, inputs: Inputs) -> Tensor:
+    return inputs["window_share"].to(q.dtype)[..., None]

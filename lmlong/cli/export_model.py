@@ -1,0 +1,34 @@
+"""`lmlong export`: a run as the tools that people have read it."""
+
+from pathlib import Path
+
+import click
+
+from lmlong.cli import options
+
+
+@click.command("export")
+@options.run
+@click.option("--to", type=click.Choice(["hf"]), required=True, help="What reads it: transformers (hf).")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")
+@click.option(
+    "--evaluation",
+    type=options.InFile(),
+    metavar="FILE",
+    help="What `lmlong eval RUN --json FILE` told, for the card of the model.",
+)
+def export(run: str, to: str, out: Path, evaluation: Path | None) -> None:
+    """Write RUN as a folder that transformers loads where lmlong is not installed.
+
+    It holds the weights as safetensors, the tokenizer, a card of the model, and one module of plain torch, which
+    transformers runs with trust_remote_code=True; a model that is a Llama leaves as one, and needs no such module. An
+    hourglass and plug-ins are refused.
+
+    \b
+    lmlong export quickstart --to hf --out quickstart-hf
+    """
+    from lmlong.interop.hf.evaluation import read_evaluation
+    from lmlong.interop.hf.export import export_hf
+
+    made = export_hf(run, out, read_evaluation(evaluation) if evaluation else None)
+    click.echo(f"{out}: {made.architecture}, {made.parameters:,} parameters")

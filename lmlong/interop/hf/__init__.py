@@ -1,0 +1,1 @@
+"""Models for transformers: a folder that it loads where lmlong is not installed."""

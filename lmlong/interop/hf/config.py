@@ -1,0 +1,137 @@
+"""The configuration of a model of ours as transformers reads it, and the names of its weights there."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.errors import UsageError
+from lmlong.interop.llama import ARCHITECTURE as LLAMA
+from lmlong.interop.llama import parts_of
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe.kinds import plugins_needed
+
+MODULE, CONFIG, MODEL = "modeling_lmlong", "LmlongConfig", "LmlongForCausalLM"
+
+
+def check(chosen: recipe.Recipe) -> None:
+    """Refuse what a folder for transformers cannot hold."""
+    if chosen.objective != "causal":
+        raise UsageError("an encoder predicts no next token, and this export is for those. Use a causal model.")
+    if chosen.model.downsample:
+        raise UsageError("model.downsample: an hourglass is not exported. Use a model whose layers read every token.")
+    if plugins := plugins_needed(chosen.model.attention.model_dump()):
+        raise UsageError(f"model.attention: {plugins[0]} is a plug-in, whose code stays outside. Use a kind of lmlong.")
+
+
+def is_llama(model: recipe.Model) -> bool:
+    """Return whether a model is a Llama, which transformers knows by itself."""
+    plain = not (model.convolution or model.output_gate or model.head_norm or model.downsample)
+    keys, values = model.head_dims
+    return (
+        plain
+        and set(model.kinds) == {"softmax"}
+        and model.positions in ("auto", "rotary")
+        and keys == values
+        and model.embedding_scale == 1.0
+    )
+
+
+def llama_config(chosen: recipe.Recipe, vocabulary: int) -> dict[str, Any]:
+    """Return the configuration of a Llama."""
+    model, scaling = chosen.model, chosen.model.rope.scaling
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope.base}
+    if scaling:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_frequency_factor,
+            "high_freq_factor": scaling.high_frequency_factor,
+            "original_max_position_embeddings": scaling.original_length,
+        }
+    return {
+        "architectures": [LLAMA],
+        "model_type": "llama",
+        **_sizes(model, vocabulary),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": chosen.text.sequence_length,
+        "rope_parameters": rope,
+        "rope_theta": model.rope.base,
+    }
+
+
+def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) -> dict[str, Any]:
+    """Return the configuration of any other model, read by the module that is exported with it."""
+    attention, scaling = model.attention, model.rope.scaling
+    keys, values = model.head_dims
+    favor = {"features": attention.favor.features or 2 * keys, "form": attention.favor.form}
+    of_maps: dict[str, dict[str, Any]] = {"taylor": {"width": attention.taylor.width}, "favor": favor}
+    return {
+        "architectures": [MODEL],
+        "auto_map": {"AutoConfig": f"{MODULE}.{CONFIG}", "AutoModelForCausalLM": f"{MODULE}.{MODEL}"},
+        "model_type": "lmlong",
+        **_sizes(model, vocabulary),
+        "value_dim": values,
+        "attention": model.kinds,
+        "feature_map": attention.feature_map,
+        "feature_options": {**of_maps.get(attention.feature_map, {}), "delta": attention.delta.feature_map},
+        "decay": attention.decay,
+        "longest_memory": attention.longest_memory,
+        "window": attention.window,
+        "parallel_window": attention.parallel_window,
+        "ngram": attention.ngram.model_dump() if "ngram" in model.kinds else {},
+        "convolution": model.convolution,
+        "rotary_layers": [block.mixer.uses_rope for block in built.blocks],
+        "rotary_window": model.positions != "none",
+        "rotary_base": model.rope.base,
+        "rotary_scaling": scaling and scaling.model_dump(),
+        "output_gate": model.output_gate,
+        "head_norm": model.head_norm,
+        "embedding_scale": built.embedding_scale,
+    }
+
+
+def _sizes(model: recipe.Model, vocabulary: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": model.width,
+        "intermediate_size": model.inner_width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads or model.heads,
+        "head_dim": model.head_dims.key,
+        "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": model.tied_output,
+        "use_cache": True,
+    }
+
+
+def ends(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return what begins and ends a document; rows are padded with its end."""
+    return {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.eos}
+
+
+def lmlong_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights by their names in the exported module."""
+    output = "lm_head.output.weight"
+    named = {f"model.{name}": weight for name, weight in weights.items() if name != output}
+    return named | ({"lm_head.weight": weights[output]} if output in weights else {})
+
+
+def llama_weights(weights: dict[str, Tensor], model: recipe.Model) -> dict[str, Tensor]:
+    """Return weights by the names of Llama, in the parts that it has."""
+    return dict(part for name, weight in weights.items() for part in _parts(name, weight, model))
+
+
+def _parts(name: str, weight: Tensor, model: recipe.Model) -> Iterator[tuple[str, Tensor]]:
+    names = parts_of(name)
+    heads = [model.heads, *[model.kv_heads or model.heads] * 2]
+    sizes = [weight.shape[0] // len(names)] * len(names)
+    if len(names) == len(heads):
+        sizes = [count * model.head_dims.key for count in heads]
+    yield from zip(names, (part.contiguous() for part in torch.split(weight, sizes)), strict=True)

@@ -1,0 +1,76 @@
+"""A tokenizer of ours as a tokenizer.json of the library `tokenizers`, and its configuration for transformers."""
+
+import json
+from typing import Any
+
+from lmlong.data.huggingface_tokenizer import BYTE_OF, HuggingFaceTokenizer, lossless
+from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from lmlong.interop.gguf_tokenizer import added_token, by_scores, byte_level, whole
+
+BEGIN, END = "<s>", "</s>"
+NEVER = -1e4
+"""The score in a unigram model of special tokens and those of bytes: their names, as <0x41>, are text in a text."""
+
+
+def tokenizer_files(tokenizer: Tokenizer, longest: int) -> dict[str, str]:
+    """Return the files by their names. A text is encoded after the token that begins a document, which
+    `add_special_tokens=False` leaves out; the name of a special token in a text is text."""
+    spec = lossless(_spec(tokenizer))
+    names = {token["id"]: token["content"] for token in spec["added_tokens"]}
+    bos, eos = names[tokenizer.bos], names[tokenizer.eos]
+    spec["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [_special(bos), _sequence("A")],
+        "pair": [_special(bos), _sequence("A"), _sequence("B")],
+        "special_tokens": {bos: {"id": bos, "ids": [tokenizer.bos], "tokens": [bos]}},
+    }
+    config = {
+        "tokenizer_class": "TokenizersBackend",
+        "bos_token": bos,
+        "eos_token": eos,
+        "pad_token": eos,
+        "padding_side": "left",
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": longest,
+        **({"chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}),
+    }
+    return {
+        "tokenizer.json": json.dumps(spec, ensure_ascii=False),
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2),
+    }
+
+
+def _special(name: str) -> dict[str, Any]:
+    return {"SpecialToken": {"id": name, "type_id": 0}}
+
+
+def _sequence(name: str) -> dict[str, Any]:
+    return {"Sequence": {"id": name, "type_id": 0}}
+
+
+def _spec(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a tokenizer.json with the pieces of a tokenizer."""
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return json.loads(tokenizer.file)["tokenizer"]
+    if isinstance(tokenizer, ByteTokenizer):
+        added = [added_token(BEGIN, tokenizer.bos), added_token(END, tokenizer.eos)]
+        vocabulary = BYTE_OF | {token["content"]: token["id"] for token in added}
+        return whole({"type": "BPE", "vocab": vocabulary, "merges": []}, added, byte_level(False), None)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    return _of_sentencepiece(tokenizer.processor)
+
+
+def _of_sentencepiece(processor: Any) -> dict[str, Any]:
+    numbers = range(processor.vocab_size())
+    pieces = [processor.id_to_piece(number) for number in numbers]
+    scores = [processor.get_score(number) for number in numbers]
+    special = [number for number in numbers if processor.is_control(number) or processor.is_unknown(number)]
+    added = [added_token(pieces[number], number) for number in special]
+    if all(score <= 0 and score == int(score) for score in scores):  # bpe numbers its merges
+        return by_scores(pieces, scores, added)
+    unwritten = {*special, *(number for number in numbers if processor.is_byte(number))}
+    scores = [NEVER if number in unwritten else scores[number] for number in numbers]
+    vocabulary = [[piece, score] for piece, score in zip(pieces, scores, strict=True)]
+    model = {"type": "Unigram", "unk_id": processor.unk_id(), "vocab": vocabulary, "byte_fallback": True}
+    return whole(model, added, None, None)
