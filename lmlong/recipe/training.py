@@ -124,8 +124,9 @@ class Training(Budget):
     """on_nonfinite: skip: how many steps in a row may be skipped before training stops."""
     log_every: int = Field(default=10, gt=0, le=bounds.COUNT)
     """Steps between lines of metrics.jsonl."""
-    tensorboard: bool = False
-    """Write TensorBoard events into the run folder too (needs the extra: pip install 'lmlong[tensorboard]')."""
+    loggers: list[Literal["tensorboard", "csv", "wandb"]] = Field(default=[])
+    """Where metrics go besides metrics.jsonl, in the run folder. tensorboard and wandb need their extras (pip install
+    'lmlong[wandb]'), and wandb an account, or WANDB_MODE=offline."""
     init_from: str | None = None
     """A run or checkpoint whose weights are the start, where the attention may be another one; its optimizer and
     progress are not taken over. Its tokenizer is kept, and of `model` what the recipe does not set."""

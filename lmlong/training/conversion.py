@@ -68,13 +68,16 @@ def joined_file(folder: Path) -> Path:
 
 
 def on_samples(planned: list[StageRun]) -> list[StageRun]:
-    """Return the runs with that text: the last one, in sequences longer than any document, reads them as one."""
+    """Return the runs with that text. The last one, in sequences longer than any document, reads all of them as one
+    too: without those that begin, it would forget how texts begin."""
     folder = planned[-1].folder
-    files = [samples_file(folder)] * (len(planned) - 1) + [joined_file(folder)]
-    sources = [{"sources": [{"kind": "files", "paths": [str(file.absolute())]}]} for file in files]
+    samples, joined = (
+        {"kind": "files", "paths": [str(file.absolute())]} for file in (samples_file(folder), joined_file(folder))
+    )
+    sources = [[samples]] * (len(planned) - 1) + [[samples, joined]]
     return [
-        stage._replace(recipe=_changed(stage.recipe, {}, source))
-        for stage, source in zip(planned, sources, strict=True)
+        stage._replace(recipe=_changed(stage.recipe, {}, {"sources": each}))
+        for stage, each in zip(planned, sources, strict=True)
     ]
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy
 
@@ -29,6 +28,7 @@ from lmlong.training.checkpoint_store import FolderIO
 from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
 from lmlong.training.first_look import check_free, check_options, default_folder
+from lmlong.training.loggers import check_loggers, make_loggers
 from lmlong.training.metrics_log import read_entries
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import ENDLESS
@@ -107,6 +107,7 @@ def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrit
     """Train for the command `lmlong train`, which owns this process: it is started again for each further device, and
     what a signal means for it is told by the result."""
     check_launch(recipe)
+    check_loggers(recipe.training.loggers)
     check_options(resume, overwrite)
     with locked(folder) if is_main_process() else nullcontext():
         if is_main_process():
@@ -224,7 +225,7 @@ def _trainer(
         gradient_clip_val=training.clip,
         callbacks=callbacks,
         plugins=plugins,
-        logger=_tensorboard(folder) if training.tensorboard else False,
+        logger=make_loggers(setup.recipe, folder, state["step"] if state else 0),
         log_every_n_steps=training.log_every,
         use_distributed_sampler=False,
         enable_checkpointing=False,
@@ -243,9 +244,3 @@ def _strategy(setup: Setup) -> Strategy | str:
 
         return DeepSpeedTraining(training, setup.device)
     return "ddp" if training.strategy == "ddp" or setup.recipe.processes > 1 else "auto"
-
-
-def _tensorboard(folder: Path) -> TensorBoardLogger:
-    if find_spec("tensorboard") is None:
-        raise UsageError("training.tensorboard: not installed. Run pip install 'lmlong[tensorboard]', or leave it out.")
-    return TensorBoardLogger(str(folder), name="", version="tensorboard")

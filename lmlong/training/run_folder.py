@@ -36,15 +36,20 @@ ENVIRONMENT, METRICS = "environment.json", "metrics.jsonl"
 BRANCH = re.compile(r"abandoned-(\d+)")
 """Folders of the checkpoints of an abandoned history; each is a run folder by itself."""
 
+OF_LOGGERS = ("tensorboard", "csv", "wandb")
+"""The folders of loggers."""
+
 OWN = {
     "": re.compile(
-        rf"\{LOCK}|{RECIPE}|{TOKENIZER}|{ENVIRONMENT}|{METRICS}(\.partial)?|\.[a-z.]+\.partial|checkpoints|tensorboard|{BRANCH.pattern}"
+        rf"\{LOCK}|{RECIPE}|{TOKENIZER}|{ENVIRONMENT}|{METRICS}(\.partial)?|\.[a-z.]+\.partial|checkpoints|{'|'.join(OF_LOGGERS)}|{BRANCH.pattern}"
     ),
     "checkpoints": re.compile(rf"latest|best|{NAME.pattern}|{write.LEFT_FOLDER.pattern}|{write.LEFT_LINK.pattern}"),
     "tensorboard": re.compile(r"events\.out\.tfevents\..*|hparams\.yaml"),
+    "csv": re.compile(r"from-\d{8,}"),
+    "wandb": re.compile(r"(offline-)?run-\d{8}_\d{6}-.*|latest-run|debug(-internal)?\.log|settings"),
     "step": re.compile("|".join(map(re.escape, (*manifest.FILES, manifest.NAME)))),
 }
-"""The names that a run uses: in its folder, beside its checkpoints, among events, and in a checkpoint."""
+"""The names that a run uses: in its folder, beside its checkpoints, in those of loggers, and in a checkpoint."""
 
 
 @contextmanager
@@ -104,15 +109,15 @@ def _is_run(folder: Path) -> bool:
 def _foreign_files(folder: Path) -> Iterator[Path]:
     """Iterate over the files in a run folder that no run wrote."""
     for path in sorted(folder.iterdir()):
-        is_folder = path.name in ("checkpoints", "tensorboard") or BRANCH.fullmatch(path.name) is not None
+        is_folder = path.name in ("checkpoints", *OF_LOGGERS) or BRANCH.fullmatch(path.name) is not None
         if not OWN[""].fullmatch(path.name) or path.is_symlink() or path.is_dir() != is_folder:
             yield path
         elif BRANCH.fullmatch(path.name):
             yield from _foreign_files(path)
         elif path.name == "checkpoints":
             yield from _foreign_checkpoints(path)
-        elif path.name == "tensorboard":
-            yield from (inner for inner in sorted(path.iterdir()) if not OWN["tensorboard"].fullmatch(inner.name))
+        elif path.name in OF_LOGGERS:
+            yield from (inner for inner in sorted(path.iterdir()) if not OWN[path.name].fullmatch(inner.name))
 
 
 def _foreign_checkpoints(folder: Path) -> Iterator[Path]:

@@ -199,9 +199,10 @@ def test_it_can_learn_from_text_that_the_teacher_writes(folder: Path) -> None:
         text["text"] + "\n" for text, out in zip(texts, held_out, strict=True) if text["text"] and not out
     )
     read_by = [
-        read.read_recipe(read.find(folder / run)).text.sources[0].paths[0] for run in ("sampled-predictions", "sampled")
+        [Path(source.paths[0]).name for source in read.read_recipe(read.find(folder / run)).text.sources]
+        for run in ("sampled-predictions", "sampled")
     ]
-    assert [Path(path).name for path in read_by] == ["sampled-samples.jsonl", "sampled-samples.txt"]
+    assert read_by == [["sampled-samples.jsonl"], ["sampled-samples.jsonl", "sampled-samples.txt"]]
     (folder / "again-samples.jsonl").write_text("".join(samples.splitlines(keepends=True)[:40]) + '{"te')
     assert convert(folder, *words, "again").returncode == 2  # --resume was left out
     assert convert(folder, *words, "again", "--resume").returncode == 0

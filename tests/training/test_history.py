@@ -410,7 +410,7 @@ def test_going_on_writes_over_nobodys_files(recipe_of: Recipes, tmp_path: Path, 
 
 
 def test_files_among_events_are_not_overwritten(recipe_of: Recipes, tmp_path: Path) -> None:
-    train(recipe_of("training.steps=1", "training.tensorboard=true"), tmp_path / "run")
+    train(recipe_of("training.steps=1", "training.loggers=[tensorboard]"), tmp_path / "run")
     (tmp_path / "run" / "tensorboard" / "thesis.tex").write_text("mine")
     with pytest.raises(UsageError, match=r"thesis\.tex: not of a run"):
         train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)

@@ -49,7 +49,7 @@ FILES: dict[str, tuple[list[str], Callable[[Path], bool]]] = {
         lambda run: [line["step"] for line in metrics(run) if "loss" in line][-2:] == [5, 8],
     ),
     "sample_tokens": (["sample_tokens=2"], lambda run: any("sample" in line for line in metrics(run))),
-    "tensorboard": (["tensorboard=true"], lambda run: (run / "tensorboard").is_dir()),
+    "loggers": (["loggers=[tensorboard]"], lambda run: (run / "tensorboard").is_dir()),
 }
 """What changes what is written."""
 
