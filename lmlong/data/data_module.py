@@ -17,6 +17,7 @@ from lmlong.data.cyclic_tokens import CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import Documents, Rows, Streams, Windows
 from lmlong.data.token_dataset import TokenDataset
+from lmlong.errors import UsageError
 from lmlong.recipe import Recipe
 
 
@@ -73,9 +74,19 @@ class CausalDataModule(DataModule):
         if self.recipe.text.rows == "documents":
             return Documents(text, self.length, key, self.recipe.sequences_per_step)
         if self.recipe.training.carry_state:
-            rows = self.recipe.processes * self.recipe.training.batch_size
-            return Streams(text, self.length, key, max(streams_of_each(self.tokens.weights, rows)[key[-1]], 1))
+            return Streams(text, self.length, key, self._streams()[key[-1]])
         return Windows(text, self.length, key)
+
+    def _streams(self) -> list[int]:
+        """Return how many rows of a batch each source gives."""
+        rows = self.recipe.processes * self.recipe.training.batch_size
+        found = streams_of_each(self.tokens.weights, rows)
+        if not all(found):
+            raise UsageError(
+                f"training.batch_size: with carry_state each row goes on with one source, and of {len(found)} sources "
+                f"{found.count(0)} would have none of {rows} rows. Use more, or fewer sources."
+            )
+        return found
 
 
 class MaskedDataModule(DataModule):

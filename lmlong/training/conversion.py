@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint import read
+from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError, UsageError
 from lmlong.recipe import Conversion, Recipe, Stage
@@ -108,10 +109,10 @@ def check_folders(planned: list[StageRun]) -> None:
 
 
 def check_text(teacher: str, planned: list[StageRun]) -> None:
-    """Turn the text into tokens, and refuse one that is too short for any stage."""
+    """Turn the text into tokens, and refuse one that is too short for any stage, or too few rows for its sources."""
     tokenizer = read.read_tokenizer(read.find(teacher))
     for stage in planned:
-        prepare(stage.recipe.text, tokenizer)
+        CausalDataModule(stage.recipe, prepare(stage.recipe.text, tokenizer)).training()
 
 
 def plan(planned: list[StageRun]) -> str:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lmlong.checkpoint import read
+from lmlong.errors import UsageError
 from lmlong.model.loss import IGNORED
 from lmlong.recipe import Recipe
 from lmlong.training.module import as_tensors
@@ -33,6 +34,13 @@ def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -
         alone = [setup.model.loss(*part) for part in parts]
     assert sum(loss for _, loss in losses(tmp_path / "run")) / 3 == pytest.approx(float(nats / scored), rel=1e-4)
     assert sum(float(nats) for nats, _ in alone) != pytest.approx(float(nats), rel=1e-6)
+
+
+def test_each_source_needs_a_row(recipe_of: Recipes, tmp_path: Path) -> None:
+    sources = "text.sources=[{kind: files, paths: [book.txt]}, {kind: files, paths: [book.txt]}]"
+    few = recipe_of(CARRY, sources, "training.batch_size=1")
+    with pytest.raises(UsageError, match=r"training\.batch_size: .* 1 would have none of 1 rows"):
+        train(few, tmp_path / "run")
 
 
 OPTIONS = [
