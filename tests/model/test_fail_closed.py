@@ -124,6 +124,15 @@ PLANTED_IN_GROUPED = {
 }
 
 
+BESIDE: dict[str, Any] = {"attention": Attention(kind=["linear", "delta"], parallel_window=5)}
+PLANTED_BESIDE = {
+    "the other's share": ("mixer.h", "y[i] = share * near[i] + (1 - share)", "y[i] = (1 - share) * near[i] + share"),
+    "keys of the window for the recurrence": ("mixer.h", "std::copy_n(kept_k, head_dim, k), ", ""),
+    "queries that stay scaled": ("mixer.h", "std::copy_n(kept_q, head_dim, q), ", ""),
+    "a window without positions": ("mixer.h", "attention.window_uses_rope && !attention.uses_rope", "false"),
+}
+
+
 GROWING: dict[str, Any] = {**GROUPED, "attention": Attention(kind="softmax")}
 PLANTED_IN_GROWING = {
     "a key that is not kept": ("mixer.h", "append(before.keys, after.keys, line, recent, k, head_dim);", ""),
@@ -160,6 +169,15 @@ def test_so_is_one_in_what_a_llama_does(monkeypatch: pytest.MonkeyPatch, tmp_pat
     plant(monkeypatch, tmp_path, *PLANTED_IN_GROUPED[planted])
     with pytest.raises(StepMismatch):
         make_fast_step(shaped(GROUPED))
+
+
+@pytest.mark.parametrize("planted", PLANTED_BESIDE)
+def test_so_is_one_in_a_window_beside_a_recurrence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str
+) -> None:
+    plant(monkeypatch, tmp_path, *PLANTED_BESIDE[planted])
+    with pytest.raises(StepMismatch):
+        make_fast_step(shaped(BESIDE))
 
 
 @pytest.mark.parametrize("planted", PLANTED_IN_GROWING)

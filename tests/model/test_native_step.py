@@ -29,6 +29,7 @@ LINEAR = Attention(kind="linear")
 MIXED = Attention(kind=["linear", "window", "delta"], window=5)
 SOFTMAX = Attention(kind="softmax")
 GROWING = Attention(kind=["linear", "softmax"])
+BESIDE = Attention(kind=["linear", "delta"], parallel_window=5)
 SHAPES: list[dict[str, Any]] = [
     {},
     {"positions": "rotary"},
@@ -41,6 +42,10 @@ SHAPES: list[dict[str, Any]] = [
     {"heads": 4, **LIKE_LLAMA},
     {"heads": 1, "attention": Attention(kind="linear", feature_map="favor", favor=Favor(features=7))},
     {"attention": MIXED},
+    {"attention": BESIDE},
+    {"attention": BESIDE, "positions": "rotary", "heads": 4, "kv_heads": 2},
+    {"attention": BESIDE, "positions": "none", "value_dim": 3},
+    {"layers": 4, "attention": BESIDE, "downsample": Downsample(factor=2)},
     {"attention": SOFTMAX, "positions": "none"},
     {"heads": 4, "attention": SOFTMAX, **LIKE_LLAMA},
     {"width": 24, "heads": 6, "head_dim": 16, "value_dim": 5, "kv_heads": 2, "attention": SOFTMAX},

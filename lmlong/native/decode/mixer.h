@@ -52,7 +52,7 @@ struct Head {
     Found* found_by;  // each head of a row of the batch
     Int found_row = -1;
 
-    Head(const DecodeJob& job, Int layer, Scratch scratch)
+    Head(const DecodeJob& job, Int layer, Scratch& scratch)
         : job(job), layer(job.model->layer[layer]), before(job.states_before[layer]), after(job.states_after[layer]) {
         for (float** x : {&q, &k}) *x = scratch.take(head_dim);
         for (float** x : {&v, &y}) *x = scratch.take(value_dim);

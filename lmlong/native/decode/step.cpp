@@ -54,13 +54,12 @@ struct Step {
 
     Int head_scratch_size() const {
         Int most = 0;
-        for (Int i = 0; i < model.layers; i++) {
-            const Attention& attention = model.layer[i].attention;
-            const Int weights = padded(attended(attention, job.states_before[i]));
-            most = std::max(most, 4 * padded(attention.features) + padded(attention.gate_rank) + weights);
+        for (Int layer = 0; layer < model.layers; layer++) {
+            Scratch taken{nullptr};
+            Head(job, layer, taken);
+            most = std::max(most, taken.used);
         }
-        return most + 2 * padded(model.head_dim) + 2 * padded(model.value_dim) + padded(2 * model.value_dim) +
-               padded(model.heads * sizeof(Found) / sizeof(float));
+        return most;
     }
 
     void run() {
@@ -167,7 +166,8 @@ struct Step {
     }
 
     void mixer(Int layer, const Batch& batch) {
-        Head head(job, layer, scratch);
+        Scratch of_heads = scratch;  // which the next layer takes again
+        Head head(job, layer, of_heads);
         const Int outputs = model.layer[layer].in_proj.outputs;
         const Range lines = team.share(batch.count * model.heads);
         for (Int line = lines.begin; line < lines.end; line++) {
