@@ -60,9 +60,9 @@ def _installation() -> dict[str, Any]:
 
 def _run(run: str) -> dict[str, Any]:
     from lmlong.inference.loading import open_run
-    from lmlong.inference.state_size import state_size
     from lmlong.model.base import count_parameters
     from lmlong.model.language_model import LanguageModel
+    from lmlong.model.state_size import state_size
 
     loaded = open_run(run, "cpu")
     step = loaded.step

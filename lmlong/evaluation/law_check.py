@@ -18,9 +18,9 @@ from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import DENOMINATOR_LIMIT, Subject, Text, Verdict
 from lmlong.evaluation.state_health import Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.state_size import size
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.state_size import size
 
 TOKENS = 300
 """Read by an attention alone."""

@@ -9,7 +9,7 @@ from lmlong.evaluation.context_views_report import cache_lines, recurrence_lines
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.sums_report import BITS, ERROR, NATS, bits, change_values, nats, perplexity, sum_values
-from lmlong.inference.state_size import StateSize
+from lmlong.model.state_size import StateSize
 from lmlong.recipe.lengths import name_length
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_number, format_range, format_table, plural

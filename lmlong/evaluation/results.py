@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.state_health import Health
-from lmlong.inference.state_size import StateSize
+from lmlong.model.state_size import StateSize
 
 
 class AtLength(NamedTuple):

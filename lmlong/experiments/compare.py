@@ -11,8 +11,8 @@ from lmlong.data.token_dataset import prepare
 from lmlong.errors import DivergedError
 from lmlong.experiments.kept_results import KeptResult
 from lmlong.inference.loading import load
-from lmlong.inference.state_size import state_size
 from lmlong.model.base import count_parameters
+from lmlong.model.state_size import state_size
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.kinds import plugin_candidates

@@ -11,8 +11,8 @@ from lmlong.experiments.kept_results import KeptResult
 from lmlong.experiments.recall_data import RecallScore
 from lmlong.experiments.recall_grid import RecallGrid
 from lmlong.experiments.recall_model import TESTS, answers_of, one_thread, recall_options, recall_scores, train_recall
-from lmlong.inference.state_size import state_size
 from lmlong.model.base import count_parameters
+from lmlong.model.state_size import state_size
 from lmlong.report.json_values import json_values
 
 

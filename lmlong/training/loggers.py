@@ -48,6 +48,13 @@ def make_loggers(recipe: Recipe, folder: Path, step: int) -> list[Logger]:
     return made
 
 
+def finish_loggers(loggers: Sequence[Logger]) -> None:
+    """Let loggers write what they hold; a run of wandb would else go on until the process ends."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
+
+
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return options by their dotted keys."""
     found: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from lmlong.training.checkpoint_store import FolderIO
 from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
 from lmlong.training.first_look import check_free, check_options, default_folder
-from lmlong.training.loggers import check_loggers, make_loggers
+from lmlong.training.loggers import check_loggers, finish_loggers, make_loggers
 from lmlong.training.metrics_log import read_entries
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import ENDLESS
@@ -165,6 +165,8 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         if why := lost_rank(trainer, error):
             raise LmlongError(why) from error
         raise
+    finally:
+        finish_loggers(trainer.loggers)
     final = callback.final if is_main_process() else None
     tokens = setup.tokens
     has_bytes = final and recipe.objective == "causal"

@@ -11,7 +11,7 @@ from lmlong.evaluation.results import (
     PerplexityReport,
 )
 from lmlong.evaluation.state_health import Health
-from lmlong.inference.state_size import Size, StateSize
+from lmlong.model.state_size import Size, StateSize
 
 
 def sums(*nats: float, tokens: int = 1000, size: int = 4000) -> Sums:

@@ -16,7 +16,7 @@ from lmlong.evaluation.recurrence import BUCKETS
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import Spans, documents_of
-from lmlong.inference.state_size import StateSize
+from lmlong.model.state_size import StateSize
 
 EVERY = 100
 """Tokens after which each token recurs."""

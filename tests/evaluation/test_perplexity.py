@@ -22,7 +22,7 @@ from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import GOLDEN, block_size, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.state_size import StateSize
+from lmlong.model.state_size import StateSize
 
 SOURCES = [Repeated(symbols=5, distance=11, wrong=0.1), Markov(symbols=4, seed=3)]
 LENGTHS = [1, 2, 8, 16, 32]

@@ -19,7 +19,7 @@ from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.prompts import many, pieces_of
-from lmlong.inference.state_size import state_size
+from lmlong.model.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -13,9 +13,9 @@ from lmlong.inference import session as sessions
 from lmlong.inference.generation import Generation, Text
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session, next_logits, prefill, repeat_rows
-from lmlong.inference.state_size import size, state_size
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states
+from lmlong.model.state_size import size, state_size
 
 ModelOf = Callable[[str], LanguageModel]
 

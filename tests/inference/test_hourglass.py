@@ -11,9 +11,9 @@ from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import next_logits
-from lmlong.inference.state_size import state_size
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states
+from lmlong.model.state_size import state_size
 from lmlong.recipe import Attention, Downsample, Model, Recipe, Text, Tokenizer, Training
 from lmlong.recipe import file as recipe_file
 

@@ -37,7 +37,8 @@ def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -
 
 
 def test_each_source_needs_a_row(recipe_of: Recipes, tmp_path: Path) -> None:
-    sources = "text.sources=[{kind: files, paths: [book.txt]}, {kind: files, paths: [book.txt]}]"
+    book = f"{{kind: files, paths: [{recipe_of().text.sources[0].paths[0]}]}}"
+    sources = f"text.sources=[{book}, {book}]"
     few = recipe_of(CARRY, sources, "training.batch_size=1")
     with pytest.raises(UsageError, match=r"training\.batch_size: .* 1 would have none of 1 rows"):
         train(few, tmp_path / "run")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmlong import __version__
 from lmlong.checkpoint import manifest, read
-from lmlong.inference.state_size import StateSize
+from lmlong.model.state_size import StateSize
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.lengths import name_length

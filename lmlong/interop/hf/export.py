@@ -11,12 +11,13 @@ from torch import Tensor
 from lmlong.checkpoint import manifest, read
 from lmlong.checkpoint.write import NAMES
 from lmlong.errors import UsageError
-from lmlong.inference.loading import load
-from lmlong.inference.state_size import state_size
 from lmlong.interop.hf import config as configs
 from lmlong.interop.hf.card import model_card
 from lmlong.interop.hf.tokenizer import tokenizer_files
 from lmlong.io.system_errors import named
+from lmlong.model.build import build
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.state_size import state_size
 
 MODULE = Path(__file__).with_name(f"{configs.MODULE}.py")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -35,17 +36,20 @@ class Exported(NamedTuple):
 def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) -> Exported:
     """Write a run as a folder for transformers, whole or not at all; `evaluation` is what `lmlong eval` told of it."""
     checkpoint = read.find(run)
-    configs.check(read.read_recipe(checkpoint))
+    recipe = read.read_recipe(checkpoint)
+    configs.check(recipe)
     check_free(folder)
-    trained, weights = load(checkpoint, device="cpu"), read.read_weights(checkpoint)
-    recipe, tokenizer, state = trained.recipe, trained.tokenizer, None
+    tokenizer, weights, state = read.read_tokenizer(checkpoint), read.read_weights(checkpoint), None
+    read.check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     if configs.is_llama(recipe.model):
         config, longest = configs.llama_config(recipe, tokenizer.vocabulary), recipe.text.sequence_length
         theirs, module = configs.llama_weights(weights, recipe.model), {}
     else:
-        config, longest = configs.lmlong_config(recipe.model, trained.model, tokenizer.vocabulary), UNBOUNDED
+        model = build(recipe, tokenizer.vocabulary)
+        assert isinstance(model, LanguageModel)
+        config, longest = configs.lmlong_config(recipe.model, model, tokenizer.vocabulary), UNBOUNDED
         theirs, module = configs.lmlong_weights(weights), {MODULE.name: MODULE.read_text(encoding="utf-8")}
-        state = state_size(trained.model)
+        state = state_size(model)
     ends, dtype = configs.ends(tokenizer), DTYPES[NAMES[next(iter(weights.values())).dtype]]
     files = {
         "config.json": _json({**config, **ends, "dtype": dtype}),
