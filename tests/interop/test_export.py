@@ -121,6 +121,7 @@ def test_a_folder_that_transformers_saves_again_is_the_same_model(
 
 @pytest.mark.interop
 def test_its_pipeline_runs_where_lmlong_is_not_installed(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     ours = write_run(tmp_path / "run", **FORMS["ngram"])
     export_hf(str(tmp_path / "run"), tmp_path / "hf")
     code = """
