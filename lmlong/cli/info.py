@@ -81,6 +81,7 @@ def _run(run: str) -> dict[str, Any]:
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": loaded.recipe.model.kinds,
+        **_window_beside(loaded.recipe),
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
         "tokens read as one by layer": _tokens_as_one(loaded.recipe),
         **_decoding(loaded.model),
@@ -105,6 +106,15 @@ def _decoding(model: "TextModel") -> dict[str, str]:
         return {}
     why = why_no_fast_step(model)
     return {"decoded by": "native code" if why is None else f"torch ({why.rstrip('.')})"}
+
+
+def _window_beside(recipe: "Recipe") -> dict[str, int]:
+    """Return how many tokens the window beside recurrences sees, if any."""
+    from lmlong.recipe import ATTENTION_KINDS
+
+    window = recipe.model.attention.parallel_window
+    beside = recipe.objective == "causal" and any(ATTENTION_KINDS[kind].recurrent for kind in recipe.model.kinds)
+    return {"window beside": window} if window and beside else {}
 
 
 def _tokens_as_one(recipe: "Recipe") -> list[int]:

@@ -248,7 +248,12 @@ def test_its_card_tells_what_it_is_and_how_it_reads(tmp_path: Path) -> None:
     card = (tmp_path / "hf" / "README.md").read_text()
     bits = [at["bits_per_byte"] for at in json.loads((tmp_path / "told.json").read_text())["runs"][0]["context"]]
     assert len(bits) == 2 and all(f"| {bit:.3f} |" in card for bit in bits)
-    assert "12,345 tokens" in card and "delta" in card and "trust_remote_code=True" in card
+    assert (
+        "12,345 tokens" in card
+        and "1.500 bits per byte" in card
+        and "delta" in card
+        and "trust_remote_code=True" in card
+    )
     assert str(tmp_path) not in card
     files = {path.name for path in (tmp_path / "hf").iterdir()}
     assert files >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}

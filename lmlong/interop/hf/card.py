@@ -38,9 +38,7 @@ so assisted generation is refused.
 GROWING = """Some of its layers keep the keys and values of all tokens, so its state grows with the text. Rows of a
 batch are padded on the left.
 """
-SPEED = (
-    "The module in this folder is plain torch; lmlong itself reads and writes the same model several times as fast.\n"
-)
+SPEED = "The module in this folder is plain torch; lmlong itself reads and writes the same model by native code.\n"
 
 
 def model_card(
@@ -80,7 +78,7 @@ def _facts(recipe: Recipe, checkpoint: Path, weights: dict[str, Tensor]) -> str:
     if tokens:
         facts.append(f"It was trained on {tokens:,} tokens in sequences of {recipe.text.sequence_length:,}.")
     if says.validation is not None:
-        facts.append(f"Held-out text of its training cost it {says.validation:.3f} nats a token.")
+        facts.append(f"Held-out text of its training costs it {says.validation:.3f} bits per byte.")
     return "\n".join(facts) + "\n"
 
 
