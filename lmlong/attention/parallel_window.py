@@ -51,30 +51,18 @@ class ParallelWindow(CausalAttention[ParallelState]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, ParallelState]:
-        near, far, after = self.branches(q, k, v, state, document_starts, inputs)
-        return near + far, after
-
-    def branches(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: ParallelState,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
-    ) -> tuple[Tensor, Tensor, ParallelState]:
-        """Return what the window and what the recurrence adds to the output, and the state after."""
         far, recurrence = self.recurrence(q, k, v, state.recurrence, document_starts, inputs)
         near, window = self.window(*_rotated(q, inputs), v, state.window, document_starts)
-        share = _share(q, inputs)
-        return share * near, (1 - share) * far, ParallelState(recurrence, window)
+        near, far = weighed(near, far, inputs)
+        return near + far, ParallelState(recurrence, window)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         far = self.recurrence.reference(q, k, v, document_starts, inputs)
         near = self.window.reference(*_rotated(q, inputs), v, document_starts)
-        return _share(q, inputs) * near + (1 - _share(q, inputs)) * far
+        near, far = weighed(near, far, inputs)
+        return near + far
 
     @property
     def parts(self) -> Sequence[CausalAttention[Any]]:
@@ -91,5 +79,7 @@ def _rotated(q: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return inputs["rotated_q"].to(q.dtype), inputs["rotated_k"].to(q.dtype)
 
 
-def _share(q: Tensor, inputs: Inputs) -> Tensor:
-    return inputs["window_share"].to(q.dtype)[..., None]
+def weighed(near: Tensor, far: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return what the window and what the recurrence adds to the output, given what each has found."""
+    share = inputs["window_share"].to(near.dtype)[..., None]
+    return share * near, (1 - share) * far

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from tqdm import tqdm
 
-from lmlong.attention.parallel_window import ParallelWindow
+from lmlong.attention.parallel_window import ParallelWindow, weighed
 from lmlong.checkpoint import read
 from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import TokenDataset, prepare
@@ -149,16 +149,22 @@ def _leave_out_recurrence(mixer: Mixer) -> RemovableHandle:
 def _recurrent_shares(attentions: Sequence[ParallelWindow]) -> Iterator[Callable[[], list[float]]]:
     """Return what tells, after this, the share of lengths of the vectors put out that are from the recurrence."""
     lengths = torch.zeros(len(attentions), 2, dtype=torch.float64)  # from the recurrence, and in all
+    found: dict[nn.Module, Tensor] = {}  # by the parts of a layer
+
+    def keep(part: nn.Module, arguments: tuple[Any, ...], result: tuple[Tensor, Any]) -> None:
+        found[part] = result[0]
 
     def counter(layer: int) -> Callable[..., None]:
         def count(attention: ParallelWindow, arguments: tuple[Any, ...], result: tuple[Tensor, Any]) -> None:
-            near, far, _ = attention.branches(*arguments)
-            found = torch.stack([part.norm(dim=-1).double().sum() for part in (far, near)]).cpu()
-            lengths[layer] += torch.stack([found[0], found.sum()])
+            near, far = weighed(found.pop(attention.window), found.pop(attention.recurrence), arguments[-1])
+            from_recurrence, from_window = (part.norm(dim=-1).double().sum().cpu() for part in (far, near))
+            lengths[layer] += torch.stack([from_recurrence, from_recurrence + from_window])
 
         return count
 
     with ExitStack() as hooks:
         for layer, attention in enumerate(attentions):
+            for part in attention.parts:
+                hooks.callback(part.register_forward_hook(keep).remove)
             hooks.callback(attention.register_forward_hook(counter(layer)).remove)
         yield lambda: (lengths[:, 0] / lengths[:, 1]).tolist()
