@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lmlong.data.huggingface_tokenizer import BYTE_LEVEL
 from lmlong.errors import UsageError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -16,7 +17,7 @@ LLAMA3 = (
 
 
 def byte_level(use_regex: bool = True) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return {**BYTE_LEVEL, "use_regex": use_regex}
 
 
 def sequence(*parts: dict[str, Any]) -> dict[str, Any]:
