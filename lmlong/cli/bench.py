@@ -52,6 +52,7 @@ def bench() -> None:
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs.  [default: runs/compare]"
 )
 @options.json_file
+@options.plot("bits per byte of each attention and seed")
 @options.threads
 @options.overrides
 def compare(
@@ -62,6 +63,7 @@ def compare(
     seeds: int,
     out: Path | None,
     json_file: Path | None,
+    plot: Path | None,
     overrides: tuple[str, ...],
 ) -> None:
     """Train every attention alike and tabulate bits per byte, parameters, speed and state.
@@ -73,12 +75,12 @@ def compare(
       lmlong bench compare --corpus copies --only softmax,elu-learned
     """
     from lmlong.experiments.compare import candidates, compare_attentions
-    from lmlong.experiments.compare_report import table, to_json
+    from lmlong.experiments.compare_report import figure, table, to_json
     from lmlong.experiments.copies import write_copies
 
     load_recipe(recipe, overrides)  # with its plug-ins, which are candidates too
     names = parse_names("--only", only, candidates()) if only else tuple(candidates())
-    check_files(json_file, None)
+    check_files(json_file, plot)
     out = out or Path("runs/compare") / corpus
     changes = list(overrides)
     if corpus == "copies":
@@ -88,7 +90,7 @@ def compare(
         changes += [f"text.sources={source}", "text.tokenizer.kind=bytes"]
     learning_rates = parse_numbers("--rates", rates, float, "2e-3,4e-3")
     results, runs = compare_attentions(recipe, changes, names, learning_rates, seeds, out)
-    show(table(results), to_json(runs), json_file, None)
+    show(table(results), to_json(runs), json_file, plot, figure(results) if plot else None)
 
 
 @bench.command()

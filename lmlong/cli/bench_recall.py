@@ -52,6 +52,7 @@ def _both(small: str, large: str) -> str:
 @click.option("--large", is_flag=True, help="Train as large as the paper did, which takes a GPU.")
 @options.out("runs/recall")
 @options.json_file
+@options.plot("share answered against pairs")
 def recall(
     only: str | None,
     pairs: str | None,
@@ -64,6 +65,7 @@ def recall(
     large: bool,
     out: Path | None,
     json_file: Path | None,
+    plot: Path | None,
 ) -> None:
     """Measure how many pairs each attention recalls, by the width of its state.
 
@@ -86,13 +88,13 @@ def recall(
         usual.queries,
     )
     grid.check()
-    check_files(json_file, None)
+    check_files(json_file, plot)
 
     from lmlong.experiments.compare import candidates
     from lmlong.experiments.recall import study_recall, to_json
-    from lmlong.experiments.recall_report import table
+    from lmlong.experiments.recall_report import figure, table
     from lmlong.recipe.kinds import plugin_candidates
 
     names = parse_names("--only", only, candidates()) if only else (*DEFAULT_CANDIDATES, *plugin_candidates())
     best, results = study_recall(grid, names, seed, out or Path("runs/recall"))
-    show(table(best), [to_json(result) for result in results], json_file, None)
+    show(table(best), [to_json(result) for result in results], json_file, plot, figure(best) if plot else None)

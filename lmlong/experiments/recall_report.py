@@ -1,8 +1,9 @@
-"""The recall experiment as a table; its JSON form is that of the kept results."""
+"""The recall experiment as a table and a plot; its JSON form is that of the kept results."""
 
 from collections.abc import Sequence
 
 from lmlong.experiments.recall import RecallResult
+from lmlong.report.figure import Figure, Line, Panel, style
 from lmlong.report.table import Column, format_table
 
 
@@ -27,3 +28,26 @@ def table(best: Sequence[RecallResult]) -> str:
         for result in best
     ]
     return "\n".join([f"{'':<42}share of queries answered, by pairs", *format_table(columns, rows)])
+
+
+def figure(best: Sequence[RecallResult]) -> Figure:
+    """Describe the share answered against the number of pairs: a panel for each width, a line for each candidate."""
+    names = list(dict.fromkeys(result.candidate for result in best))
+    panels = []
+    for width in sorted({result.width for result in best}):
+        lines = []
+        for result in (result for result in best if result.width == width):
+            shares = [score.accuracy for score in result.scores.values()]
+            lines.append(Line(result.candidate, list(result.scores), shares, style(names.index(result.candidate))))
+        panels.append(
+            Panel(
+                lines,
+                title=f"width {width}",
+                x_label="pairs",
+                y_label="share of queries answered",
+                ticks=list(best[0].scores),
+                y_range=(0, 1.03),
+            )
+        )
+    size = (1.5 + 3.6 * len(panels), 4.6)
+    return Figure([panels], size=size, share_y=True, legend_columns=min(len(names), 2 + len(panels)))

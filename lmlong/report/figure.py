@@ -30,9 +30,9 @@ class Style(NamedTuple):
 
 
 def style(number: int) -> Style:
-    """Return the style of the n-th line of a plot."""
-    look = number % len(COLORS)
-    return Style(COLORS[look], DASHES[look], MARKERS[look])
+    """Return the style of the n-th line of a plot; from the seventh on colors come again, with other markers."""
+    again, look = divmod(number, len(COLORS))
+    return Style(COLORS[look], DASHES[look], MARKERS[(look + again) % len(MARKERS)])
 
 
 class Line(NamedTuple):
@@ -87,6 +87,8 @@ class Panel(NamedTuple):
     y_range: tuple[float | None, float | None] | None = None
     y_scale: Literal["linear", "log", "log 1-2-5", "log 1-2-5 minor"] = "linear"
     """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full; with minor, 2 and 5 are minor ticks."""
+    y_names: Sequence[str] = ()
+    """What stands at 0, 1, 2 and so on of the y axis, from the top down; with none, the axis has numbers."""
     legend: bool = False
     """Whether the panel has a legend of its own."""
 

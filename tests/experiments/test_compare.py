@@ -9,11 +9,12 @@ import torch
 from lmlong.errors import DivergedError
 from lmlong.experiments import compare
 from lmlong.experiments.compare import CANDIDATES, CandidateResult, ComparedRun, compare_attentions
-from lmlong.experiments.compare_report import table
+from lmlong.experiments.compare_report import figure, table
 from lmlong.experiments.copies import write_copies
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
+from lmlong.report.figure import Panel
 
 TINY = ["model.width=16", "model.layers=2", "model.heads=2", "training.steps=3", "training.batch_size=2"]
 
@@ -84,6 +85,11 @@ def test_a_standing_is_a_mean_and_a_deviation() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["elu", "relu"]
     assert lines[1].split()[1:] == ["2.0000", "1.0000", "0.01", "1,000,000", "5,000", "2", "KiB"]
     assert max(map(len, lines)) <= 80
+    ((panel,),) = figure([CandidateResult("relu", worse), CandidateResult("elu", runs)]).rows
+    assert isinstance(panel, Panel) and panel.y_names == ["elu, 2 KiB", "relu, 2 KiB"]
+    mean, seeds = panel.lines
+    assert list(zip(mean.x, mean.y, strict=True)) == [(2.0, 0), (4.0, 1)]
+    assert list(zip(seeds.x, seeds.y, strict=True)) == [(1.0, 0), (2.0, 0), (3.0, 0), (4.0, 1), (4.0, 1), (4.0, 1)]
 
 
 def test_copies_say_the_same_line_again(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from lmlong.experiments.recall import RecallResult, study_recall, to_json
 from lmlong.experiments.recall_data import FILLER, RecallScore
 from lmlong.experiments.recall_grid import DEFAULT_CANDIDATES, LARGE, SMALL, RecallGrid
 from lmlong.experiments.recall_model import TESTS, answers_of, pairs_batch, recall_options, recall_scores, train_recall
-from lmlong.experiments.recall_report import table
+from lmlong.experiments.recall_report import figure, table
 from lmlong.model.language_model import LanguageModel
+from lmlong.report.figure import Panel
 
 TINY = RecallGrid(16, (1, 2), 4, (8,), (1e-2, 1e-3), steps=2, queries=8)
 WORDS = ["--pairs", "1,2", "--vocabulary", "16", "--widths", "8,16", "--steps", "2", "--rates", "1e-2"]
@@ -124,6 +125,21 @@ def test_the_table_shows_a_line_for_each_model() -> None:
     six = {pairs: RecallScore(1, 3) for pairs in LARGE.pairs} | {128: RecallScore(1, 3)}
     wide = table([RecallResult("softmax-features", 128, 0.0005, 0, 10_224, 1_500_000, six)])
     assert max(map(len, wide.splitlines())) <= 80
+
+
+def test_the_plot_has_a_panel_for_each_width_and_a_line_for_each_candidate() -> None:
+    few, many = RecallScore(9, 10), RecallScore(1, 10)
+    best = [
+        RecallResult(name, width, 0.001, 0, 10_224, 1_500_000, {4: few, 64: many})
+        for name in ("delta", "elu")
+        for width in (32, 64)
+    ]
+    ((narrow, wide),) = figure(best).rows
+    assert isinstance(narrow, Panel) and isinstance(wide, Panel) and wide.title == "width 64"
+    assert [(line.label, line.x, line.y) for line in wide.lines] == [
+        ("delta", [4, 64], [0.9, 0.1]),
+        ("elu", [4, 64], [0.9, 0.1]),
+    ]
 
 
 def run(*words: str) -> Result:
