@@ -78,7 +78,7 @@ def test_a_log_axis_is_named_in_full(scale: str) -> None:
 
 
 def test_lines_can_be_told_apart_in_grey() -> None:
-    looks = [style(number) for number in range(3 * len(COLORS))]
+    looks = [style(number) for number in range(2 * len(COLORS))]
     assert len({(look.marker, look.dashes) for look in looks}) == len(looks)
 
 
