@@ -44,15 +44,15 @@ class Tokens:
         return self._with_past
 
     def waves(self, frequencies: Tensor) -> tuple[Value, Value]:
-        """Return the cosines and sines (B, T, D / 2) of rotary positions. Angles are in float64: far into a text
-        float32 is off by a part of a turn."""
-        by_pair = frequencies.double().numpy()
-        key = by_pair.tobytes()
+        """Return the cosines and sines (B, T, D / 2) of rotary positions. Turns are counted in float64: far into a text
+        float32 is off by a part of a turn. What is left of a turn is float32, of which onnxruntime has the waves."""
+        turns_per_token = frequencies.double().numpy() / (2 * np.pi)
+        key = turns_per_token.tobytes()
         if key not in self._waves:
             positions = (self.position + self.range(self.time)).unsqueeze(2)
-            angles = positions.cast(np.float64) * by_pair
-            cos, sin = (self.graph.op(wave, angles).cast(np.float32) for wave in ("Cos", "Sin"))
-            self._waves[key] = cos, sin
+            turns = positions.cast(np.float64) * turns_per_token
+            angles = (turns - self.graph.op("Floor", turns)).cast(np.float32) * (2 * np.pi)
+            self._waves[key] = self.graph.op("Cos", angles), self.graph.op("Sin", angles)
         return self._waves[key]
 
     def visible(self, past: Value, window: int | None = None) -> Value:
