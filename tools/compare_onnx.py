@@ -3,12 +3,13 @@
     lmlong export RUN --to onnx --out FOLDER
     python tools/compare_onnx.py RUN FOLDER --long 100000
 
-Both compute in float32, one text, with as many threads. Rounds of both take turns, as in compare_decode.py. Reading is
-in pieces of 256 tokens.
+Both compute in float32, one text, one thread. Rounds of both take turns, and the time is that of the processor, so that
+other programs on it count for little. Reading is in pieces of 256 tokens.
 """
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from compare_decode import native, ours_at, seconds
+from compare_decode import WARM, Write, native, ours_at
 
 import lmlong
 from lmlong.inference.session import prefill
@@ -32,11 +33,11 @@ EARLY = 1000
 class Onnx:
     """An exported folder and its state; those of its parts that may be are written in place."""
 
-    def __init__(self, folder: Path, threads: int):
+    def __init__(self, folder: Path):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(folder / "model.onnx", options)
         self.parts: list[dict[str, Any]] = json.loads((folder / "config.json").read_text())["state"]
         self.wrap: Callable[[np.ndarray], Any] = onnxruntime.OrtValue.ortvalue_from_numpy
@@ -80,29 +81,42 @@ def difference(model: LanguageModel, onnx: Onnx, ids: np.ndarray) -> float:
     return float(np.abs(np.concatenate(found, axis=1) - expected).max() / np.abs(expected).max())
 
 
-def speeds(
-    model: LanguageModel, onnx: Onnx, ids: np.ndarray, tokens: int, rounds: int, threads: int
-) -> dict[str, float]:
+def seconds(writers: dict[str, Write], tokens: int, rounds: int) -> dict[str, float]:
+    """Median seconds of the processor for a token of each, its rounds in turn with those of the others."""
+    taken: dict[str, list[float]] = {name: [] for name in writers}
+    for number in range(rounds + 1):
+        for name, write in writers.items():
+            for _ in range(WARM):
+                write()
+            begun = time.process_time()
+            for _ in range(tokens):
+                write()
+            if number:  # the first round warms up
+                taken[name].append((time.process_time() - begun) / tokens)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def writing(model: LanguageModel, onnx: Onnx, ids: np.ndarray, tokens: int, rounds: int) -> dict[str, float]:
     """Tokens per second of writing, after a text."""
     session, fast = prefill(model, [ids[0].tolist()]), native(model)
     writers = {"torch": ours_at(model, session), "native": ours_at(fast, session), "onnxruntime": onnx.write}
-    return {name: 1 / taken for name, taken in seconds(writers, tokens, rounds, threads).items()}
+    return {name: 1 / taken for name, taken in seconds(writers, tokens, rounds).items()}
 
 
 def reading(model: LanguageModel, onnx: Onnx, ids: np.ndarray, rounds: int) -> dict[str, float]:
-    """Tokens per second of reading, the best of the rounds."""
+    """Tokens per second of reading, the median of the rounds."""
     taken: dict[str, list[float]] = {"lmlong": [], "onnxruntime": []}
     for _ in range(rounds + 1):
         onnx.begin()
-        state, begun = None, time.perf_counter()
+        state, begun = None, time.process_time()
         for piece in pieces(ids):
             _, state = model(torch.from_numpy(piece), state)
-        middle = time.perf_counter()
+        middle = time.process_time()
         for piece in pieces(ids):
             onnx.read(piece)
         taken["lmlong"].append(middle - begun)
-        taken["onnxruntime"].append(time.perf_counter() - middle)
-    return {name: ids.shape[1] / min(times) for name, times in taken.items()}
+        taken["onnxruntime"].append(time.process_time() - middle)
+    return {name: ids.shape[1] / statistics.median(times) for name, times in taken.items()}
 
 
 def resident() -> float:
@@ -130,10 +144,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="written in each round")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--long", type=int, default=0, help="tokens of a long text, of which memory is measured")
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    onnx = Onnx(options.folder, options.threads)
+    torch.set_num_threads(1)
+    onnx = Onnx(options.folder)
     if options.long:  # before lmlong takes memory
         write_long(onnx, options.long)
     model = lmlong.load(options.run, device="cpu").model
@@ -142,7 +155,7 @@ def main() -> None:
     print(f"logits differ by {difference(model, onnx, ids):.1e} of the largest")
     for what, speed in (
         ("read", reading(model, onnx, ids, options.rounds)),
-        ("write", speeds(model, onnx, ids, options.tokens, options.rounds, options.threads)),
+        ("write", writing(model, onnx, ids, options.tokens, options.rounds)),
     ):
         print(f"{what}, tokens/s: " + ", ".join(f"{name} {value:,.0f}" for name, value in speed.items()))
 

@@ -12,7 +12,8 @@ OPSET = 23
 
 IR_VERSION = 11
 FUSED = "com.microsoft"
-"""The operators of onnxruntime: linear attention and convolutions with a state, on a CPU since its version 1.26."""
+"""The operators of onnxruntime: linear attention and convolutions with a state, on a CPU. Its version 1.26 has them,
+1.24 did not."""
 
 BATCH, TIME, PAST = "batch", "time", "past"
 """Dimensions that each call chooses."""

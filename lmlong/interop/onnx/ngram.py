@@ -57,8 +57,7 @@ class Written(NamedTuple):
         others = writes & row.unsqueeze(3).equal(self.row.unsqueeze(2)) & ~same
         cleared = others.where(self.time, -1).max()  # (B, H, T, 1) when another n-gram was last there
         weights = (same & (self.time > cleared)).cast(np.float32)
-        known = ngram.unsqueeze(3)
-        in_table = (table.ngram.unsqueeze(3).equal(known) & (known > 0) & ~(cleared >= 0)).cast(np.float32)
+        in_table = (table.ngram.unsqueeze(3).equal(ngram.unsqueeze(3)) & ~(cleared >= 0)).cast(np.float32)
         numbers = weights.sum() + in_table * table.number.unsqueeze(3)
         return graph.op("MatMul", weights, self.v) + in_table * table.S, numbers
 
