@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from interop import tiny_llama
 from interop.exported import FORMS, text, write_run
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder
 
 import lmlong
+from lmlong.cli.main import lmlong as command
 from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.importing import import_model
@@ -25,6 +27,11 @@ State = dict[str, np.ndarray]
 FORMS_HERE = {
     **FORMS,
     "convolution without a past": {"attention": {"kind": "window", "window": 1}, "convolution": 1},
+    "values of another size": {
+        "attention": {"kind": ["softmax", "window"], "window": 5},
+        "value_dim": 12,
+        "kv_heads": 2,
+    },
     "n-grams alone": {"attention": {"kind": "ngram", "ngram": {"sizes": [3, 1], "buckets": 5}}, "kv_heads": 2},
 }
 
@@ -92,10 +99,10 @@ def test_onnxruntime_has_the_same_logits_and_writes_the_same(tmp_path: Path, for
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS_HERE)
 @torch.no_grad()
 def test_rows_of_a_batch_may_be_at_different_places(tmp_path: Path, form: str) -> None:
-    ours = write_run(tmp_path / "run", **FORMS[form])
+    ours = write_run(tmp_path / "run", **FORMS_HERE[form])
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
     theirs, ids = Onnx(tmp_path / "onnx"), text(2, 60)
     read = [theirs.read(row[None, :size], theirs.begin(1))[1] for row, size in zip(ids, (50, 20), strict=True)]
@@ -168,6 +175,21 @@ def test_its_graph_is_valid_and_says_what_it_is_given(tmp_path: Path) -> None:
         "tokenizer_config.json",
     }
     assert len({path.stat().st_mode for path in (tmp_path / "onnx").iterdir()}) == 1
+
+
+def test_the_command_tells_what_it_wrote_and_the_card_how_the_model_reads(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    write_run(tmp_path / "run", **FORMS["ngram"])
+    told = {"runs": [{"context": [{"length": 16, "bits_per_byte": 2.345}]}]}
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    words = ["export", str(tmp_path / "run"), "--to", "onnx", "--out", str(tmp_path / "onnx")]
+    done = CliRunner().invoke(command, [*words, "--evaluation", str(tmp_path / "told.json")])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"onnx: ONNX, [\d,]+ parameters\n$", done.output)
+    card = (tmp_path / "onnx" / "README.md").read_text()
+    assert "| 16 | 2.345 |" in card and "linear + ngram" in card and "12,345 tokens" in card and "in place" in card
+    kept = [part for part in json.loads((tmp_path / "onnx" / "config.json").read_text())["state"] if part["in_place"]]
+    assert [part["input"] for part in kept] == ["past.1.S", "past.1.number", "past.1.ngram"]
 
 
 @pytest.mark.parametrize(

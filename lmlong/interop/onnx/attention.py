@@ -57,6 +57,7 @@ def attention(modules: Modules, module: object, plain: Heads, rotated: Heads, to
     if spec.kind == "ngram":
         v = plain.v.reshape(0, 0, plain.heads, plain.value_dim)
         return ngram(modules, spec, v, plain.value_dim, plain.gates["read_gate"], tokens, layer)
+    assert spec.kind in ("softmax_attention", "window"), spec.kind
     return _softmax(plain, tokens, layer, spec.options.get("window"))
 
 

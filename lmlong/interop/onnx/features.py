@@ -35,6 +35,7 @@ def features(modules: Modules, module: object, x: Value, side: Side) -> Value:
         return (x * Cosine.SHRINK / length).pad(1, 0, 1.0)
     if spec.kind == "favor":
         return _favor(modules, spec, x, side)
+    assert spec.kind in ("hedgehog", "taylor"), spec.kind
     projection = spec.weights[f"{side}_projection"]
     x = x if projection is None else by_head(x, modules.weight(projection))
     if spec.kind == "hedgehog":
