@@ -7,24 +7,11 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.data.tokenizer import Tokenizer
-from lmlong.errors import UsageError
 from lmlong.interop.llama import ARCHITECTURE as LLAMA
 from lmlong.interop.llama import parts_of
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe.kinds import plugins_needed
 
 MODULE, CONFIG, MODEL = "modeling_lmlong", "LmlongConfig", "LmlongForCausalLM"
-
-
-def check(chosen: recipe.Recipe) -> None:
-    """Refuse what a folder for transformers cannot hold."""
-    if chosen.objective != "causal":
-        raise UsageError("an encoder predicts no next token, and this export is for those. Use a causal model.")
-    if chosen.model.downsample:
-        raise UsageError("model.downsample: an hourglass is not exported. Use a model whose layers read every token.")
-    if plugins := plugins_needed(chosen.model.attention.model_dump()):
-        raise UsageError(f"model.attention: {plugins[0]} is a plug-in, whose code stays outside. Use a kind of lmlong.")
 
 
 def is_llama(model: recipe.Model) -> bool:
@@ -109,11 +96,6 @@ def _sizes(model: recipe.Model, vocabulary: int) -> dict[str, Any]:
         "tie_word_embeddings": model.tied_output,
         "use_cache": True,
     }
-
-
-def ends(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return what begins and ends a document; rows are padded with its end."""
-    return {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.eos}
 
 
 def lmlong_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:

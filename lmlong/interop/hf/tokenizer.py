@@ -8,6 +8,8 @@ from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokeniz
 from lmlong.interop.gguf_tokenizer import added_token, by_scores, byte_level, whole
 
 BEGIN, END = "<s>", "</s>"
+UNBOUNDED = 10**30
+"""How many tokens transformers takes a text to have at most, where there is no limit."""
 NEVER = -1e4
 """The score in a unigram model of special tokens and those of bytes: their names, as <0x41>, are text in a text."""
 

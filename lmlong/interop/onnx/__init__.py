@@ -1,0 +1,1 @@
+"""Our models as graphs of ONNX, for onnxruntime."""

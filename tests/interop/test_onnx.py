@@ -1,0 +1,262 @@
+"""Models go out as graphs of ONNX, with the logits and the tokens that they have here, where torch is not installed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from interop import tiny_llama
+from interop.exported import FORMS, text, write_run
+from interop.tiny_llama import CONFIG, LLAMA3, write_folder
+
+import lmlong
+from lmlong.cli.main import lmlong as command
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.interop.importing import import_model
+from lmlong.interop.onnx.export import export_onnx
+
+State = dict[str, np.ndarray]
+FORMS_HERE = {
+    **FORMS,
+    "convolution without a past": {"attention": {"kind": "window", "window": 1}, "convolution": 1},
+    "values of another size": {
+        "attention": {"kind": ["softmax", "window"], "window": 5},
+        "value_dim": 12,
+        "kv_heads": 2,
+    },
+    "n-grams alone": {"attention": {"kind": "ngram", "ngram": {"sizes": [3, 1], "buckets": 5}}, "kv_heads": 2},
+}
+
+
+class Onnx:
+    """A folder, read as somebody does who has nothing else."""
+
+    def __init__(self, folder: Path):
+        onnxruntime = pytest.importorskip("onnxruntime")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(folder / "model.onnx", options)
+        self.parts = json.loads((folder / "config.json").read_text())["state"]
+
+    def begin(self, rows: int) -> State:
+        return {part["input"]: np.zeros([rows, *part["shape"]], part["dtype"]) for part in self.parts}
+
+    def read(self, ids: Any, state: State) -> tuple[np.ndarray, State]:
+        logits, *after = self.session.run(None, {"ids": np.asarray(ids), **state})
+        return logits, dict(zip(state, after, strict=True))
+
+    def in_pieces(self, ids: Any, sizes: list[int]) -> np.ndarray:
+        state, found = self.begin(len(ids)), []
+        for piece in np.split(np.asarray(ids), np.cumsum(sizes), axis=1):
+            logits, state = self.read(piece, state)
+            found.append(logits)
+        return np.concatenate(found, axis=1)
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        logits, state = self.read([prompt], self.begin(1))
+        written: list[int] = []
+        for _ in range(count):
+            written.append(int(logits[0, -1].argmax()))
+            logits, state = self.read([written[-1:]], state)
+        return written
+
+
+def apart(found: np.ndarray, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest logit."""
+    assert found.shape == expected.shape and found.dtype == np.float32
+    return float((torch.from_numpy(found) - expected).abs().max() / expected.abs().max())
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    for _ in range(count):
+        ids = torch.cat([ids, model(ids)[0][:, -1].argmax(-1, keepdim=True)], dim=1)
+    return ids[0, -count:].tolist()
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("form", FORMS_HERE)
+@torch.no_grad()
+def test_onnxruntime_has_the_same_logits_and_writes_the_same(tmp_path: Path, form: str) -> None:
+    ours = write_run(tmp_path / "run", **FORMS_HERE[form])
+    assert export_onnx(str(tmp_path / "run"), tmp_path / "onnx").architecture == "ONNX"
+    theirs = Onnx(tmp_path / "onnx")
+    ids = text(3, 150)
+    expected, _ = ours(ids)
+    assert apart(theirs.read(ids, theirs.begin(3))[0], expected) < 1e-5
+    assert apart(theirs.in_pieces(ids, [70, 1, 1, 9, 1]), expected) < 1e-5
+    assert apart(theirs.in_pieces(ids, [1] * 149), expected) < 1e-5
+    for row, size in zip(ids.tolist(), (150, 31, 1), strict=True):
+        assert theirs.greedy(row[:size], 12) == greedy(ours, row[:size], 12)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("form", FORMS_HERE)
+@torch.no_grad()
+def test_rows_of_a_batch_may_be_at_different_places(tmp_path: Path, form: str) -> None:
+    ours = write_run(tmp_path / "run", **FORMS_HERE[form])
+    export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
+    theirs, ids = Onnx(tmp_path / "onnx"), text(2, 60)
+    read = [theirs.read(row[None, :size], theirs.begin(1))[1] for row, size in zip(ids, (50, 20), strict=True)]
+    longest = {name: max(state[name].shape[2:3] for state in read) for name in read[0]}
+    for state in read:  # those that grow are filled on the left
+        for name, size in longest.items():
+            if missing := size and size[0] - state[name].shape[2]:
+                state[name] = np.pad(state[name], [(0, 0), (0, 0), (missing, 0), (0, 0)])
+    together = {name: np.concatenate([state[name] for state in read]) for name in read[0]}
+    found, _ = theirs.read(torch.stack([ids[0, 50:60], ids[1, 20:30]]), together)
+    assert apart(found[:1], ours(ids[:1])[0][:, 50:]) < 1e-5
+    assert apart(found[1:], ours(ids[1:, :30])[0][:, 20:]) < 1e-5
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}], ids=str)
+@torch.no_grad()
+def test_a_llama_leaves_by_the_same_graph(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = {**CONFIG, **changes}
+    import_model(write_folder(tmp_path / "theirs", config, tiny_llama.weights(config)), tmp_path / "run")
+    export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
+    theirs = Onnx(tmp_path / "onnx")
+    ids = torch.tensor([[5, 280, 3, 299, 17, 17, 60, 1, 250] * 5])
+    expected, _ = lmlong.load(tmp_path / "run").model(ids)
+    assert apart(theirs.in_pieces(ids, [20, 1]), expected) < 1e-5
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("form", ["delta", "ngram", "softmax"])
+def test_the_example_of_its_card_runs_where_neither_lmlong_nor_torch_is_installed(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("onnxruntime")
+    ours = write_run(tmp_path / "run", **FORMS[form])
+    export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
+    card = (tmp_path / "onnx" / "README.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", card, flags=re.DOTALL | re.MULTILINE)
+    without = "import sys\nsys.modules['lmlong'] = sys.modules['torch'] = sys.modules['onnx'] = None\n"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    words = [sys.executable, "-c", f"{without}{example}print(ids)\n"]
+    done = subprocess.run(words, capture_output=True, env=environment, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    prompt = [256, *b"Once upon a time"]
+    expected = greedy(ours, prompt, 100)
+    expected = expected[: expected.index(257)] if 257 in expected else expected
+    written, ids, _ = done.stdout.decode().rsplit("\n", 2)
+    assert json.loads(ids) == [*prompt, *expected]
+    assert written == ByteTokenizer().decode(json.loads(ids)).encode("utf-8", "replace").decode()
+
+
+@pytest.mark.interop
+def test_its_graph_is_valid_and_says_what_it_is_given(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    write_run(tmp_path / "run", **FORMS["softmax"])
+    export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
+    onnx.checker.check_model(tmp_path / "onnx" / "model.onnx")
+    graph = onnx.load(tmp_path / "onnx" / "model.onnx", load_external_data=False).graph
+    shapes = {
+        value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    assert shapes["ids"] == ["batch", "time"] and shapes["logits"] == ["batch", "time", 258]
+    assert shapes["past.0.keys"] == ["batch", 4, "past", 8] and shapes["past.1.S"] == ["batch", 4, 8, 8]
+    assert shapes["present.0.keys"] == ["batch", 4, "past + time", 8]
+    files = {path.name for path in (tmp_path / "onnx").iterdir()}
+    assert files == {
+        "README.md",
+        "config.json",
+        "model.onnx",
+        "model.onnx.data",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert len({path.stat().st_mode for path in (tmp_path / "onnx").iterdir()}) == 1
+
+
+def test_the_command_tells_what_it_wrote_and_the_card_how_the_model_reads(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    write_run(tmp_path / "run", **FORMS["ngram"])
+    told = {"runs": [{"context": [{"length": 16, "bits_per_byte": 2.345}]}]}
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    words = ["export", str(tmp_path / "run"), "--to", "onnx", "--out", str(tmp_path / "onnx")]
+    done = CliRunner().invoke(command, [*words, "--evaluation", str(tmp_path / "told.json")])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"onnx: ONNX, [\d,]+ parameters\n$", done.output)
+    card = (tmp_path / "onnx" / "README.md").read_text()
+    assert "| 16 | 2.345 |" in card and "linear + ngram" in card and "12,345 tokens" in card and "in place" in card
+    kept = [part for part in json.loads((tmp_path / "onnx" / "config.json").read_text())["state"] if part["in_place"]]
+    assert [part["input"] for part in kept] == ["past.1.S", "past.1.number", "past.1.ngram"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"downsample": {"factor": 2}, "layers": 3}, "hourglass"),
+        ({"objective": "masked", "attention": {"kind": "linear", "decay": "none"}, "convolution": 0}, "encoder"),
+    ],
+)
+def test_what_cannot_leave_is_told_before_anything_is_written(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("onnx")
+    write_run(tmp_path / "run", **options)
+    with pytest.raises(UsageError, match=message):
+        export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
+    assert not list(tmp_path.glob("*onnx*"))
+
+
+def test_a_package_that_is_missing_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", **FORMS["elu"])
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UsageError, match=r"pip install 'lmlong\[onnx\]'"):
+        export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
+    assert not list(tmp_path.glob("*onnx*"))
+
+
+def test_a_folder_that_holds_anything_is_kept(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    write_run(tmp_path / "run", **FORMS["elu"])
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
+    assert [path.name for path in (tmp_path / "onnx").iterdir()] == ["mine.txt"]
+
+
+def test_a_damaged_checkpoint_does_not_leave(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    write_run(tmp_path / "run", **FORMS["elu"])
+    weights = tmp_path / "run" / "checkpoints" / "latest" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError):
+        export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
+    assert not list(tmp_path.glob("*onnx*"))
+
+
+class Doubled(torch.nn.Linear):
+    """A layer that is not what it inherits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from lmlong.interop.onnx.model import onnx_model
+
+    model = write_run(tmp_path / "run", **FORMS["elu"])
+    model.blocks[0].mixer.out_proj = Doubled(32, 32, bias=False)
+    with pytest.raises(UsageError, match="Doubled declares no native form"):
+        onnx_model(model)
+    model = write_run(tmp_path / "other", **FORMS["elu"])
+    model.blocks[1].mlp.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+    with pytest.raises(UsageError, match=r"blocks\.1\.mlp\.scale"):
+        onnx_model(model)
