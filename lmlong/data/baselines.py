@@ -35,6 +35,11 @@ class Baselines(NamedTuple):
     lzma_bytes: int  # of the text, from its beginning, that lzma was measured on
     primed_bytes: int  # of training text that lzma had read before
 
+    @property
+    def bits_per_byte(self) -> dict[str, float]:
+        """The figure of each, by name."""
+        return {"lzma": self.lzma, "unigram": self.unigram, "gzip": self.gzip}
+
 
 def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer) -> Baselines:
     """Return the baselines of a text, given the text that a model is trained on and the weights of its sources."""

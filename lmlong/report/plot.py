@@ -1,4 +1,4 @@
-"""Figures drawn by matplotlib into image files."""
+"""Figures drawn by matplotlib into image files and images."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import matplotlib.figure
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lmlong.errors import UsageError
@@ -15,6 +16,7 @@ from lmlong.report.figure import Figure, HeatMap, Level, Line, Mark, Panel, Styl
 FORMATS = (".png", ".pdf", ".svg")
 GUIDE = (0, (4, 3))
 """The dashes of vertical marks."""
+DPI = 160
 SMALL: dict[str, Any] = {"fontsize": "small"}
 
 
@@ -26,7 +28,16 @@ def check_format(path: Path) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Draw a figure into an image file."""
-    draw(figure).savefig(path, dpi=160)
+    draw(figure).savefig(path, dpi=DPI)
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """Return the figure as an image (height, width, red green blue), of bytes."""
+    drawn = draw(figure)
+    drawn.set_dpi(DPI)
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def draw(figure: Figure) -> matplotlib.figure.Figure:

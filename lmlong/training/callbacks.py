@@ -93,7 +93,7 @@ class TrainingCallback(Callback):
             if last or stop or step % options.checkpoint_every == 0:
                 check_there(self.run)
                 self.metrics_log.flush()
-                self.checkpoints.save(trainer, self.metric.of(validated) if validated else None, self._tokens(step))
+                self.checkpoints.save(trainer, self.metric.of(validated) if validated else None, self.tokens_at(step))
             trainer.should_stop = trainer.should_stop or stop or last
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -192,7 +192,7 @@ class TrainingCallback(Callback):
         self.metrics_log.write(step=trainer.global_step, sample=text)
         self.progress.say(f"{self.progress.name(trainer.global_step)}: a sample\n{indent(text, '    ')}")
 
-    def _tokens(self, step: int) -> int:
+    def tokens_at(self, step: int) -> int:
         """Return the tokens trained on after a step, those of the run that this one began from among them."""
         return self.tokens_before + step * self.data.recipe.tokens_per_step
 

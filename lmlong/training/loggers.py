@@ -1,19 +1,34 @@
-"""Where the metrics of a run go besides metrics.jsonl: Lightning's own loggers, imported only when asked for."""
+"""Where the metrics of a run go besides metrics.jsonl: Lightning's own loggers, imported only when asked for.
+
+They are told the recipe when a run begins or goes on, and at its end the figures that it prints, and its learning
+curve.
+"""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
+from lmlong.checkpoint.manifest import RECIPE
+from lmlong.data.baselines import Baselines
 from lmlong.errors import UsageError
 from lmlong.recipe import Recipe
+from lmlong.recipe import file as recipe_file
+from lmlong.report.figure import Figure
+from lmlong.training.callbacks import TrainingCallback
+from lmlong.training.distributed import is_main_process
+from lmlong.training.learning_curve import learning_curve
+from lmlong.training.metrics_log import read_entries
 
 EXTRAS = ("tensorboard", "wandb")
 """Those that need an extra of their name, which is that of a package too."""
 
 PROJECT = "lmlong"
+
+LEARNING_CURVE = "learning_curve"
 
 
 def _csv(folder: Path, step: int) -> Logger:
@@ -21,8 +36,13 @@ def _csv(folder: Path, step: int) -> Logger:
     return CSVLogger(str(folder), name="csv", version=f"from-{step:08d}", flush_logs_every_n_steps=1)
 
 
+def _tensorboard(folder: Path, step: int) -> Logger:
+    """Return a logger of TensorBoard, which forgets what was told of later steps: they are taken again."""
+    return TensorBoardLogger(str(folder), name="", version="tensorboard", default_hp_metric=False, purge_step=step + 1)
+
+
 LOGGERS: dict[str, Callable[[Path, int], Logger]] = {
-    "tensorboard": lambda folder, step: TensorBoardLogger(str(folder), name="", version="tensorboard"),
+    "tensorboard": _tensorboard,
     "csv": _csv,
     "wandb": lambda folder, step: WandbLogger(
         name=folder.name, save_dir=str(folder), project=PROJECT, group=folder.name, log_model=False
@@ -41,18 +61,63 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def make_loggers(recipe: Recipe, folder: Path, step: int) -> list[Logger]:
-    """Return the loggers of a run that begins after a step, told the options of its recipe."""
+    """Return the loggers of a run that begins after a step, told its recipe: by option, and as the text of its file."""
     made = [LOGGERS[name](folder, step) for name in dict.fromkeys(recipe.training.loggers)]
     for logger in made:
         logger.log_hyperparams(_flat(recipe.model_dump()))
+        if is_main_process():
+            _log_recipe(logger, recipe_file.dump(recipe), step + 1)
     return made
+
+
+def log_end(loggers: Sequence[Logger], step: int, callback: TrainingCallback, baselines: Baselines | None) -> None:
+    """Tell loggers of a run that ends after a step: its last figures, unless it was stopped, and its learning curve."""
+    if not loggers:
+        return
+    recipe, metric, found = callback.data.recipe, callback.metric, callback.final
+    others = baselines.bits_per_byte if baselines else {}
+    curve = learning_curve(read_entries(callback.metrics_log.path), metric, callback.tokens_at, others)
+    for logger in loggers:
+        if found:
+            figures = {metric.name: metric.of(found), "tokens": found.tokens, "bytes": found.bytes, **others}
+            _log_figures(logger, {f"final/{name}": number for name, number in figures.items()}, step, recipe)
+        if curve:
+            _log_curve(logger, curve, step)
 
 
 def finish_loggers(loggers: Sequence[Logger]) -> None:
     """Let loggers write what they hold; a run of wandb would else go on until the process ends."""
     for logger in loggers:
+        logger.finalize("finished")
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
+
+
+def _log_recipe(logger: Logger, text: str, step: int) -> None:
+    """Tell a logger the recipe by which a run trains from a step on."""
+    if isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_text("recipe", indent(text, "    "), step)  # Markdown keeps lines of code as they are
+    elif isinstance(logger, WandbLogger):
+        # a copy, as the recipe in the run folder may be another one when the run is uploaded
+        folder = Path(logger.experiment.dir)
+        (folder / RECIPE).write_text(text, encoding="utf-8")
+        logger.experiment.save(folder / RECIPE, base_path=folder, policy="now", glob=False)
+
+
+def _log_figures(logger: Logger, figures: dict[str, float], step: int, recipe: Recipe) -> None:
+    if isinstance(logger, TensorBoardLogger):
+        logger.log_hyperparams(_flat(recipe.model_dump()), figures, step)  # a table of runs has them beside the options
+    else:
+        logger.log_metrics(figures, step)
+
+
+def _log_curve(logger: Logger, curve: Figure, step: int) -> None:
+    from lmlong.report.plot import pixels
+
+    if isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_image(LEARNING_CURVE, pixels(curve), step, dataformats="HWC")
+    elif isinstance(logger, WandbLogger):
+        logger.log_image(LEARNING_CURVE, [pixels(curve)], step)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -28,7 +28,7 @@ from lmlong.training.checkpoint_store import FolderIO
 from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
 from lmlong.training.first_look import check_free, check_options, default_folder
-from lmlong.training.loggers import check_loggers, finish_loggers, make_loggers
+from lmlong.training.loggers import check_loggers, finish_loggers, log_end, make_loggers
 from lmlong.training.metrics_log import read_entries
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import ENDLESS
@@ -165,15 +165,16 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         if why := lost_rank(trainer, error):
             raise LmlongError(why) from error
         raise
+    else:
+        step, final = trainer.global_step, callback.final if is_main_process() else None
+        tokens, others = setup.tokens, None
+        if final and recipe.objective == "causal":
+            others = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer)
+        if is_main_process() and step > (state["step"] if state else 0):
+            log_end(trainer.loggers, step, callback, others)
+        return TrainingResult(folder, step, final, others, signals.agreed, callback.sampled, is_main_process())
     finally:
         finish_loggers(trainer.loggers)
-    final = callback.final if is_main_process() else None
-    tokens = setup.tokens
-    has_bytes = final and recipe.objective == "causal"
-    others = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer) if has_bytes else None
-    return TrainingResult(
-        folder, trainer.global_step, final, others, signals.agreed, callback.sampled, is_main_process()
-    )
 
 
 def _last_step(clock: TrainingClock, state: dict[str, Any] | None) -> int:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from lmlong.errors import UsageError
 from lmlong.report.figure import COLORS, Figure, HeatMap, Level, Line, Mark, Panel, Style, style
-from lmlong.report.plot import check_format, draw, save
+from lmlong.report.plot import check_format, draw, pixels, save
 
 LINES = [
     Line("a", [1, 1024], [2.0, 1.0], style(0), low=[1.5, 0.5], high=[2.5, 1.5]),
@@ -94,3 +95,8 @@ def test_a_name_that_says_no_format_is_refused() -> None:
         UsageError, match=r"^length\.jpeg: cannot be drawn\. Give a name that ends in \.png, \.pdf, \.svg\.$"
     ):
         check_format(Path("length.jpeg"))
+
+
+def test_an_image_of_bytes_is_what_a_file_shows(tmp_path: Path) -> None:
+    save(FIGURE, tmp_path / "a.png")
+    assert np.array_equal(pixels(FIGURE), (255 * imread(tmp_path / "a.png")[..., :3]).round())

@@ -1,16 +1,12 @@
 """Whole runs of a tiny recipe: what they report is true, and how they are cut up changes nothing."""
 
-import csv
-import json
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from machine import needs_triton
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lmlong.attention.linear import triton
 from lmlong.checkpoint import manifest, read
@@ -21,7 +17,6 @@ from lmlong.inference.loading import open_run
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import loss_totals
 from lmlong.recipe import Recipe
-from lmlong.training import loggers
 from lmlong.training.module import as_tensors
 from lmlong.training.resume import resume_point
 from lmlong.training.run import train
@@ -257,72 +252,6 @@ def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(
     assert f"{run}: no checkpoint to go on from yet, so a new run begins" in capsys.readouterr().err
     train(recipe_of("training.steps=3"), run, resume="auto")
     assert "new run" not in capsys.readouterr().err
-
-
-def test_tensorboard_is_told_what_the_journal_is(recipe_of: Recipes, tmp_path: Path) -> None:
-    train(recipe_of("training.loggers=[tensorboard]"), tmp_path / "run")
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses(tmp_path / "run"), rel=1e-6)
-    last = metrics(tmp_path / "run")[-1]["validation"]["bits_per_byte"]
-    assert events.Scalars("validation/bits_per_byte")[-1].value == pytest.approx(last, rel=1e-6)
-
-
-def test_csv_has_the_same_and_the_recipe_and_is_gone_on_with(recipe_of: Recipes, tmp_path: Path) -> None:
-    train(recipe_of("training.loggers=[csv]", "training.steps=4"), tmp_path / "run")
-    train(recipe_of("training.loggers=[csv]"), tmp_path / "run", resume="auto")
-    parts = sorted((tmp_path / "run" / "csv").iterdir())
-    assert [part.name for part in parts] == ["from-00000000", "from-00000004"]
-    rows = [row for part in parts for row in csv.DictReader((part / "metrics.csv").open())]
-    told = {int(row["step"]): float(row["loss"]) for row in rows if row["loss"]}
-    assert list(told.values()) == pytest.approx(losses(tmp_path / "run"), rel=1e-6) and list(told) == [*range(1, 13)]
-    assert any(row["validation/bits_per_byte"] for row in rows)
-    assert "model.attention.kind" in (parts[0] / "hparams.yaml").read_text()
-    train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
-
-
-def wandb_records(data: bytes) -> Iterator[bytes]:
-    """Iterate over the records of a file of wandb, which is a log of LevelDB after a header of 7 bytes: each part with
-    checksum, size and kind (whole, first, middle, last), none of which crosses a block of 32 KiB."""
-    place, block, held = 7, 2**15, b""
-    while place < len(data):
-        if block - place % block < 7:
-            place += block - place % block
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, place)
-        held += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):
-            yield held
-            held = b""
-
-
-@pytest.mark.interop
-def test_wandb_is_told_the_same_offline(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    from wandb.proto import wandb_internal_pb2
-
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    train(recipe_of("training.loggers=[wandb]"), tmp_path / "run")
-    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    told, options = [], {}
-    for data in wandb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-        told += [items["loss"]] if "loss" in items else []
-        options |= {item.key: item.value_json for item in record.run.config.update}
-        options |= {item.key: item.value_json for item in record.config.update}
-    assert told == pytest.approx(losses(tmp_path / "run"), rel=1e-6)
-    assert "model.attention.kind" in options
-    train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
-
-
-def test_a_logger_that_is_not_installed_is_told_how_to_be(
-    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'lmlong\[wandb\]'"):
-        train(recipe_of("training.loggers=[csv, wandb]"), tmp_path / "run")
 
 
 def test_half_precision_needs_a_gpu(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""What the loggers of a run are told is what the run tells by itself, also where it is gone on with."""
+
+import csv
+import io
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lmlong.cli.report import after_training
+from lmlong.errors import UsageError
+from lmlong.recipe import Recipe
+from lmlong.training import loggers
+from lmlong.training.run import TrainingResult, train
+
+from .conftest import losses, metrics
+
+Recipes = Callable[..., Recipe]
+
+NAMES = {"lzma": "final/lzma", "unigram": "final/unigram", "gzip -9": "final/gzip"}
+"""The figures of baselines, by the beginning of the line that prints each."""
+
+
+def events(run: Path) -> EventAccumulator:
+    return EventAccumulator(str(run / "tensorboard")).Reload()
+
+
+def of(run: Path) -> dict[int, float]:
+    return dict(losses(run))
+
+
+def assert_as_printed(figures: dict[str, float], result: TrainingResult) -> None:
+    printed = after_training(result).splitlines()
+    assert printed[0].startswith(f"validation   {figures['final/bits_per_byte']:.3f} bits per byte")
+    assert f"{figures['final/bytes']:,.0f} bytes" in printed[0]
+    for line, name in zip(printed[1:4], NAMES, strict=True):
+        assert line.startswith(f"{name:12} {figures[NAMES[name]]:.3f} ")
+
+
+def test_tensorboard_is_told_metrics_recipe_figures_and_curve(recipe_of: Recipes, tmp_path: Path) -> None:
+    result = train(recipe_of("training.loggers=[tensorboard]"), tmp_path / "run")
+    told = events(tmp_path / "run")
+    assert {event.step: event.value for event in told.Scalars("loss")} == pytest.approx(of(tmp_path / "run"), rel=1e-6)
+    last = metrics(tmp_path / "run")[-1]["validation"]["bits_per_byte"]
+    assert told.Scalars("validation/bits_per_byte")[-1].value == pytest.approx(last, rel=1e-6)
+    final = {tag: told.Scalars(tag)[-1].value for tag in told.Tags()["scalars"] if tag.startswith("final/")}
+    assert_as_printed(final, result)
+    (text,) = told.Tensors("recipe/text_summary")
+    lines = text.tensor_proto.string_val[0].decode().splitlines()
+    assert all(line.startswith("    ") for line in lines)  # code to Markdown
+    assert [line[4:] for line in lines] == (tmp_path / "run" / "recipe.yaml").read_text().splitlines()
+    (curve,) = told.Images("learning_curve")
+    image = imread(io.BytesIO(curve.encoded_image_string))
+    assert curve.step == 12 and image.shape == (800, 1280, 3) and 0.01 < (image < 0.9).mean() < 0.2
+
+
+def test_tensorboard_is_gone_on_with_from_the_step_of_the_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", ["training.loggers=[tensorboard]", "training.keep_last=9"]
+    train(recipe_of(*options, "training.steps=6"), run)
+    train(recipe_of(*options), run, resume=str(run / "checkpoints" / "step-00000004"))
+    told = events(run)
+    assert [event.step for event in told.Scalars("loss")] == [*range(1, 13)]
+    assert {event.step: event.value for event in told.Scalars("loss")} == pytest.approx(of(run), rel=1e-6)
+    assert [event.step for event in told.Tensors("recipe/text_summary")] == [1, 5]
+    assert [event.step for event in told.Images("learning_curve")] == [12]
+    assert {tag: [event.step for event in told.Scalars(tag)] for tag in NAMES.values()} == {
+        tag: [12] for tag in NAMES.values()
+    }
+    train(recipe_of(*options), run, resume="auto")  # takes no step
+    again = events(run)
+    assert [event.step for event in again.Images("learning_curve")] == [12]
+    assert [event.step for event in again.Scalars("final/gzip")] == [12]
+
+
+def test_the_curve_of_a_run_that_was_gone_on_with_has_all_of_it(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    original = loggers.learning_curve
+    monkeypatch.setattr(loggers, "learning_curve", lambda *given: drawn.append(original(*given)) or drawn[-1])
+    options = ("training.loggers=[csv]", "training.validate_every=3")
+    train(recipe_of(*options, "training.steps=6"), tmp_path / "run")
+    train(recipe_of(*options), tmp_path / "run", resume="auto")
+    ((panel,),) = drawn[-1].rows
+    training, validation = panel.lines
+    assert list(training.x) == [256 * step for step in range(1, 13)]
+    assert list(validation.x) == [256 * step for step in (3, 6, 9, 12)]
+    entries = [line["validation"]["bits_per_byte"] for line in metrics(tmp_path / "run") if "validation" in line]
+    assert list(validation.y) == entries
+    assert [level.label for level in panel.levels] == ["lzma", "unigram", "gzip"]
+
+
+def test_a_masked_run_tells_its_perplexity(recipe_of: Recipes, tmp_path: Path) -> None:
+    encoder = ("objective=masked", "model.attention.decay=none", "model.convolution=0")
+    result = train(recipe_of(*encoder, "training.loggers=[tensorboard]"), tmp_path / "run")
+    told = events(tmp_path / "run")
+    (final,) = told.Scalars("final/perplexity")
+    assert result.validation and final.value == pytest.approx(result.validation.perplexity, rel=1e-6)
+    assert "final/lzma" not in told.Tags()["scalars"] and told.Images("learning_curve")
+
+
+def test_csv_has_the_same_and_the_recipe_and_is_gone_on_with(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.loggers=[csv]", "training.steps=4"), tmp_path / "run")
+    result = train(recipe_of("training.loggers=[csv]"), tmp_path / "run", resume="auto")
+    parts = sorted((tmp_path / "run" / "csv").iterdir())
+    assert [part.name for part in parts] == ["from-00000000", "from-00000004"]
+    rows = [row for part in parts for row in csv.DictReader((part / "metrics.csv").open())]
+    told = {int(row["step"]): float(row["loss"]) for row in rows if row["loss"]}
+    assert told == pytest.approx(of(tmp_path / "run"), rel=1e-6) and list(told) == [*range(1, 13)]
+    assert any(row["validation/bits_per_byte"] for row in rows)
+    assert_as_printed({key: float(value) for key, value in rows[-1].items() if key.startswith("final/")}, result)
+    assert "model.attention.kind" in (parts[0] / "hparams.yaml").read_text()
+    train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """Iterate over the records of a file of wandb, which is a log of LevelDB after a header of 7 bytes: each part with
+    checksum, size and kind (whole, first, middle, last), none of which crosses a block of 32 KiB."""
+    place, block, held = 7, 2**15, b""
+    while place < len(data):
+        if block - place % block < 7:
+            place += block - place % block
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        held += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):
+            yield held
+            held = b""
+
+
+@pytest.mark.interop
+def test_wandb_is_told_the_same_offline(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    result = train(recipe_of("training.loggers=[wandb]"), tmp_path / "run")
+    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    steps: dict[int, float] = {}
+    options, summary, files = {}, {}, set()
+    for data in wandb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        steps |= {items["trainer/global_step"]: items["loss"]} if "loss" in items else {}
+        options |= {item.key: item.value_json for item in [*record.run.config.update, *record.config.update]}
+        summary |= {
+            item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.summary.update
+        }
+        files |= {item.path for item in record.files.files}
+    assert steps == pytest.approx(of(tmp_path / "run"), rel=1e-6)
+    assert "model.attention.kind" in options
+    assert_as_printed(summary, result)
+    kept = file.parent / "files"
+    recipe = (tmp_path / "run" / "recipe.yaml").read_text()
+    assert "recipe.yaml" in files and (kept / "recipe.yaml").read_text() == recipe
+    (curve,) = summary["learning_curve.filenames"]
+    assert curve in files and imread(kept / curve).shape[:2] == (800, 1280)
+    train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
+
+
+def test_a_logger_that_is_not_installed_is_told_how_to_be(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'lmlong\[wandb\]'"):
+        train(recipe_of("training.loggers=[csv, wandb]"), tmp_path / "run")
