@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import lmlong
 from lmlong.interop.hf.export import export_hf
+from lmlong.interop.onnx.export import export_onnx
 
 TOOL = Path(__file__).parents[2] / "tools" / "compare" / "exported.py"
 PROMPTS, TOKENS = 25, 5
@@ -69,6 +70,17 @@ def test_an_exported_folder_is_its_run(folder: Path) -> None:
         sizes = expected["sizes"]
         assert sizes[0] == 1 and sizes[-1] == 300 and expected["prompts"].shape == (sizes.sum(),)
         assert expected["texts"].shape == (PROMPTS, TOKENS) and expected["logits"].shape == (PROMPTS, 258)
+
+
+@pytest.mark.interop
+def test_so_is_a_graph(folder: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    export_onnx(str(folder / "run"), folder / "onnx")
+    told = tool(folder, "check", "onnx", "expected.npz", "--by", "onnxruntime")
+    assert counts(told, "equal") == [PROMPTS, 20, 20] and counts(told, "other") == [0, 0, 0]
+    weights = folder / "onnx" / "model.onnx.data"
+    weights.write_bytes(weights.read_bytes()[::-1])
+    tool(folder, "check", "onnx", "expected.npz", "--by", "onnxruntime", status=1)
 
 
 @pytest.mark.interop

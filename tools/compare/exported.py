@@ -150,6 +150,7 @@ class Onnxruntime:
         self.name = f"onnxruntime {version('onnxruntime')}"
         self.session = onnxruntime.InferenceSession(folder / "model.onnx", options)
         self.parts = json.loads((folder / "config.json").read_text())["state"]
+        self.wrap = onnxruntime.OrtValue.ortvalue_from_numpy
 
     def greedy(self, rows: Sequence[list[int]], steps: int) -> tuple[np.ndarray, np.ndarray]:
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
@@ -164,16 +165,29 @@ class Onnxruntime:
 
     def _continued(self, ids: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """The continuations and first logits of prompts (B, T) of one length."""
-        state = {part["input"]: np.zeros([len(ids), *part["shape"]], part["dtype"]) for part in self.parts}
-        first, texts = None, []
+        state = [self.wrap(np.zeros([len(ids), *part["shape"]], part["dtype"])) for part in self.parts]
+        logits, texts = [], []
         for _ in range(steps):
-            logits, *after = self.session.run(None, {"ids": ids, **state})
-            state, logits = dict(zip(state, after, strict=True)), logits[:, -1]
-            first = logits if first is None else first
-            ids = logits.argmax(-1)[:, None]
+            found, state = self._read(ids, state)
+            logits.append(found)
+            ids = found.argmax(-1)[:, None]
             texts.append(ids)
-        assert first is not None
-        return np.concatenate(texts, axis=1), first
+        return np.concatenate(texts, axis=1), logits[0]
+
+    def _read(self, ids: np.ndarray, state: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+        """The logits (B, V) after more tokens, and the state, whose large tables stay in their place."""
+        binding = self.session.io_binding()
+        binding.bind_cpu_input("ids", ids)
+        binding.bind_output("logits")
+        for part, past in zip(self.parts, state, strict=True):
+            binding.bind_ortvalue_input(part["input"], past)
+            if part["in_place"]:
+                binding.bind_ortvalue_output(part["output"], past)
+            else:
+                binding.bind_output(part["output"])
+        self.session.run_with_iobinding(binding)
+        logits, *after = binding.get_outputs()
+        return logits.numpy()[:, -1].copy(), after
 
 
 BACKENDS: dict[str, Callable[[Path], Backend]] = {"transformers": Transformers, "onnxruntime": Onnxruntime}
