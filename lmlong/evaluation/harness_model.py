@@ -48,6 +48,7 @@ class HarnessModel(LM):
         super().__init__()
         if plugin:
             load_plugin(plugin)
+        device = "auto" if device.startswith("cuda:") else device  # the harness's default, where there is no GPU too
         self._is_ours = not isinstance(run, TrainedLanguageModel)
         formats: Any = {"weights": str(weights), "state_dtype": str(state_dtype)}  # the harness reads 64 as a number
         self.loaded = run if isinstance(run, TrainedLanguageModel) else load(run, device, **formats)
