@@ -5,6 +5,7 @@
 is the harness's own command, which knows no models but its own unless they are registered first.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -65,7 +66,9 @@ def evaluate_tasks(
             log_samples=False,
             **({} if seed is None else dict.fromkeys(seeds, seed)),
         )
-    found: dict[str, Any] = json_values(results)
+    from lm_eval.utils import handle_non_serializable
+
+    found: dict[str, Any] = json.loads(json.dumps(json_values(results), default=handle_non_serializable))
     return found
 
 

@@ -231,7 +231,6 @@ def test_a_continuation_is_cut_off_where_the_tokens_of_its_context_end(tmp_path:
 def test_the_exported_model_has_the_same_likelihoods_in_the_harness(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("transformers")
     from lm_eval.models.huggingface import HFLM
     from transformers import dynamic_module_utils
 
@@ -297,7 +296,26 @@ def write_tasks(folder: Path) -> Path:
             f"task: my_{name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: '{data}'}}}}\n"
             f"test_split: test\ntarget_delimiter: ''\noutput_type: {text}\nmetric_list: [{{metric: {metrics[name]}}}]\n"
         )
+    (tasks / "of_lengths.py").write_text(OF_LENGTHS)
+    (tasks / "of_lengths.yaml").write_text(
+        "task: my_lengths\ndataset_path: ''\ncustom_dataset: !function of_lengths.make\ntest_split: test\n"
+        "output_type: generate_until\ndoc_to_text: '{{text}}'\ndoc_to_target: '{{tokens}}'\n"
+        "generation_kwargs: {until: [], max_gen_toks: 1}\nmetric_list: [{metric: exact_match}]\n"
+    )
     return tasks
+
+
+OF_LENGTHS = """
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+
+def make(tokenizer, max_seq_lengths, **_):
+    count = AutoTokenizer.from_pretrained(tokenizer)
+    texts = ["x" * (length - 1) for length in max_seq_lengths]
+    return {"test": Dataset.from_list([{"text": text, "tokens": len(count(text).input_ids)} for text in texts])}
+"""
+"""A task that makes texts of the lengths that it is asked for, as RULER's do."""
 
 
 @pytest.fixture
@@ -309,10 +327,11 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commands_of_both_programs_run_tasks(tmp_path: Path, offline: None) -> None:
     model, tasks = loaded(tmp_path, "elu"), write_tasks(tmp_path)
     words = [sys.executable, "-m", "lmlong", "lm-eval", "run", "--tasks", "my_*", "--include-path", str(tasks)]
-    done = subprocess.run([*words, "--json", "told.json"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    words += ["--lengths", "16,1k", "--json", "told.json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("|   Tasks    |Version|") and len(lines) == 5
+    assert lines[0].startswith("|   Tasks    |Version|") and len(lines) == 6
     assert max(map(len, lines)) <= 80
     found = json.loads((tmp_path / "told.json").read_text())
     texts = [text for text in DOCUMENTS if text]
@@ -326,11 +345,20 @@ def test_the_commands_of_both_programs_run_tasks(tmp_path: Path, offline: None) 
     ]
     assert told["my_choices"] == right.count(1) / 4
     assert told["my_written"] == 0
-    assert (found["config"]["model"], found["n-samples"]["my_choices"]["effective"]) == ("lmlong", 4)
+    assert {task: each["effective"] for task, each in found["n-samples"].items()} == {
+        "my_documents": len(texts),
+        "my_choices": 4,
+        "my_written": 4,
+        "my_lengths": 2,
+    }
+    assert (found["config"]["model"], found["config"]["checkpoint"]) == (
+        "lmlong",
+        str(model.checkpoint.relative_to(tmp_path)),
+    )
 
     words = [sys.executable, "-m", "lmlong.evaluation.harness", "run", "--model", "lmlong", "--model_args", "run=run"]
     words += ["--tasks", "my_documents,my_choices", "--include_path", str(tasks), "--output_path", "out"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (file,) = (tmp_path / "out").rglob("results*.json")
     theirs = json.loads(file.read_text())["results"]
