@@ -83,7 +83,7 @@ class HarnessModel(LM):
             for numbers in alike.values():
                 options = requests[numbers[0]].args[1]
                 contexts = sorted(((self.tokens(requests[n].args[0]), n) for n in numbers), key=lambda x: -len(x[0]))
-                for batch in batches([len(context) for context, _ in contexts], self.rows):
+                for batch in batches(self.loaded.model, [len(context) for context, _ in contexts], self.rows):
                     self._generate(contexts[batch], options, texts)
                     bar.update(len(contexts[batch]))
                     for _, number in contexts[batch]:

@@ -18,7 +18,7 @@ from lmlong.data.token_file import tokens_of
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.rows import MOST_ROWS, batches, read_rows
+from lmlong.inference.rows import batches, read_rows, rows_at_once
 from lmlong.inference.session import PREFILL_TOKENS
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.loss import IGNORED
@@ -50,12 +50,13 @@ def likelihoods(
     for number, pair in enumerate(pairs):
         numbers.setdefault(pair.context, []).append(number)
     contexts = sorted(numbers, key=len, reverse=True)
-    for batch in batches([len(context) for context in contexts], rows):
+    most = rows or rows_at_once(model)
+    for batch in batches(model, [len(context) for context in contexts], rows):
         last, state = read_rows(model, contexts[batch])
         wanted = [(row, number) for row, context in enumerate(contexts[batch]) for number in numbers[context]]
         wanted.sort(key=lambda each: -len(pairs[each[1]].continuation))
-        for begin in range(0, len(wanted), rows or MOST_ROWS):
-            some = wanted[begin : begin + (rows or MOST_ROWS)]
+        for begin in range(0, len(wanted), most):
+            some = wanted[begin : begin + most]
             index = torch.tensor([row for row, _ in some], device=last.device)
             after = rebuild_state(state, iter([part[index] for part in state_tensors(state)]))
             found = _score(model, last[index], after, [pairs[number].continuation for _, number in some])

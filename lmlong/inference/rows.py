@@ -13,22 +13,30 @@ from torch import Tensor
 from lmlong.inference.session import NO_TOKEN, PREFILL_TOKENS, RECENT, Session
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.state import where_state
+from lmlong.model.state import state_bytes, where_state
 
 MOST_ROWS = 64
-"""Texts are read side by side up to so many, as each has a state,"""
+"""Texts are read side by side up to so many,"""
+
+STATES_AT_ONCE = 1 << 27
+"""up to so many bytes of their states, beyond which copying them takes longer than reading gains,"""
 
 TOKENS_AT_ONCE = 16_384
 """and up to so many tokens in one piece of all of them."""
 
 
-def batches(sizes: Sequence[int], rows: int | None = None) -> Iterator[slice]:
+def rows_at_once(model: LanguageModel) -> int:
+    """Return how many texts pay to be read side by side, as far as their states matter."""
+    return max(1, min(MOST_ROWS, STATES_AT_ONCE // max(1, state_bytes(model.init_state(1)))))
+
+
+def batches(model: LanguageModel, sizes: Sequence[int], rows: int | None = None) -> Iterator[slice]:
     """Cut texts, sorted with the longest first, into those that are read side by side: `rows` of them, or by default as
     many as pay."""
-    begin = 0
+    most, begin = rows_at_once(model), 0
     while begin < len(sizes):
         piece = min(max(1, sizes[begin]), PREFILL_TOKENS)
-        end = begin + (rows or min(MOST_ROWS, TOKENS_AT_ONCE // piece))
+        end = begin + (rows or min(most, TOKENS_AT_ONCE // piece))
         yield slice(begin, end)
         begin = end
 

@@ -351,10 +351,7 @@ def test_the_commands_of_both_programs_run_tasks(tmp_path: Path, offline: None) 
         "my_written": 4,
         "my_lengths": 2,
     }
-    assert (found["config"]["model"], found["config"]["checkpoint"]) == (
-        "lmlong",
-        str(model.checkpoint.relative_to(tmp_path)),
-    )
+    assert (found["config"]["model"], found["config"]["checkpoint"]) == ("lmlong", str(model.checkpoint))
 
     words = [sys.executable, "-m", "lmlong.evaluation.harness", "run", "--model", "lmlong", "--model_args", "run=run"]
     words += ["--tasks", "my_documents,my_choices", "--include_path", str(tasks), "--output_path", "out"]
