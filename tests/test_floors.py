@@ -32,6 +32,7 @@ ONLY_IN = {
     "datasets": "data",
     "lightning": "training",
     "deepspeed": "training",
+    "lm_eval": "evaluation",
     "click": "cli",
     "matplotlib": "report",
 }

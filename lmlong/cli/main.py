@@ -28,6 +28,7 @@ COMMANDS = {
     "state": ("lmlong.cli.state:state", "Keep what a model has read as a file, and go on from it."),
     "check": ("lmlong.cli.check:check", "Hold the laws of causal attention against a model or plug-in."),
     "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity against length."),
+    "lm-eval": ("lmlong.cli.lm_eval:lm_eval", "Run tasks of EleutherAI's lm-evaluation-harness."),
     "probe": ("lmlong.cli.probe:probe", "Measure how far back a model finds what was said."),
     "spectrum": ("lmlong.cli.spectrum:spectrum", "Measure the singular values of a model's attention."),
     "bench": ("lmlong.cli.bench:bench", "Compare attentions by experiment."),

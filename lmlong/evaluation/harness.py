@@ -1,0 +1,133 @@
+"""Tasks of EleutherAI's lm-evaluation-harness, run with a trained model.
+
+    python -m lmlong.evaluation.harness run --model lmlong --model_args run=runs/quickstart --tasks arc_easy
+
+is the harness's own command, which knows no models but its own unless they are registered first.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.errors import UsageError, nearest
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.interop.hf.tokenizer import tokenizer_files
+from lmlong.report.json_values import json_values
+
+UNBOUNDED = 10**30
+
+
+def evaluate_tasks(
+    model: TrainedLanguageModel | str | Path,
+    tasks: Sequence[str],
+    *,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    include_path: str | Path | None = None,
+    lengths: Sequence[int] | None = None,
+    batch_size: int | None = None,
+    apply_chat_template: bool = False,
+    score_eos: bool = False,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """Run tasks of the harness, by their names, patterns of names, or .yaml files, and return its results.
+
+    >>> results = evaluate_tasks("runs/quickstart", ["arc_easy"], num_fewshot=5, limit=100)
+    >>> print(table(results))
+
+    `include_path` is a folder with tasks of one's own. Tasks that make texts of any length, such as RULER's, make
+    those of `lengths`, in tokens of this model. `limit` is the most documents of each task, and `seed` replaces the
+    harness's own seeds. The other options are those of `lmlong lm-eval`.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit: {limit} documents are none. Give a whole number from 1 up, or leave it out.")
+    lm_eval = library()
+    from lmlong.evaluation.harness_model import HarnessModel
+
+    ours = HarnessModel(model, batch_size=batch_size, score_eos=score_eos, seed=seed or 0)
+    seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+    with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        write_tokenizer(ours.tokenizer, Path(folder))
+        metadata = {"tokenizer": folder, **({"max_seq_lengths": list(lengths)} if lengths else {})}
+        results = lm_eval.simple_evaluate(
+            ours,
+            tasks=load_tasks(tasks, include_path, metadata),
+            num_fewshot=num_fewshot,
+            limit=limit,
+            batch_size=batch_size,
+            apply_chat_template=apply_chat_template,
+            fewshot_as_multiturn=apply_chat_template,
+            log_samples=False,
+            **({} if seed is None else dict.fromkeys(seeds, seed)),
+        )
+    from lm_eval.utils import handle_non_serializable
+
+    found: dict[str, Any] = json.loads(json.dumps(json_values(results), default=handle_non_serializable))
+    return found
+
+
+def load_tasks(names: Sequence[str], include_path: str | Path | None, metadata: dict[str, Any]) -> list[Any]:
+    """Return the tasks and groups of tasks of these names, with their data."""
+    from lm_eval.tasks import TaskManager
+
+    if include_path is not None and not Path(include_path).is_dir():
+        raise UsageError(f"--include-path: {include_path} is no folder. Name one with tasks (.yaml).")
+    manager = TaskManager(include_path=include_path, metadata=metadata)
+    loaded: dict[str, Any] = {}
+    for name in names:
+        known = [name] if Path(name).suffix == ".yaml" and Path(name).is_file() else manager.match_tasks([name])
+        if not known:
+            hint = nearest(name, manager.all_tasks) or " `lm-eval ls tasks` lists all."
+            raise UsageError(f"--tasks: there is no {name!r}.{hint}")
+        loaded |= {each: _load(manager, each) for each in known}
+    return [task for found in loaded.values() for task in found]
+
+
+def _load(manager: Any, name: str) -> list[Any]:
+    """Return a group as one, and the tasks of all other names."""
+    try:
+        found = manager.load([name])
+    except Exception as error:  # a task is code of its own, and its data come from anywhere
+        why = " ".join(str(error).split())
+        raise UsageError(f"--tasks: {name} cannot be loaded ({type(error).__name__}: {why}).") from error
+    groups = list(found["groups"].values())
+    return groups[:1] or list(found["tasks"].values())
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer as transformers reads it, for tasks that count tokens by it."""
+    for name, text in tokenizer_files(tokenizer, UNBOUNDED).items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return results as the harness's own tables: of tasks, and of groups where there are some."""
+    from lm_eval.utils import make_table
+
+    columns = ["results", *(["groups"] if results.get("groups") else [])]
+    return "\n".join(make_table(results, column).rstrip("\n") for column in columns)
+
+
+def library() -> Any:
+    """Return the harness."""
+    try:
+        return import_module("lm_eval")
+    except ImportError:
+        raise UsageError("lm-eval: is not installed. Install it by pip install 'lmlong[lm-eval]'.") from None
+
+
+def main() -> None:
+    """Run the harness's own command, in which this model is registered."""
+    library()
+    import_module("lmlong.evaluation.harness_model")
+    import_module("lm_eval.__main__").cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()
