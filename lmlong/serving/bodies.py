@@ -1,6 +1,7 @@
 """The bodies of requests: OpenAI's fields, those of lmlong's sampling beside them, and no others."""
 
 import json
+import re
 import secrets
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -35,13 +36,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI's that are refused, but for the values that ask for nothing."""
 
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
 SHOWN = 60
 """Characters of a name that an error shows."""
 
 
 def _plain(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("holds the character U+0000. Leave it out.")
+    if found := NO_TEXT.search(text):
+        raise ValueError(f"holds U+{ord(found[0]):04X}, which is no character of a text. Leave it out.")
     return text
 
 
