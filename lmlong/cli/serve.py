@@ -73,7 +73,7 @@ def serve(
       lmlong serve runs/quickstart --port 8000
       curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def "}'
     """
-    key = _key(api_key, api_key_file)
+    key = key_of(api_key, api_key_file)
     try:
         from lmlong.serving.server import Server, bind
     except ImportError:
@@ -101,7 +101,7 @@ def serve(
         sys.exit(128 + ended_by)
 
 
-def _key(given: str | None, file: Path | None) -> str | None:
+def key_of(given: str | None, file: Path | None) -> str | None:
     """Return the key to ask for."""
     if given is not None and file is not None:
         raise UsageError("--api-key, --api-key-file: both given. Give one of them.")
