@@ -11,7 +11,7 @@ from lmlong.errors import nearest
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import RECENT
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.limits import LONGEST_STOP, MOST_ALTERNATIVES, MOST_STOPS
+from lmlong.serving.limits import LONGEST_LIST, LONGEST_STOP, MOST_ALTERNATIVES, MOST_STOPS
 
 MEANINGLESS = frozenset(
     {
@@ -133,7 +133,7 @@ class WritingBody(Body):
 
 
 class CompletionBody(WritingBody):
-    prompt: Annotated[list[Text], BeforeValidator(_prompts), Field(min_length=1)]
+    prompt: Annotated[list[Text], BeforeValidator(_prompts), Field(min_length=1, max_length=LONGEST_LIST)]
     logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
 
     @property
@@ -151,7 +151,7 @@ class Message(Body):
 
 
 class ChatBody(WritingBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=LONGEST_LIST)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None

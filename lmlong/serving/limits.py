@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 MOST_STOPS = 16
-LONGEST_STOP = 256
-"""Stop strings of a request, and characters of one."""
+LONGEST_STOP = 100
+"""Stop strings of a request, and characters of one: after each token they are looked for."""
+
+LONGEST_LIST = 4096
+"""Prompts or messages of a request, which are checked while nobody else is answered."""
 
 MOST_ALTERNATIVES = 20
 """The most tokens that are told in the place of each."""

@@ -89,8 +89,8 @@ class EventStream:
         self._numbers, self._tell_usage = numbers, tell_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await while_connected(receive, self._stream(send), self._deadline)
         except asyncio.CancelledError:
             await self._end_by(shutting_down(), send)
