@@ -6,34 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interop import tiny_llama
-from interop.tiny_llama import CHAT, CONFIG, write_folder
+from serving.chats import TALK, chatting, expected
 from serving.engines import loaded
 from serving.servers import NAME, Served, served
 
-import lmlong
-from lmlong.inference import session as sessions
-from lmlong.inference.chat import encode, render
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.sampling import Sampling
-from lmlong.interop.importing import import_model
-from lmlong.serving.answers import printable
 from lmlong.serving.limits import Limits
 
 PATH = "/v1/chat/completions"
-TALK = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": " The quick </s> brown fox?\n"},
-    {"role": "assistant", "content": "boxing"},
-    {"role": "user", "content": "No [user] wizards"},
-]
-
-
-def chatting(folder: Path, template: str = CHAT) -> TrainedLanguageModel:
-    import_model(write_folder(folder / "theirs", CONFIG, tiny_llama.weights(CONFIG), template=template), folder / "run")
-    trained = lmlong.load(folder / "run")
-    trained.use_fast_step()
-    return trained
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +25,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
 def server(trained: TrainedLanguageModel) -> Iterator[Served]:
     with served(trained) as server:
         yield server
-
-
-def expected(
-    trained: TrainedLanguageModel, talk: list[dict[str, str]], row: int = 0, **options: Any
-) -> tuple[str, int]:
-    """The answer to messages, and the tokens that they take."""
-    tokens = list(encode(trained.tokenizer, render(trained.tokenizer, talk)))
-    session = sessions.prefill(trained.model, [tokens])
-    most = options.pop("max_tokens")
-    written = trained.generate(session, Sampling(**options), [(row,)], most)
-    return printable("".join(piece for _, piece in written)), len(tokens)
 
 
 @pytest.mark.parametrize("talk", [TALK, TALK[1:2]], ids=["long", "short"])

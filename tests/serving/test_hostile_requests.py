@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from serving.chats import chatting
 from serving.engines import loaded
 from serving.servers import Served, served, until
-from serving.test_chat_api import chatting
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.guard import Hosts, warning

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from serving.chats import TALK, chatting, expected
 from serving.servers import NAME, Served, served, until
-from serving.test_chat_api import TALK, chatting, expected
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.answers import printable
