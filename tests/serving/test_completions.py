@@ -187,6 +187,16 @@ def test_a_score_is_the_sum_that_evaluate_gives(server: Served, trained: Trained
     assert server.post("/v1/score", text="").status_code == 400
 
 
+def test_a_stream_in_which_nothing_happens_is_kept_alive(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmlong.serving.streaming.SILENCE", 0.01)
+    body = {"prompt": "It was a dark and stormy night. " * 2000, "max_tokens": 1, "stream": True}
+    with server.client.stream("POST", PATH, json=body) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    comments = [line for line in lines if line.startswith(":")]
+    assert len(comments) > 2 and lines[: len(comments)] == comments, "while the prompt is read"
+    assert lines[-1] == "data: [DONE]"
+
+
 def test_metrics_count_what_was_done(trained: TrainedLanguageModel) -> None:
     with served(trained) as server:
         server.texts(prompt="abc", max_tokens=7, temperature=0, n=2)

@@ -34,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
 
 @pytest.fixture(scope="module")
 def server(trained: TrainedLanguageModel) -> Iterator[Served]:
-    with served(trained, limits=Limits(max_tokens=10**6)) as server:
+    with served(trained, limits=Limits(max_tokens=10**6, lag=1 << 40)) as server:
         yield server
 
 
