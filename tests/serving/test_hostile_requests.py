@@ -185,6 +185,14 @@ def requests(draw: random.Random) -> Iterator[tuple[str, bytes]]:
             yield path, bytes(text)
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "a", "user": NaN}', b'{"prompt": "a", "user": "\xff"}', b"[" * 10**5, b""]
+)
+def test_what_is_no_json_is_refused_wherever_it_stands(server: Served, body: bytes) -> None:
+    answer = server.client.post(PATH, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and "not JSON" in error_of(answer)["message"]
+
+
 def test_no_body_makes_the_server_fail_or_hang(tmp_path: Path) -> None:
     statuses: dict[int, int] = {}
     with served(chatting(tmp_path), limits=Limits(max_tokens=3), rows=4) as server:
