@@ -282,19 +282,22 @@ def test_a_request_takes_no_longer_than_it_may(trained: TrainedLanguageModel) ->
 
 
 def test_one_who_comes_when_all_places_are_taken_is_told_to_wait(trained: TrainedLanguageModel) -> None:
-    with served(trained, rows=1, waiting=1, limits=Limits(max_tokens=10**6)) as server:
-        streams = []
-        for count in range(2):
+    with served(trained, rows=1, waiting=2, limits=Limits(max_tokens=10**6, lag=1 << 40)) as server:
+        engine, streams = server.service.engine, []
+        for count in range(3):
             streams.append(server.client.stream("POST", PATH, json=ENDLESS))
             streams[-1].__enter__()
-            until(lambda count=count: server.service.engine.queued + server.service.engine.active == count + 1)  # type: ignore[misc]
+            until(lambda count=count: (engine.active, engine.queued) == (1, count))  # type: ignore[misc]
         answer = server.post(PATH, prompt="a")
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
         assert error_of(answer)["type"] == "rate_limit_error"
+        streams.pop().__exit__(None, None, None)
+        until(lambda: engine.queued == 1)
         assert server.post(PATH, prompt="a", n=2, stream=True).status_code == 429, "before the stream begins"
+        until(lambda: engine.queued == 1)  # the first of the two has not kept its place
         for stream in streams:
             stream.__exit__(None, None, None)
-        until(lambda: server.service.engine.queued + server.service.engine.active == 0)
+        until(lambda: (engine.active, engine.queued) == (0, 0))
         assert server.texts(prompt="a", max_tokens=1)
 
 
