@@ -22,6 +22,7 @@ FLOORS = [
     {"interop"},
     {"training", "inference"},
     {"evaluation", "experiments", "bench"},
+    {"serving"},
     {"cli"},
     {"lmlong"},  # the package itself and `python -m lmlong` stand on top of everything
 ]
@@ -34,6 +35,9 @@ ONLY_IN = {
     "deepspeed": "training",
     "lm_eval": "evaluation",
     "click": "cli",
+    "starlette": "serving",
+    "uvicorn": "serving",
+    "prometheus_client": "serving",
     "matplotlib": "report",
 }
 TORCHLESS = {"errors", "io", "recipe", "report", "data"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmlong.data.tokenizer import Tokenizer
-from lmlong.inference.healing import heal
+from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, append_token, next_logits
@@ -56,7 +56,9 @@ class Generation:
                 break
             heads = self._heal() if step == 0 else [b""] * len(self.rows)
             logits, state = next_logits(self.model, self.session)
-            tokens = self.sampler(self._beginning_with(heads, logits), self.session.recent).to(logits.device)
+            tokens = self.sampler(only_beginning_with(self.tokenizer, heads, logits), self.session.recent).to(
+                logits.device
+            )
             probs = _log_probabilities(logits, tokens).tolist() if self.keep else [0.0] * len(tokens)
             going = [row for row, token in zip(self.rows, tokens.tolist(), strict=True) if token != self.tokenizer.eos]
             if any(row.end is None for row in going):
@@ -85,18 +87,8 @@ class Generation:
         found = [heal(self.model, self.tokenizer, row, self.sampler, number) for number, row in enumerate(rows)]
         self.session = concat_states([start.session for start in found])
         if self._rewind:
-            self._rewind.add(found[0].cover.tokens, self.session)
+            self._rewind.add(found[0].cover.tokens, lambda: self.session)
         return [start.cover.head for start in found]
-
-    def _beginning_with(self, heads: Sequence[bytes], logits: Tensor) -> Tensor:
-        """Leave each row only the tokens that begin with its head."""
-        if not any(heads):
-            return logits
-        allowed = torch.tensor([[not head] for head in heads]).repeat(1, logits.shape[1])
-        for row, head in enumerate(heads):
-            if head:
-                allowed[row, self.tokenizer.boundaries.tokens_beginning_with(head)] = True
-        return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
 
     def _take(self, row: Continuation, token: int, log_probability: float, given: int) -> str:
         """Append a token to a row, of which `given` bytes are of the prompt; return the text that is now certain."""
@@ -109,7 +101,7 @@ class Generation:
             row.log_probabilities.append(log_probability)
         piece = row.text.feed(token, given)
         if self._rewind:
-            self._rewind.add([token], self.session, row.text.held)
+            self._rewind.add([token], lambda: self.session, row.text.held)
         if row.text.stopped:
             row.end = "stop"
         return piece

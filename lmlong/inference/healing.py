@@ -41,6 +41,17 @@ def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: 
     return found[sampler.choose([start.log_weight for start in found], row)]
 
 
+def only_beginning_with(tokenizer: Tokenizer, heads: Sequence[bytes], logits: torch.Tensor) -> torch.Tensor:
+    """Leave each row of logits (B, V) only the tokens that begin with its head."""
+    if not any(heads):
+        return logits
+    allowed = torch.tensor([[not head] for head in heads]).repeat(1, logits.shape[1])
+    for row, head in enumerate(heads):
+        if head:
+            allowed[row, tokenizer.boundaries.tokens_beginning_with(head)] = True
+    return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+
 def starts(model: LanguageModel, tokenizer: Tokenizer, session: Session, text: UnreadText) -> list[Start]:
     """Return all places where the next token can begin, with their weights."""
     covers = [

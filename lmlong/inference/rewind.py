@@ -2,7 +2,7 @@
 
 import codecs
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from lmlong.data.token_boundaries import settled
@@ -23,13 +23,14 @@ class Rewind:
         self._tokens: list[int] = []  # since `early`
         self._since = self._size = 0  # how many of them, and how many bytes, `late` has not
 
-    def add(self, tokens: Sequence[int], session: Session, held: str = "") -> None:
-        """Note tokens that were written, the session after them, and what of their text may be taken back."""
+    def add(self, tokens: Sequence[int], session: Callable[[], Session], held: str = "") -> None:
+        """Note tokens that were written, what returns the session after them, and what of their text may be taken
+        back."""
         self._tokens.extend(tokens)
         self._since += len(tokens)
         self._size += len(self._tokenizer.decode_bytes(tokens))
         if self._size >= self._reach + 4 * len(held):
-            self._early, self._late = self._late, session
+            self._early, self._late = self._late, session()
             self._tokens = self._tokens[-self._since :]
             self._since = self._size = 0
 

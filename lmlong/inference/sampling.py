@@ -4,7 +4,7 @@ B batch, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -63,13 +63,12 @@ class Sampler:
         """Return tokens (B,) from logits (B, V) and the last tokens (B, any), NO_TOKEN before the beginning."""
         if not logits.amax(-1).isfinite().all():
             raise LmlongError("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
-        if recent is not None and self.options.repetition_penalty != 1:
-            recent = recent[:, -self.options.repetition_window :]
-            logits = penalised(logits, recent, self.options.repetition_penalty)
-        if self.options.temperature == 0:
-            return logits.argmax(-1)
-        uniform = [random.random() for random in self._random]
-        return draw(probabilities(logits, self.options), torch.tensor(uniform, dtype=torch.float64))
+        return _sampled(self.options, self._random, logits, recent)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether it needs the last tokens."""
+        return self.options.repetition_penalty != 1
 
     def choose(self, log_weights: Sequence[float], row: int) -> int:
         """Return one of several beginnings of a row's text, by their log-probabilities."""
@@ -78,6 +77,32 @@ class Sampler:
             return int(weights.argmax())
         uniform = torch.tensor([self._random[row].random()], dtype=torch.float64)
         return int(draw(tempered(weights, self.options.temperature), uniform))
+
+
+def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Tensor | None]) -> Tensor:
+    """Return a token (B,) for each row of logits (B, V), which has a sampler of its own, and `recent` tokens (1, any)
+    where that looks back; rows with the same options are drawn together."""
+    groups: dict[Sampling, list[int]] = {}
+    for row, sampler in enumerate(samplers):
+        groups.setdefault(replace(sampler.options, seed=0), []).append(row)
+    tokens = torch.empty(len(samplers), dtype=torch.long)
+    for options, rows in groups.items():
+        random = [random for row in rows for random in samplers[row]._random]
+        last = [seen for row in rows if (seen := recent[row]) is not None]
+        tokens[rows] = _sampled(options, random, logits[rows], torch.cat(last) if last else None).cpu()
+    return tokens
+
+
+def _sampled(
+    options: Sampling, randoms: Sequence[np.random.Generator], logits: Tensor, recent: Tensor | None
+) -> Tensor:
+    """Return a token for each row, drawn by a number of its own."""
+    if recent is not None and options.repetition_penalty != 1:
+        logits = penalised(logits, recent[:, -options.repetition_window :], options.repetition_penalty)
+    if options.temperature == 0:
+        return logits.argmax(-1)
+    uniform = torch.tensor([random.random() for random in randoms], dtype=torch.float64)
+    return draw(probabilities(logits, options), uniform)
 
 
 def probabilities(logits: Tensor, options: Sampling) -> Tensor:

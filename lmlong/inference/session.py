@@ -37,20 +37,31 @@ class Session(NamedTuple):
 
 def prefill(model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None) -> Session:
     """Return the session of one row after tokens in pieces of any size, from `session` or from none."""
-    for piece in even_pieces(pieces):
+    after = session
+    for now in prefill_pieces(model, pieces, session):
+        after = now
+    assert after is not None, "nothing to read"
+    return after
+
+
+def prefill_pieces(
+    model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None, size: int = PREFILL_TOKENS
+) -> Iterator[Session]:
+    """Iterate over the session after every `size` of the tokens, and after the last, for a caller who has other work
+    in between."""
+    for piece in even_pieces(pieces, size):
         session = _read(model, piece, session)
-    assert session is not None, "nothing to read"
-    return session
+        yield session
 
 
-def even_pieces(pieces: Iterable[Sequence[int]]) -> Iterator[list[int]]:
-    """Iterate over the same tokens in pieces of PREFILL_TOKENS, of which the last may have fewer."""
+def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> Iterator[list[int]]:
+    """Iterate over the same tokens in pieces of one size, of which the last may have fewer."""
     held: list[int] = []
     for piece in pieces:
         held.extend(piece)
-        while len(held) > PREFILL_TOKENS:
-            yield held[:PREFILL_TOKENS]
-            held = held[PREFILL_TOKENS:]
+        while len(held) > size:
+            yield held[:size]
+            held = held[size:]
     if held:
         yield held
 

@@ -20,7 +20,8 @@ from lmlong.attention.ngram.native.library import INTEGERS as HASHING
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState
 from lmlong.attention.ngram.step import make_room
 from lmlong.attention.parallel_window import ParallelState
-from lmlong.attention.softmax import KeyValues, KVCache, with_room
+from lmlong.attention.softmax import KeyValues, KVCache
+from lmlong.attention.softmax import with_room as cache_with_room
 from lmlong.attention.window import WindowState
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase, HourglassState
@@ -63,23 +64,27 @@ class NativeStep:
         self._threads = ThreadChoice()
 
     def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
-        token, state = token.long().contiguous(), _as_packed(state)
+        token, state = token.long().contiguous(), as_packed(state)
         assert token.device.type == "cpu" and token.shape == state.position.shape
         blocks = tuple(
-            _empty_after(block, phase if layer in self._downsampled else None)
+            empty_after(block, phase if layer in self._downsampled else None)
             for layer, block in enumerate(state.blocks)
         )
         hourglass = None if state.hourglass is None else HourglassState(*map(torch.empty_like, state.hourglass))
         past = None if state.last_tokens is None else torch.empty_like(state.last_tokens)
         after = ModelState(blocks, state.position + 1, hourglass, past)
-        inputs = (token, state.position, _tensors(state), _tensors(after))
-        logits, full = self._threads.run(
-            lambda workers: step.decode(self._functions, self._packed, *inputs, workers), torch.get_num_threads()
-        )
-        return logits, after._replace(blocks=tuple(_with_room(block, full) for block in after.blocks))
+        logits, full = self.run(token, state.position, _tensors(state), _tensors(after))
+        return logits, after._replace(blocks=tuple(with_room(block, full) for block in after.blocks))
+
+    def run(
+        self, tokens: Tensor, positions: Tensor, before: States, after: States, separate: bool = False
+    ) -> tuple[Tensor, bool]:
+        """Step rows whose states lie `before` and `after`, by as many threads as are fastest (`step.decode`)."""
+        inputs = (self._functions, self._packed, tokens, positions, before, after)
+        return self._threads.run(lambda workers: step.decode(*inputs, workers, separate), torch.get_num_threads())
 
 
-def _as_packed(state: ModelState) -> ModelState:
+def as_packed(state: ModelState) -> ModelState:
     """Return the state in the dtypes of job.h, each tensor contiguous."""
     hourglass = state.hourglass and HourglassState(*map(_floats, state.hourglass))
     past = None if state.last_tokens is None else _integers(state.last_tokens)
@@ -125,7 +130,7 @@ def _integers(x: Tensor, dtype: torch.dtype = torch.long) -> Tensor:
     return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()  # asked first, which is quicker
 
 
-def _empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
+def empty_after(before: BlockState, phase: BlockPhase | None) -> BlockState:
     """Return empty tensors for the state of a layer after a token. A layer that reads whole blocks may have none to
     read, or not in each row."""
     if phase is not None and not phase.blocks:
@@ -151,12 +156,12 @@ def _one_more(state: KVCache, phase: BlockPhase | None) -> KVCache:
     return KVCache(settled, KeyValues(new_k, new_v, current.new_empty(batch, time + 1)))
 
 
-def _layer_state(block: BlockState) -> Sequence[int]:
+def layer_fields(block: BlockState) -> Sequence[int]:
     """Return the fields of a `LayerState`, in their order."""
     attention, tail = block
     tail_address = 0 if tail is None else tail.data_ptr()
     if isinstance(attention, ParallelState):
-        first, window = _layer_state(BlockState(attention.recurrence, tail)), attention.window
+        first, window = layer_fields(BlockState(attention.recurrence, tail)), attention.window
         return *first[:2], *(x.data_ptr() for x in window), *first[5:]
     if isinstance(attention, LinearState):  # written out, since by names it takes as long as the layer itself
         S, z = attention
@@ -177,13 +182,13 @@ def _layer_state(block: BlockState) -> Sequence[int]:
 
 def _tensors(state: ModelState) -> States:
     hourglass = None if state.hourglass is None else HourglassTensors(*state.hourglass)
-    return States([*map(_layer_state, state.blocks)], hourglass, state.last_tokens)
+    return States(step.layer_states(map(layer_fields, state.blocks)), hourglass, state.last_tokens)
 
 
-def _with_room(block: BlockState, full: bool) -> BlockState:
+def with_room(block: BlockState, full: bool) -> BlockState:
     """Return a layer's state with room for what the next token adds to it; `full` says that n-gram attention has
     none."""
     attention = block.attention
     if isinstance(attention, KVCache):
-        return BlockState(with_room(attention), block.tail)
+        return BlockState(cache_with_room(attention), block.tail)
     return BlockState(make_room(attention), block.tail) if full and isinstance(attention, NgramState) else block

@@ -76,12 +76,12 @@ struct LayerState {
 
 struct DecodeJob {
     const Model* model;
-    const LayerState *states_before, *states_after;                        // of each layer
+    const LayerState *states_before, *states_after;  // of each layer; (rows, layers) where each row has its own
     float *tail_before, *tail_after, *upsampled_before, *upsampled_after;  // HourglassState, in hourglass.py
     const Int *tokens, *positions;
     Int *last_tokens_before, *last_tokens_after;  // (rows, past_tokens)
     float *logits, *scratch;
-    Int rows;
+    Int rows, separate;  // separate: whether each row has a state of its own, elsewhere in memory
     void (*barrier)();                      // OpenMP's functions; null where there is one thread
     int (*thread_num)(), (*num_threads)();
     mutable Int full;  // set where a list of recent values has no room for one more

@@ -29,16 +29,30 @@ struct KeyValues {  // of a run of past tokens
     Int line, size;
 };
 
+// The state of a layer that holds a row of the batch
+const LayerState& state_of(const DecodeJob& job, const LayerState* states, Int row, Int layer) {
+    return states[(job.separate ? row * job.model->layers : 0) + layer];
+}
+
 // How many keys a query meets at most
-Int attended(const Attention& attention, const LayerState& before) {
-    return attention.kind == SOFTMAX_ATTENTION ? before.settled + before.recent + 1 : attention.window;
+Int attended(const DecodeJob& job, Int layer) {
+    const Attention& attention = job.model->layer[layer].attention;
+    if (attention.kind != SOFTMAX_ATTENTION) return attention.window;
+    Int most = 0;
+    for (Int row = 0; row < (job.separate ? job.rows : 1); row++) {
+        const LayerState& state = state_of(job, job.states_before, row, layer);
+        most = std::max(most, state.settled + state.recent + 1);
+    }
+    return most;
 }
 
 struct Head {
     const DecodeJob& job;
     const Model& model = *job.model;
-    const Layer& layer;
-    const LayerState &before, &after;
+    const Int number;  // of the layer
+    const Layer& layer = model.layer[number];
+    LayerState before, after;  // that hold the row of the current token,
+    Int row = 0;               // and where they do
     const Attention& attention = layer.attention;
     const Int width = model.width, head_dim = model.head_dim, value_dim = model.value_dim;
     const Int gates = attention.gated ? model.heads * value_dim : 0;
@@ -52,15 +66,15 @@ struct Head {
     Found* found_by;  // each head of a row of the batch
     Int found_row = -1;
 
-    Head(const DecodeJob& job, Int layer, Scratch& scratch)
-        : job(job), layer(job.model->layer[layer]), before(job.states_before[layer]), after(job.states_after[layer]) {
+    Head(const DecodeJob& job, Int number, Scratch& scratch)
+        : job(job), number(number), before(job.states_before[number]), after(job.states_after[number]) {
         for (float** x : {&q, &k}) *x = scratch.take(head_dim);
         for (float** x : {&v, &y}) *x = scratch.take(value_dim);
         for (float** x : {&kept_q, &kept_k, &near}) *x = scratch.take(attention.share_weight ? std::max(head_dim, value_dim) : 0);
         numerators = scratch.take(2 * value_dim);  // may be float64
         for (float** x : {&fq, &fk, &inner, &forgotten}) *x = scratch.take(attention.features);
         lowered = scratch.take(attention.gate_rank);
-        weights = scratch.take(attended(attention, before));
+        weights = scratch.take(attended(job, number));
         found_by = reinterpret_cast<Found*>(scratch.take(model.heads * sizeof(Found) / sizeof(float)));
     }
 
@@ -71,13 +85,19 @@ struct Head {
         const Int channel = head * value_dim, kv_head = head / sharing;
         const Int keys = has_keys ? model.heads * head_dim : 0;  // where they begin, after all queries
         const Int values = has_keys ? keys + model.kv_heads * head_dim : 0;
+        if (job.separate) {
+            before = state_of(job, job.states_before, token.row, number);
+            after = state_of(job, job.states_after, token.row, number);
+        } else {
+            row = token.row;
+        }
         if (has_keys) {  // heads that share a key write the same numbers of it to the state
             short_conv(token, head * head_dim, head_dim, qkv_gate, q);
             short_conv(token, keys + kv_head * head_dim, head_dim, qkv_gate, k);
         }
         short_conv(token, values + kv_head * value_dim, value_dim, qkv_gate, v);
         if (attention.uses_rope) rope(q, cos_sin), rope(k, cos_sin);
-        const Int line = token.row * model.heads + head;
+        const Int line = row * model.heads + head;
         if (attention.share_weight) look_nearby(token, line, head, cos_sin);
         if (attention.kind == WINDOW)
             window_attention(token, line, head);
@@ -112,8 +132,8 @@ struct Head {
         std::fill_n(into + size, padded(size) - size, 0.0f);
         if (!layer.conv_weight) return;
         const Int past = model.conv_width - 1;
-        const float* tail = before.tail + token.row * past * channels + channel;
-        float* tail_after = after.tail + token.row * past * channels + channel;
+        const float* tail = before.tail + row * past * channels + channel;
+        float* tail_after = after.tail + row * past * channels + channel;
         const float* weight = layer.conv_weight + channel;
         for (Int i = 0; i < size; i++) into[i] *= weight[past * channels + i];
         for (Int t = 0; t < past; t++, tail += channels, weight += channels) {
@@ -322,13 +342,13 @@ struct Head {
     // Softmax attention over the last tokens
     void window_attention(const Token& token, Int line, Int head) {
         const Int past = attention.window - 1;
-        const bool* current = before.current + token.row * past;
+        const bool* current = before.current + row * past;
         attend(token, {before.keys, before.values, current, line, past}, {});
         if (!past) return;
         shift_window(before.keys, after.keys, line * past, past, k, head_dim);
         shift_window(before.values, after.values, line * past, past, v, value_dim);
         if (head) return;
-        bool* current_after = after.current + token.row * past;
+        bool* current_after = after.current + row * past;
         for (Int t = 0; t < past; t++) current_after[t] = t + 1 == past || (current[t + 1] && !token.starts_document);
     }
 
@@ -342,9 +362,9 @@ struct Head {
 
     // Softmax attention over all tokens of the document
     void softmax_attention(const Token& token, Int head, Int kv_head) {
-        const Int settled = before.settled, recent = before.recent, line = token.row * model.kv_heads + kv_head;
-        const bool *settled_current = before.settled_current + token.row * settled,
-                   *current = before.current + token.row * recent;
+        const Int settled = before.settled, recent = before.recent, line = row * model.kv_heads + kv_head;
+        const bool *settled_current = before.settled_current + row * settled,
+                   *current = before.current + row * recent;
         attend(
             token,
             {before.settled_keys, before.settled_values, settled_current, line, settled},
@@ -353,9 +373,9 @@ struct Head {
         append(before.keys, after.keys, line, recent, k, head_dim);
         append(before.values, after.values, line, recent, v, value_dim);
         if (head) return;
-        bool* current_after = after.current + token.row * (recent + 1);
+        bool* current_after = after.current + row * (recent + 1);
         for (Int t = 0; t <= recent; t++) current_after[t] = t == recent || (current[t] && !token.starts_document);
-        if (token.starts_document) std::fill_n(after.settled_current + token.row * settled, settled, false);
+        if (token.starts_document) std::fill_n(after.settled_current + row * settled, settled, false);
     }
 
     // y = the mean of the values of the document so far, weighed by softmax. Tokens of other documents are left out

@@ -2,7 +2,7 @@
 
 import ctypes
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -28,10 +28,16 @@ class HourglassTensors(NamedTuple):
 class States(NamedTuple):
     """The state of a model: tensors that are read, or that are written to."""
 
-    layers: Sequence[Sequence[int]]
-    """The fields of a `LayerState` for each, as plain numbers, since there are many, and new ones for each token."""
+    layers: array
+    """The fields of a `LayerState` for each layer, as plain numbers, since there are many, and new ones for each token.
+    Where rows have states of their own, those of all layers of a row come after those of the row before."""
     hourglass: HourglassTensors | None
     last_tokens: Tensor | None
+
+
+def layer_states(fields: Iterable[Sequence[int]]) -> array:
+    """Return the fields of some `LayerState` as memory."""
+    return array("q", chain.from_iterable(fields))
 
 
 def load(constants: Mapping[str, float], integers: Mapping[str, int]) -> ctypes.CDLL | None:
@@ -53,21 +59,22 @@ def decode(
     before: States,
     after: States,
     workers: int,
+    separate: bool = False,
 ) -> tuple[Tensor, bool]:
     """Return logits (B, V) of the tokens after `tokens` (B,), which stand at `positions` (B,) of their documents, and
-    whether recent values of n-gram attention are full now; fill the states `after` them, on `workers` threads."""
+    whether recent values of n-gram attention are full now; fill the states `after` them, on `workers` threads.
+    `separate`: whether each row has a state of its own."""
     rows, vocabulary = len(tokens), packed.model.output.outputs
     logits = torch.empty(rows, vocabulary, dtype=torch.float32, device="cpu")
-    addresses = array("q", chain.from_iterable(chain(before.layers, after.layers)))
-    address, count = addresses.buffer_info()
-    job = DecodeJob(ctypes.addressof(packed.model), address, address + count // 2 * addresses.itemsize)
+    states = (state.layers.buffer_info()[0] for state in (before, after))
+    job = DecodeJob(ctypes.addressof(packed.model), *states)
     if before.hourglass is not None and after.hourglass is not None:
         job.tail_before, job.upsampled_before = (x.data_ptr() for x in before.hourglass)
         job.tail_after, job.upsampled_after = (x.data_ptr() for x in after.hourglass)
     if before.last_tokens is not None and after.last_tokens is not None:
         job.last_tokens_before, job.last_tokens_after = before.last_tokens.data_ptr(), after.last_tokens.data_ptr()
     job.tokens, job.positions, job.logits = tokens.data_ptr(), positions.data_ptr(), logits.data_ptr()
-    job.rows = rows
+    job.rows, job.separate = rows, separate
     team = thread_team()
     if workers > 1 and team is not None:
         job.barrier, job.thread_num, job.num_threads = (

@@ -96,7 +96,7 @@ class DecodeJob(ctypes.Structure):
         *_pointers("model", "states_before", "states_after"),
         *_pointers("tail_before", "tail_after", "upsampled_before", "upsampled_after"),
         *_pointers("tokens", "positions", "last_tokens_before", "last_tokens_after", "logits", "scratch"),
-        *_ints("rows"),
+        *_ints("rows", "separate"),
         *_pointers("barrier", "thread_num", "num_threads"),
         *_ints("full"),
     )

@@ -1,0 +1,185 @@
+"""Continuous batching: one thread reads prompts and writes texts for all requests, whose rows join and leave a running
+batch at any step.
+
+Long prompts are read in pieces, between the steps of the rows that are written, so nobody waits for a long one. A row's
+text does not depend on its neighbours: it has a state, a sampler and random numbers of its own.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Condition, Thread
+
+import torch
+
+from lmlong.errors import LmlongError
+from lmlong.inference.healing import only_beginning_with
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.sampling import sample_each
+from lmlong.model.rows import make_row_step
+from lmlong.serving.request import Request
+from lmlong.serving.writer import Deliver, Writer
+
+PIECE = 256
+"""Tokens of a prompt read at once."""
+
+READING_SECONDS = 0.05
+"""Time that prompts are read for between two steps, where rows are written."""
+
+
+class Busy(LmlongError):
+    """As many requests wait as may."""
+
+
+class Closed(LmlongError):
+    """The engine takes no more requests, or ended this one."""
+
+
+@dataclass
+class Counts:
+    """What an engine has done."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    written_tokens: int = 0
+    steps: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+class Engine:
+    """Writes the texts of many requests at a time, with one model."""
+
+    def __init__(self, trained: TrainedLanguageModel, rows: int = 64, waiting: int = 1024):
+        self.trained, self.rows, self.most_waiting = trained, rows, waiting
+        self.counts = Counts()
+        self._steps = make_row_step(trained.model)
+        self._waiting: deque[Writer] = deque()
+        self._reading: deque[tuple[Writer, Iterator[None]]] = deque()
+        self._writing: list[Writer] = []
+        self._changed = Condition()
+        self._closing = self._stopped = False
+        self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, deliver: Deliver) -> Writer:
+        """Take a request, of which `deliver` is told from the engine's thread; Busy or Closed if it cannot be taken."""
+        writer = Writer(self.trained, request, deliver)
+        with self._changed:
+            if self._closing:
+                raise Closed("The server is shutting down.")
+            if len(self._waiting) >= self.most_waiting:
+                raise Busy(f"{self.most_waiting} requests wait already. Try again later.")
+            self._waiting.append(writer)
+            self.counts.requests += 1
+            self._changed.notify()
+        return writer
+
+    def cancel(self, writer: Writer) -> None:
+        """Free the row of a request at once; nothing more is told of it."""
+        with self._changed:
+            writer.cancelled = True
+            self._changed.notify()
+
+    def close(self, grace: float = 0.0) -> None:
+        """Take no more requests, let those that are written go on for `grace` seconds, and end the rest by Closed."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(grace)
+        self._stopped = True
+        self._thread.join()
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def active(self) -> int:
+        """Requests that are read or written."""
+        return len(self._reading) + len(self._writing)
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while self._wait():
+            self._admit()
+            self._read()
+            self._write()
+        for writer in (*self._waiting, *(writer for writer, _ in self._reading), *self._writing):
+            writer.fail(Closed("The server is shutting down."))
+
+    def _wait(self) -> bool:
+        """Wait for work, and return whether to go on."""
+        with self._changed:
+            while not (self._waiting or self._reading or self._writing or self._closing):
+                self._changed.wait()
+            busy = self._waiting or self._reading or self._writing
+            return not self._stopped and not (self._closing and not busy)
+
+    def _admit(self) -> None:
+        """Forget what was cancelled, and let waiting requests have the rows that are free."""
+        with self._changed:
+            gone = sum(writer.cancelled for writer in (*self._waiting, *self._writing))
+            gone += sum(writer.cancelled for writer, _ in self._reading)
+            if gone:
+                self.counts.cancelled += gone
+                self._waiting = deque(writer for writer in self._waiting if not writer.cancelled)
+                self._reading = deque(pair for pair in self._reading if not pair[0].cancelled)
+                self._writing = [writer for writer in self._writing if not writer.cancelled]
+            while self._waiting and self.active < self.rows:
+                writer = self._waiting.popleft()
+                self._reading.append((writer, writer.read(PIECE)))
+
+    def _read(self) -> None:
+        """Read prompts in turn, a piece of each."""
+        until = time.monotonic() + READING_SECONDS
+        while self._reading:
+            writer, pieces = self._reading.popleft()
+            try:
+                if next(pieces, self) is not self:
+                    self._reading.append((writer, pieces))
+                else:
+                    writer.begin(self._steps)
+                    if not writer.ended:
+                        self._writing.append(writer)
+            except Exception as error:  # of this request; the others go on
+                self._fail(writer, error)
+            if time.monotonic() > until:
+                return
+
+    def _write(self) -> None:
+        """Write a token of each row."""
+        writers = self._writing
+        if not writers:
+            return
+        try:
+            logits = self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
+        except Exception as error:
+            for writer in writers:
+                self._fail(writer, error)
+            self._writing = []
+            return
+        known = logits.amax(-1).isfinite().tolist()
+        for writer, finite in zip(writers, known, strict=True):
+            if not finite:
+                self._fail(writer, LmlongError("The model's logits are not finite: its weights are unusable."))
+        if not all(known):
+            logits = logits[torch.tensor(known)]
+            writers = [writer for writer, finite in zip(writers, known, strict=True) if finite]
+        if writers:
+            allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in writers], logits)
+            tokens = sample_each([writer.sampler for writer in writers], allowed, [writer.recent for writer in writers])
+            for row, (writer, token) in enumerate(zip(writers, tokens.tolist(), strict=True)):
+                wanted = writer.request.alternatives is not None
+                try:
+                    writer.take(token, logits[row].double().log_softmax(-1) if wanted else None)
+                except Exception as error:
+                    self._fail(writer, error)
+            self.counts.steps += 1
+            self.counts.written_tokens += len(writers)
+        self._writing = [writer for writer in writers if not writer.ended]
+
+    def _fail(self, writer: Writer, error: Exception) -> None:
+        self.counts.failed += 1
+        writer.fail(error)

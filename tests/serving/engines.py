@@ -1,0 +1,55 @@
+"""Engines over tiny models, and what they tell."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from interop.exported import write_run
+
+import lmlong
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving.engine import Engine
+from lmlong.serving.request import Event, Request
+from lmlong.serving.writer import Writer
+
+
+def loaded(folder: Path, native: bool = True, **form: Any) -> TrainedLanguageModel:
+    write_run(folder, **form)
+    trained = lmlong.load(folder)
+    if native:
+        trained.use_fast_step()
+    return trained
+
+
+@contextmanager
+def running(trained: TrainedLanguageModel, **options: Any) -> Iterator[Engine]:
+    engine = Engine(trained, **options)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+class Told:
+    """The events of one request."""
+
+    def __init__(self, engine: Engine, request: Request):
+        self._events: Queue[Event] = Queue()
+        self.writer: Writer = engine.submit(request, self._events.put)
+
+    def next(self) -> Event:
+        return self._events.get(timeout=60)
+
+    def all(self) -> list[Event]:
+        events = [self.next()]
+        while not events[-1].is_last:
+            events.append(self.next())
+        return events
+
+    def text(self) -> str:
+        return "".join(event.text for event in self.all())
+
+    def none_are_left(self) -> bool:
+        return self._events.empty()

@@ -1,0 +1,68 @@
+"""Work beside the engine: one job at a time, few that wait, and none that nobody waits for."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from serving.chats import TALK, chatting
+from serving.engines import loaded
+from serving.servers import until
+
+from lmlong.serving.api_errors import ApiError
+from lmlong.serving.aside import Worker, read_chat, score
+from lmlong.serving.engine import Closed
+
+TEXT = "It was a dark and stormy night. " * 2000
+
+
+class Job:
+    """A job that goes on until nobody waits for it."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def __call__(self, ended: Callable[[], bool]) -> None:
+        self.begun.set()
+        until(ended)
+        self.over.set()
+
+
+def test_jobs_run_one_after_the_other_and_few_wait() -> None:
+    async def go() -> None:
+        worker, jobs = Worker("test", 2), [Job(), Job()]
+        tasks = [asyncio.ensure_future(worker.run(job)) for job in jobs]
+        await asyncio.sleep(0.1)
+        assert jobs[0].begun.is_set() and not jobs[1].begun.is_set()
+        with pytest.raises(ApiError) as refused:
+            await worker.run(Job())
+        assert refused.value.status == 429
+        tasks[0].cancel()
+        await asyncio.to_thread(jobs[0].over.wait, 30)
+        await asyncio.to_thread(jobs[1].begun.wait, 30)
+        assert jobs[0].over.is_set() and jobs[1].begun.is_set(), "who leaves makes room"
+        assert await asyncio.wait_for(asyncio.shield(asyncio.gather(tasks[0], return_exceptions=True)), 30)
+        worker.close()
+        await asyncio.wait_for(tasks[1], 30)
+        with pytest.raises(Closed):
+            await worker.run(Job())
+
+    asyncio.run(go())
+
+
+def test_a_job_ends_within_its_text(tmp_path: Path) -> None:
+    asked: list[None] = []
+
+    def ended() -> bool:
+        asked.append(None)
+        return len(asked) == 2
+
+    trained = loaded(tmp_path / "tiny", native=False)
+    with pytest.raises(Closed):
+        score(trained, TEXT, ended)
+    assert len(asked) == 2, "the rest is not read"
+    asked.clear()
+    with pytest.raises(Closed):
+        read_chat(chatting(tmp_path / "chat"), [*TALK, {"role": "user", "content": TEXT}], ended)
+    assert len(asked) == 2
