@@ -154,31 +154,31 @@ class Engine:
         if not writers:
             return
         try:
-            logits = self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
-        except Exception as error:
+            self._step(writers)
+        except Exception as error:  # whose it is cannot be told
             for writer in writers:
-                self._fail(writer, error)
-            self._writing = []
-            return
-        known = logits.amax(-1).isfinite().tolist()
-        for writer, finite in zip(writers, known, strict=True):
-            if not finite:
-                self._fail(writer, LmlongError("The model's logits are not finite: its weights are unusable."))
-        if not all(known):
-            logits = logits[torch.tensor(known)]
-            writers = [writer for writer, finite in zip(writers, known, strict=True) if finite]
-        if writers:
-            allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in writers], logits)
-            tokens = sample_each([writer.sampler for writer in writers], allowed, [writer.recent for writer in writers])
-            for row, (writer, token) in enumerate(zip(writers, tokens.tolist(), strict=True)):
-                wanted = writer.request.alternatives is not None
-                try:
-                    writer.take(token, logits[row].double().log_softmax(-1) if wanted else None)
-                except Exception as error:
+                if not writer.ended:
                     self._fail(writer, error)
-            self.counts.steps += 1
-            self.counts.written_tokens += len(writers)
         self._writing = [writer for writer in writers if not writer.ended]
+
+    def _step(self, writers: list[Writer]) -> None:
+        logits = self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
+        finite = logits.amax(-1).isfinite()
+        if not finite.all():
+            for writer, known in zip(writers, finite.tolist(), strict=True):
+                if not known:
+                    self._fail(writer, LmlongError("The model's logits are not finite: its weights are unusable."))
+            logits, writers = logits[finite], [writer for writer in writers if not writer.ended]
+        allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in writers], logits)
+        tokens = sample_each([writer.sampler for writer in writers], allowed, [writer.recent for writer in writers])
+        for writer, token, row in zip(writers, tokens.tolist(), logits, strict=True):
+            wanted = writer.request.alternatives is not None
+            try:
+                writer.take(token, row.double().log_softmax(-1) if wanted else None)
+            except Exception as error:
+                self._fail(writer, error)
+        self.counts.steps += 1
+        self.counts.written_tokens += len(writers)
 
     def _fail(self, writer: Writer, error: Exception) -> None:
         self.counts.failed += 1

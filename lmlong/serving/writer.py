@@ -71,8 +71,8 @@ class Writer:
 
     @property
     def recent(self) -> Tensor | None:
-        """The last tokens (1, any), where the sampler needs them."""
-        return torch.tensor([list(self._recent)], dtype=torch.long) if self.sampler.looks_back else None
+        """The last tokens (1, RECENT), where the sampler needs them."""
+        return torch.tensor([self._last_tokens()]) if self.sampler.looks_back else None
 
     def take(self, token: int, log_probabilities: Tensor | None) -> None:
         """Write a token, which was drawn for this row, and tell what is certain of the text."""
@@ -107,11 +107,13 @@ class Writer:
         """Return the session after the tokens so far, the last of which the row has not read."""
         assert self._session is not None
         device = self._session.last.device
-        nothing = [NO_TOKEN] * (RECENT - len(self._recent))
-        recent = torch.tensor([[*nothing, *self._recent]], device=device)
+        recent = torch.tensor([self._last_tokens()], device=device)
         total = self._session.total + self._written
         unread = as_tensors(UnreadText(), device)
         return Session(self.row.state(), torch.tensor([self.last], device=device), recent, total, unread)
+
+    def _last_tokens(self) -> list[int]:
+        return [*[NO_TOKEN] * (RECENT - len(self._recent)), *self._recent]
 
     def _likelihoods(self, token: int, log_probabilities: Tensor) -> WrittenToken:
         values, tokens = log_probabilities.topk(min(self.request.alternatives or 0, len(log_probabilities)))
