@@ -23,6 +23,8 @@ class Request:
     """Numbers that the random draws depend on beside the seed: several texts of one prompt differ in them."""
     alternatives: int | None = None
     """Of how many of the likeliest tokens the log-probability is told, beside that of the token; None: of none."""
+    owner: str = ""
+    """Whose beginnings of texts may be used again."""
     keep_session: bool = False
     """Whether the session after exactly the text that was written is told at the end."""
 

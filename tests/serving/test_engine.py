@@ -9,9 +9,10 @@ import pytest
 import torch
 from interop.exported import FORMS
 from machine import needs_compiler
-from serving.engines import Told, loaded, running
+from serving.engines import Told, loaded, running, subwords
 
 from lmlong.attention.base import state_tensors
+from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampler, Sampling
@@ -61,8 +62,9 @@ def test_each_is_written_what_it_would_be_alone(tmp_path: Path, form: str) -> No
     assert len(set(expected)) > 10
 
 
-def test_by_torch_too(tmp_path: Path) -> None:
-    trained = loaded(tmp_path / "run", native=False, **FORMS["delta"])
+@pytest.mark.parametrize("tokenizer", [None, subwords()], ids=["bytes", "subwords"])
+def test_by_torch_and_with_prompts_that_end_within_a_word(tmp_path: Path, tokenizer: Tokenizer | None) -> None:
+    trained = loaded(tmp_path / "run", native=False, tokenizer=tokenizer, **FORMS["delta"])
     asked = requests(6)
     with running(trained, rows=3) as engine:
         told = [Told(engine, request) for request in asked]

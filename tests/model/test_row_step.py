@@ -12,7 +12,7 @@ from torch import Tensor
 from lmlong.attention.base import state_tensors
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.rows import NativeRowStep, TorchRowStep, make_row_step
+from lmlong.model.row_step import NativeRowStep, TorchRowStep, make_row_step
 from lmlong.recipe import Downsample
 
 ROWS, STEPS = 5, 90
