@@ -22,6 +22,7 @@ FLOORS = [
     {"interop"},
     {"training", "inference"},
     {"evaluation", "experiments", "bench"},
+    {"serving"},
     {"cli"},
     {"lmlong"},  # the package itself and `python -m lmlong` stand on top of everything
 ]
@@ -33,6 +34,9 @@ ONLY_IN = {
     "lightning": "training",
     "deepspeed": "training",
     "click": "cli",
+    "starlette": "serving",
+    "uvicorn": "serving",
+    "prometheus_client": "serving",
     "matplotlib": "report",
 }
 TORCHLESS = {"errors", "io", "recipe", "report", "data"}

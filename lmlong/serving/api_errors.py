@@ -1,0 +1,66 @@
+"""Errors of the HTTP interface, in the shape of OpenAI's."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from lmlong.serving.engine import Busy, Closed
+
+LOG = logging.getLogger("lmlong.serving")
+
+RETRY_SECONDS = "1"
+
+
+class ApiError(Exception):
+    """An error that a client is told; `param` is the field that it is about."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def busy(message: str) -> ApiError:
+    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": RETRY_SECONDS})
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": RETRY_SECONDS})
+
+
+def timed_out(seconds: float) -> ApiError:
+    return ApiError(504, f"The request took more than {seconds:g} seconds. Ask for fewer tokens.", code="timeout")
+
+
+def told(error: Exception) -> ApiError:
+    """Return what a client is told of an error. One that no client causes is told without its message, and logged
+    without it: a message may hold text of a request, or paths."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, Busy):
+        return busy(str(error))
+    if isinstance(error, Closed):
+        return shutting_down()
+    place, where = error.__traceback__, "unknown"
+    while place is not None:
+        code = place.tb_frame.f_code
+        where, place = f"{code.co_filename}:{place.tb_lineno} in {code.co_name}", place.tb_next
+    LOG.error("a request failed: %s at %s", type(error).__name__, where)
+    return ApiError(500, "The request failed in the server, whose log tells where.", code="internal_error")

@@ -1,0 +1,226 @@
+"""The HTTP interface of a model: its routes, and what each of them does."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from lmlong.errors import UsageError
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving import aside
+from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
+from lmlong.serving.api_errors import ApiError, shutting_down, told
+from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, parse
+from lmlong.serving.engine import Engine
+from lmlong.serving.guard import BODY, Guard, Hosts
+from lmlong.serving.inbox import Texts
+from lmlong.serving.limits import Limits
+from lmlong.serving.metrics import Metrics
+from lmlong.serving.request import Request
+from lmlong.serving.streaming import Deadline, EventStream, while_connected, written
+
+DEFAULT_TOKENS = 200
+"""Tokens of a text that sets no limit, where the server allows as many."""
+
+
+class Service:
+    """A model that is served, and what answers requests for it."""
+
+    def __init__(self, trained: TrainedLanguageModel, name: str, rows: int, waiting: int, limits: Limits):
+        self.trained, self.name, self.limits = trained, name, limits
+        self.engine = Engine(trained, rows, waiting)
+        self.metrics = Metrics(self.engine)
+        self.scorer = aside.Worker("lmlong-scorer", limits.aside)
+        self.reader = aside.Worker("lmlong-reader", limits.aside)
+        self.closing = False
+        self.created = int(time.time())
+
+    def end(self) -> None:
+        """End all that goes on."""
+        self.closing = True
+        self.scorer.close()
+        self.reader.close()
+        self.engine.close()
+
+    async def models(self, request: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._model())
+
+    async def health(self, request: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: HttpRequest) -> Response:
+        if self.closing:
+            raise shutting_down()
+        return JSONResponse({"status": "ready"})
+
+    async def metrics_text(self, request: HttpRequest) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def completions(self, request: HttpRequest) -> ASGIApp:
+        body = parse(CompletionBody, request.scope[BODY])
+        for number, prompt in enumerate(body.prompt):
+            self._check_prompt(prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
+        make = self._maker(body, len(body.prompt))
+        requests = [made for prompt in body.prompt for made in make(prompt=prompt)]
+        shape = CompletionShape(self.trained.tokenizer, body.alternatives)
+        return await self._answer(request, body, requests, shape, Deadline(self.limits.timeout))
+
+    async def chat(self, request: HttpRequest) -> ASGIApp:
+        deadline = Deadline(self.limits.timeout)
+        body = parse(ChatBody, request.scope[BODY])
+        if self.trained.tokenizer.chat_template is None:
+            raise ApiError(
+                400, "This model has no chat template. Use /v1/completions, or a model made for chat.", "messages"
+            )
+        messages = [message.rendered() for message in body.messages]
+        self._check_prompt("".join(message["content"] for message in messages), "messages")
+        make = self._maker(body, 1)
+        reading = self.reader.run(partial(aside.read_chat, self.trained, messages))
+        try:
+            session = await while_connected(request.receive, reading, deadline)
+        except UsageError as error:
+            raise ApiError(400, str(error), "messages") from None
+        if session is None:
+            return Response()
+        read = int(session.total)
+        self.metrics.prompt_tokens.inc(read)
+        shape = ChatShape(self.trained.tokenizer, body.alternatives)
+        return await self._answer(request, body, make(prompt="", start=session), shape, deadline, read)
+
+    async def score(self, request: HttpRequest) -> Response:
+        body = parse(ScoreBody, request.scope[BODY])
+        self._check_model(body.model)
+        self._check_prompt(body.text, "text")
+        scoring = self.scorer.run(partial(aside.score, self.trained, body.text))
+        found = await while_connected(request.receive, scoring, Deadline(self.limits.timeout))
+        if found is None:
+            return Response()
+        per_byte = found.bits / found.bytes if found.bytes else None
+        return JSONResponse({"object": "score", "model": self.name, **found._asdict(), "bits_per_byte": per_byte})
+
+    def _maker(self, body: WritingBody, prompts: int) -> Callable[..., list[Request]]:
+        """Return a function that makes the requests to the engine of each prompt."""
+        self._check_model(body.model)
+        if prompts * body.n > self.limits.choices:
+            raise ApiError(400, f"n: no more than {self.limits.choices} texts are written for a request.", "n")
+        most = min(DEFAULT_TOKENS, self.limits.max_tokens) if body.max_tokens is None else body.max_tokens
+        if most > self.limits.max_tokens:
+            raise ApiError(400, f"max_tokens: {most:,} is above {self.limits.max_tokens:,}.", "max_tokens")
+
+        def make(**what: Any) -> list[Request]:
+            end: Any = {"max_tokens": most, "stop": tuple(body.stop), "alternatives": body.alternatives}
+            sampling = body.sampling()
+            return [Request(sampling=sampling, draws=(number,), **end, **what) for number in range(body.n)]
+
+        return make
+
+    async def _answer(
+        self,
+        request: HttpRequest,
+        body: WritingBody,
+        requests: list[Request],
+        shape: Shape,
+        deadline: Deadline,
+        read: int = 0,
+    ) -> ASGIApp:
+        """Return the texts of requests, whole or as a stream; `read` tokens were read before."""
+        texts = Texts(self.engine, requests, self.limits.lag, self.metrics)
+        envelope = Envelope(shape, self.name, self.trained.weights_hash)
+        usage = Usage(body.n, read)
+        if body.stream:
+            return EventStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
+        try:
+            found = await while_connected(request.receive, written(texts, usage), deadline)
+        finally:
+            texts.cancel()
+        return Response() if found is None else JSONResponse(envelope.whole(found, usage))
+
+    def _model(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            raise ApiError(404, f"model: there is only {self.name!r} here.", "model", "model_not_found")
+
+    def _check_prompt(self, text: str, name: str) -> None:
+        size = len(text.encode())
+        if size > self.limits.prompt:
+            message = f"{name}: {size:,} bytes are more than the {self.limits.prompt:,} of this server."
+            raise ApiError(400, message, name, "context_length_exceeded")
+
+
+Handler = Callable[[HttpRequest], Awaitable[ASGIApp]]
+
+
+def make_app(
+    trained: TrainedLanguageModel,
+    name: str,
+    *,
+    rows: int = 64,
+    waiting: int = 1024,
+    limits: Limits | None = None,
+    hosts: Hosts | None = None,
+    key: str | None = None,
+) -> Starlette:
+    """Return the application that serves a model, under a name; while it runs, `app.state.service` is its `Service`.
+    Requests must call it by a name of `hosts`, and with a `key` bring that."""
+    limits, hosts = limits or Limits(), hosts or Hosts("localhost")
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.service = service = Service(trained, name, rows, waiting, limits)
+        try:
+            yield
+        finally:
+            service.end()
+
+    def route(path: str, method: str, handler: Callable[[Service, HttpRequest], Awaitable[ASGIApp]]) -> Route:
+        async def endpoint(request: HttpRequest) -> ASGIApp:
+            service: Service = request.app.state.service
+            try:
+                if service.closing and method == "POST":
+                    raise shutting_down()
+                return await handler(service, request)
+            except Exception as error:
+                raise told(error) from None
+
+        return Route(path, endpoint, methods=[method])
+
+    async def tell(request: HttpRequest, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            what = f"{request.method} is not answered here." if error.status_code == 405 else "There is no such path."
+            error = ApiError(error.status_code, what, headers=error.headers)
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    routes = [
+        route("/v1/models", "GET", Service.models),
+        route("/v1/models/{name:path}", "GET", Service.model),
+        route("/v1/completions", "POST", Service.completions),
+        route("/v1/chat/completions", "POST", Service.chat),
+        route("/v1/score", "POST", Service.score),
+        route("/health", "GET", Service.health),
+        route("/ready", "GET", Service.ready),
+        route("/metrics", "GET", Service.metrics_text),
+    ]
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(Guard, hosts, key, limits, [route.path for route in routes])],
+        exception_handlers={HTTPException: tell, ApiError: tell},
+    )
+    app.router.redirect_slashes = False
+    return app

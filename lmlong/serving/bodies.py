@@ -1,0 +1,209 @@
+"""The bodies of requests: OpenAI's fields, those of lmlong's sampling beside them, and no others."""
+
+import json
+import re
+import secrets
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from lmlong.errors import nearest
+from lmlong.inference.sampling import Sampling
+from lmlong.inference.session import RECENT
+from lmlong.serving.api_errors import ApiError
+from lmlong.serving.limits import LONGEST_LIST, LONGEST_STOP, MOST_ALTERNATIVES, MOST_STOPS
+
+MEANINGLESS = frozenset(
+    {
+        *("user", "safety_identifier", "metadata", "store", "service_tier"),
+        *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
+    }
+)
+"""Fields of OpenAI's that are taken and change nothing."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
+"""Fields of OpenAI's that are refused, but for the values that ask for nothing."""
+
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+SHOWN = 60
+"""Characters of a name that an error shows."""
+
+
+def _plain(text: str) -> str:
+    if found := NO_TEXT.search(text):
+        raise ValueError(f"holds U+{ord(found[0]):04X}, which is no character of a text. Leave it out.")
+    return text
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _prompts(value: Any) -> Any:
+    values = _listed(value)
+    if isinstance(values, list) and values and isinstance(values[0], int | list):
+        raise ValueError("token ids are not taken. Give text.")
+    return values
+
+
+def _joined(content: Any) -> Any:
+    """Return the text of a message that comes in parts."""
+    if not isinstance(content, list):
+        return content
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+    if any(kind != "text" for kind in kinds) or not all(isinstance(part.get("text"), str) for part in content):
+        raise ValueError("has parts that are no text. Give text.")
+    return "".join(part["text"] for part in content)
+
+
+Text = Annotated[str, AfterValidator(_plain)]
+StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
+
+
+class Body(BaseModel):
+    """A body, of which null is what was not given."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, value: Any) -> Any:
+        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # of lengths, which is not done
+
+
+class WritingBody(Body):
+    """What both kinds of writing take."""
+
+    model: Text | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    stop: Annotated[list[StopText], BeforeValidator(_listed), Field(max_length=MOST_STOPS)] = []
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.8
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    repetition_window: Annotated[int, Field(ge=1, le=RECENT)] = 256
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for name in NEUTRAL.keys() & value.keys():
+            if value[name] is not None and value[name] not in NEUTRAL[name]:
+                raise ApiError(400, f"{name}: is not supported. Leave it out.", name, "unsupported_parameter")
+        return {key: item for key, item in value.items() if key not in NEUTRAL and key not in MEANINGLESS}
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def alternatives(self) -> int | None:
+        """Of how many tokens the log-probability is told beside the one that was written; None: of none at all."""
+        raise NotImplementedError
+
+    def sampling(self) -> Sampling:
+        """Return the options of sampling; without a seed each call draws another."""
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        options = (self.temperature, self.top_k, self.top_p, self.min_p)
+        return Sampling(*options, self.repetition_penalty, self.repetition_window, seed)
+
+
+class CompletionBody(WritingBody):
+    prompt: Annotated[list[Text], BeforeValidator(_prompts), Field(min_length=1, max_length=LONGEST_LIST)]
+    logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[Text, BeforeValidator(_joined)]
+    name: str = ""  # which no template takes
+
+    def rendered(self) -> dict[str, str]:
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
+
+class ChatBody(WritingBody):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=LONGEST_LIST)]
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+
+    @model_validator(mode="after")
+    def _told_together(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs: is told with log-probabilities. Set logprobs to true.", "top_logprobs")
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ScoreBody(Body):
+    text: Annotated[Text, Field(min_length=1)]
+    model: Text | None = None
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
+    """Return the body that JSON holds; a 400 that names what is wrong with it."""
+    try:
+        found = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "The body is not JSON that can be read. Send an object of JSON in UTF-8.") from None
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+        first = mistakes[0]
+        unknown = [_name(mistake["loc"]) for mistake in mistakes if mistake["type"] == "extra_forbidden"]
+        if unknown:
+            like = nearest(unknown[0], kind.model_fields)
+            names, verb = ", ".join(unknown[:10]), "are" if len(unknown) > 1 else "is"
+            raise ApiError(
+                400, f"{names}: {verb} not known here.{like}", unknown[0], code="unknown_parameter"
+            ) from None
+        name = _name(first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ApiError(400, f"{name or 'body'}: {message}", name or None, code="invalid_value") from None
+
+
+def _name(path: tuple[int | str, ...]) -> str:
+    name = ".".join(str(part) for part in path).encode(errors="replace").decode()
+    return name if len(name) <= SHOWN else name[:SHOWN] + "..."
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,127 @@
+"""What stands before all routes: who may ask, by which name of the server, and how large a body may be."""
+
+import asyncio
+import hmac
+import ipaddress
+import socket
+from collections.abc import Collection, Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lmlong.serving.api_errors import ApiError, busy
+from lmlong.serving.limits import Limits
+
+OPEN = frozenset({"/health", "/ready"})
+"""Paths that need no key: they tell nothing but that the server is there."""
+
+BODY = "lmlong.body"
+"""The key of a request's scope that holds its body."""
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class Hosts:
+    """The names that a request may call this server by. A page of another site, whose name leads here (DNS rebinding),
+    calls it by that name, and is refused."""
+
+    def __init__(self, bound: str, others: Collection[str] = ()):
+        address = _address(bound)
+        self.is_local = bound == "localhost" or (address is not None and address.is_loopback)
+        self._is_everywhere = address is not None and address.is_unspecified
+        self._names = {bound.lower(), *map(str.lower, others)}
+        if self.is_local or self._is_everywhere:
+            self._names |= {*LOCAL}
+        if self._is_everywhere:
+            self._names.add(socket.gethostname().lower())
+
+    def __contains__(self, header: str) -> bool:
+        name = header.strip().lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        return name in self._names or (self._is_everywhere and _address(name) is not None)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+class Guard:
+    """The application behind it sees only requests that may be answered, with their bodies read."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, key: str | None, limits: Limits, paths: Collection[str]):
+        self._app, self._hosts, self._limits, self._paths = app, hosts, limits, paths
+        self._key = None if key is None else b"Bearer " + key.encode()
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        parts: list[bytes] = []
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                scope["app"].state.service.metrics.responses.labels(path, message["status"]).inc()
+            await send(message)
+
+        try:
+            self._check(scope)
+            try:
+                await asyncio.wait_for(self._read(receive, parts), self._limits.timeout)
+            except asyncio.TimeoutError:
+                raise ApiError(408, "The body took too long to arrive.", code="timeout") from None
+            scope[BODY] = b"".join(parts)
+            await self._app(scope, receive, counted)
+        except ApiError as error:
+            await error.response()(scope, receive, counted)
+        finally:
+            self._held -= sum(map(len, parts))
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if headers.get("host", "") not in self._hosts:
+            raise ApiError(421, "This server has another name. Start it with --allowed-host.", code="unknown_host")
+        given = headers.get("authorization", "").encode("latin-1")
+        if self._key is not None and scope["path"] not in OPEN and not hmac.compare_digest(given, self._key):
+            wanted = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, "Give the key of this server as a bearer token.", None, "invalid_api_key", wanted)
+        if scope["method"] != "POST":
+            return
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" or headers.get("content-encoding", "identity") != "identity":
+            raise ApiError(415, "A body must be application/json, not compressed.", code="unsupported_media_type")
+        size = headers.get("content-length", "0")
+        if size.isdecimal() and int(size[:20]) > self._limits.body:
+            raise self._too_large()
+
+    async def _read(self, receive: Receive, parts: list[bytes]) -> None:
+        """Read the body, of which no more is kept than may be."""
+        size, more = 0, True
+        while more:
+            message: Message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(400, "The body is not whole.")  # which nobody reads
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            self._held += len(part)
+            more = message.get("more_body", False)
+            if size > self._limits.body:
+                raise self._too_large()
+            if self._held > self._limits.held:
+                raise busy("The server holds as much text as it may. Try again later.")
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"The body has more than {self._limits.body:,} bytes.", code="body_too_large")
+
+
+def warning(hosts: Hosts, bound: str, key: str | None) -> Sequence[str]:
+    """Return what is to be told of a server that anybody may use."""
+    if hosts.is_local or key is not None:
+        return ()
+    line = f"WARNING: {bound} can be reached from other machines, and no key is asked for: anybody may use this server."
+    return (line, "WARNING: Set LMLONG_API_KEY or --api-key-file, or leave --host out.")

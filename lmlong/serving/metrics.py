@@ -1,0 +1,64 @@
+"""What a server tells Prometheus of itself."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from lmlong.model.state_size import state_size
+from lmlong.serving.engine import Engine
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+
+
+class Metrics:
+    """The counters of one server, and those of its engine."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._state = state_size(engine.trained.model)
+        self._registry = CollectorRegistry()
+        self.responses = Counter(
+            "lmlong_http_responses", "Answers by path and status.", ["path", "status"], registry=self._registry
+        )
+        self.first_token = Histogram(
+            "lmlong_first_token_seconds",
+            "From the arrival of a request to its first token.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self.whole = Histogram(
+            "lmlong_request_seconds",
+            "From the arrival of a request to its last token.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self.prompt_tokens = Counter(
+            "lmlong_prompt_tokens", "Tokens of the prompts whose texts were written.", registry=self._registry
+        )
+        self._registry.register(self)  # type: ignore[arg-type]
+
+    def collect(self) -> Iterator[Metric]:
+        """Iterate over the metrics of the engine."""
+        counts, state = self._engine.counts, self._state
+        gauges = {
+            "lmlong_queued_texts": ("Texts that wait for a row.", self._engine.queued),
+            "lmlong_active_rows": ("Texts that are read or written.", self._engine.active),
+            "lmlong_rows": ("Texts that may be written at a time.", self._engine.rows),
+            "lmlong_row_state_bytes": ("State of a row when its text begins.", state.empty.bytes),
+            "lmlong_row_state_bytes_per_token": ("What each token adds to it.", state.per_token.bytes),
+        }
+        counters = {
+            "lmlong_texts": ("Texts that were asked for.", counts.requests),
+            "lmlong_written_tokens": ("Tokens that were written.", counts.written_tokens),
+            "lmlong_steps": ("Steps of all rows together.", counts.steps),
+            "lmlong_failed_texts": ("Texts that ended by an error.", counts.failed),
+            "lmlong_cancelled_texts": ("Texts whose clients went away.", counts.cancelled),
+        }
+        for name, (help, value) in gauges.items():
+            yield GaugeMetricFamily(name, help, value)
+        for name, (help, value) in counters.items():
+            yield CounterMetricFamily(name, help, value)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)

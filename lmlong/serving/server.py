@@ -1,0 +1,104 @@
+"""The server: an application of `make_app` on a socket, until a signal ends it."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.server import HANDLED_SIGNALS
+
+from lmlong.errors import UsageError
+
+SPARE = 5.0
+"""Seconds after the grace, for answers that tell of the end, until connections are cut."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket of this address, which nobody is connected to yet."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"--host: {host} is no address here ({error.strerror}). Give another.") from None
+    try:
+        if os.name == "posix":  # where it lets nobody share a port that is in use
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _not_had(error, host, port) from None
+    return bound
+
+
+def _not_had(error: OSError, host: str, port: int) -> UsageError:
+    why = error.strerror or str(error)
+    return UsageError(f"--port: {port} of {host} cannot be had ({why}). Give another, or 0 for any.")
+
+
+class Server(uvicorn.Server):
+    """A server that ends by SIGINT or SIGTERM: it takes nothing more, lets what goes on be finished for `grace`
+    seconds, and ends the rest. The second signal ends it at once."""
+
+    def __init__(self, app: Starlette, listening: socket.socket, grace: float, on_start: Callable[[], None]):
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=grace + SPARE,  # type: ignore[arg-type]
+        )
+        super().__init__(config)
+        self._app, self._listening, self._grace, self._on_start = app, listening, grace, on_start
+        self.received = 0
+        """The signal that ended it."""
+
+    def serve_until_signal(self) -> int:
+        """Serve, and return the signal that ended it; 0 where `should_exit` was set."""
+        self.run([self._listening])
+        return self.received
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another program was quicker
+            raise _not_had(error, *self._listening.getsockname()[:2]) from None
+        self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        service = self._app.state.service
+        service.closing = True
+        ending = asyncio.ensure_future(self._end(service.end))
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end(self, end: Callable[[], None]) -> None:
+        await asyncio.sleep(self._grace)
+        await asyncio.to_thread(end)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.received:
+            os._exit(128 + sig)
+        self.received, self.should_exit = sig, True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,128 @@
+"""Answers that go on while their client is there: whole, or as server-sent events."""
+
+import asyncio
+import json
+import time
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from lmlong.serving.answers import Envelope, Piece, Usage, pieces
+from lmlong.serving.api_errors import ApiError, shutting_down, timed_out, told
+from lmlong.serving.inbox import Texts
+
+Result = TypeVar("Result")
+
+TOGETHER = 0.02
+"""Seconds within which tokens leave together."""
+
+SILENCE = 15.0
+"""Seconds without an event after which a comment keeps the connection alive, as while a long prompt is read."""
+
+LAST_WORDS = 1.0
+"""Seconds that a client may take to read why its stream ends."""
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
+]
+
+
+class Deadline:
+    """The end of the time that a request may take."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self._end = seconds, time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result], deadline: Deadline) -> Result | None:
+    """Return what `work` gives; None once the client has gone, which ends it. An ApiError when the time is over."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, gone}, timeout=deadline.left, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if gone.done():
+            return None
+        raise timed_out(deadline.seconds)
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def written(texts: Texts, usage: Usage) -> dict[int, Piece]:
+    """Return the whole texts."""
+    batch = []
+    while not texts.ended:
+        batch += await texts.next()
+    usage.add(batch)
+    return pieces(batch)
+
+
+class EventStream:
+    """An answer that streams its texts."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        envelope: Envelope,
+        usage: Usage,
+        numbers: Iterable[int],
+        tell_usage: bool,
+        deadline: Deadline,
+    ):
+        self._texts, self._envelope, self._usage, self._deadline = texts, envelope, usage, deadline
+        self._numbers, self._tell_usage = numbers, tell_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await while_connected(receive, self._stream(send), self._deadline)
+        except asyncio.CancelledError:
+            await self._end_by(shutting_down(), send)
+            raise
+        except Exception as error:
+            await self._end_by(told(error), send)
+        finally:
+            self._texts.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        shape, texts, until = self._envelope.shape, self._texts, 0.0
+        beginnings = [begins for number in self._numbers if (begins := shape.beginning(number))]
+        if beginnings:
+            await send(_body(map(self._envelope.chunk, beginnings)))
+        while not texts.ended:
+            batch = await texts.next(SILENCE)
+            if batch and not texts.ended and (pause := until - time.monotonic()) > 0:
+                await asyncio.sleep(pause)
+                batch += await texts.next(0)
+            self._usage.add(batch)
+            deltas = [delta for number, piece in pieces(batch).items() for delta in shape.deltas(number, piece)]
+            await send(_body(map(self._envelope.chunk, deltas), b"" if batch else b": waiting\n\n"))
+            until = time.monotonic() + TOGETHER
+        usage = [self._envelope.chunk(None, self._usage)] if self._tell_usage else []
+        await send({**_body(usage, b"data: [DONE]\n\n"), "more_body": False})
+
+    async def _end_by(self, error: ApiError, send: Send) -> None:
+        with suppress(asyncio.TimeoutError):  # of one who does not read
+            await asyncio.wait_for(send({**_body([error.body]), "more_body": False}), LAST_WORDS)
+
+
+def _body(events: Iterable[dict[str, Any]], more: bytes = b"") -> dict[str, Any]:
+    """Return a part of the body: events, each as a line of JSON, and other bytes."""
+    lines = [b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n" for event in events]
+    return {"type": "http.response.body", "body": b"".join(lines) + more, "more_body": True}

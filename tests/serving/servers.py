@@ -1,0 +1,78 @@
+"""Servers on ports of their own, in a thread, and clients of them."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving.app import Service, make_app
+from lmlong.serving.guard import Hosts
+from lmlong.serving.server import Server, bind
+
+NAME = "tiny"
+
+
+@dataclass
+class Served:
+    """A server, and a client of it."""
+
+    port: int
+    service: Service
+    client: httpx.Client
+    server: Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def texts(self, **body: Any) -> list[str]:
+        """The texts of a completion."""
+        answer = self.post("/v1/completions", **body)
+        assert answer.status_code == 200, answer.text
+        return [choice["text"] for choice in answer.json()["choices"]]
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream, which ends as OpenAI's do."""
+        with self.client.stream("POST", path, json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200, answer.read()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+        assert lines.pop() == "[DONE]"
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def served(
+    trained: TrainedLanguageModel, grace: float = 0.1, hosts: Hosts | None = None, **options: Any
+) -> Iterator[Served]:
+    app = make_app(trained, NAME, hosts=hosts or Hosts("127.0.0.1"), **options)
+    listening, begun = bind("127.0.0.1", 0), threading.Event()
+    server = Server(app, listening, grace, begun.set)
+    thread = threading.Thread(target=server.serve_until_signal, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    port = listening.getsockname()[1]
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield Served(port, app.state.service, client, server)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to hold"
+        time.sleep(0.01)

@@ -1,0 +1,214 @@
+"""/v1/completions and /v1/score: the texts, log-probabilities and sums that Python gives."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving.engines import loaded
+from serving.servers import NAME, Served, served
+
+import lmlong
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.sampling import Sampling
+from lmlong.serving.answers import printable
+from lmlong.serving.limits import Limits
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
+    return loaded(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(trained: TrainedLanguageModel) -> Iterator[Served]:
+    with served(trained, rows=8) as server:
+        yield server
+
+
+def expected(trained: TrainedLanguageModel, prompt: str, **options: Any) -> str:
+    return printable("".join(trained.stream(prompt, **options)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 3, "max_tokens": 60},
+        {"temperature": 0, "max_tokens": 20},
+        {"seed": 1, "temperature": 1.5, "top_k": 9, "top_p": 0.8, "min_p": 0.01, "max_tokens": 40},
+        {"seed": 2, "repetition_penalty": 1.4, "repetition_window": 10, "max_tokens": 40},
+        {"seed": 5, "max_tokens": 0},
+        {"seed": 6},
+    ],
+    ids=str,
+)
+def test_a_text_is_the_one_that_python_streams(
+    server: Served, trained: TrainedLanguageModel, options: dict[str, Any]
+) -> None:
+    for prompt in ("", "Once upon a tim"):
+        wanted = expected(trained, prompt, **options)
+        assert server.texts(prompt=prompt, **options) == [wanted]
+        streamed = server.events(PATH, prompt=prompt, **options)
+        assert "".join(event["choices"][0]["text"] for event in streamed) == wanted
+        assert [event["choices"][0]["finish_reason"] for event in streamed[:-1]] == [None] * (len(streamed) - 1)
+
+
+def test_several_texts_differ_and_come_again_with_their_seed(server: Served, trained: TrainedLanguageModel) -> None:
+    body: dict[str, Any] = {"prompt": ["abc", "xyz"], "n": 3, "max_tokens": 20, "seed": 4}
+    texts = server.texts(**body)
+    assert texts == server.texts(**body)
+    assert len(set(texts)) == 6
+    for first, prompt in ((0, "abc"), (3, "xyz")):
+        assert texts[first] == expected(trained, prompt, seed=4, max_tokens=20)
+        assert texts[first : first + 3] == server.texts(**{**body, "prompt": prompt})
+    streamed = [""] * 6
+    for event in server.events(PATH, **body):
+        (choice,) = event["choices"]
+        streamed[choice["index"]] += choice["text"]
+    assert streamed == texts
+
+
+def test_without_a_seed_each_text_is_another(server: Served) -> None:
+    body = {"prompt": ["a", "a"], "max_tokens": 30}
+    assert len({*server.texts(**body), *server.texts(**body)}) == 4
+
+
+def test_an_answer_has_the_fields_of_openai(server: Served) -> None:
+    answer = server.post(PATH, prompt="Once", model=NAME, n=2, max_tokens=9, temperature=0).json()
+    assert answer["object"] == "text_completion" and answer["model"] == NAME and answer["id"].startswith("cmpl-")
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 18, "total_tokens": 22}
+    *others, last = server.events(
+        PATH, prompt="Once", n=2, max_tokens=9, temperature=0, stream_options={"include_usage": True}
+    )
+    assert last["usage"] == answer["usage"] and last["choices"] == []
+    assert len({event["id"] for event in [*others, last]}) == 1
+    assert not any(event.get("usage") for event in others)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_those_of_the_model(server: Served, trained: TrainedLanguageModel, stream: bool) -> None:
+    body: dict[str, Any] = {"prompt": "Once", "seed": 2, "max_tokens": 25}
+    session = trained.read("Once")
+    written = trained.generate(session, Sampling(seed=2), [(0,)], 25, keep=True)
+    assert "".join(piece for _, piece in written)
+    row = written.rows[0]
+    if stream:
+        events = server.events(PATH, **body, logprobs=3)
+        told = [event["choices"][0]["logprobs"] for event in events]
+        found = {name: [value for each in told for value in each[name]] for name in told[0]}
+    else:
+        found = server.post(PATH, **body, logprobs=3).json()["choices"][0]["logprobs"]
+    assert sum(found["token_logprobs"]) == pytest.approx(sum(row.log_probabilities), rel=1e-5)
+    assert len(found["tokens"]) == len(row.tokens)
+    for name, value, likeliest in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert len(likeliest) == 3
+        assert value <= max(likeliest.values()) + 1e-9
+        assert name not in likeliest or likeliest[name] == value
+        assert sum(map(math.exp, likeliest.values())) <= 1 + 1e-6
+    assert server.post(PATH, **body).json()["choices"][0]["logprobs"] is None
+
+
+def test_a_text_ends_before_a_stop_string(server: Served, trained: TrainedLanguageModel) -> None:
+    whole = expected(trained, "Once", seed=3, max_tokens=80)
+    stop = whole[30:32]
+    body = {"prompt": "Once", "seed": 3, "max_tokens": 80, "stop": stop}
+    answer = server.post(PATH, **body).json()["choices"][0]
+    assert answer["text"] == whole[: whole.find(stop)] and answer["finish_reason"] == "stop"
+    assert server.texts(**{**body, "stop": ["never there", stop]}) == [answer["text"]]
+    events = server.events(PATH, **body)
+    assert "".join(event["choices"][0]["text"] for event in events) == answer["text"]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"promt": "a"}, "promt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": "a\0b"}, "prompt.0"),
+        ({"prompt": 3}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1 << 63}, "seed"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ""}, "stop.0"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused_by_name(server: Served, wrong: dict[str, Any], param: str) -> None:
+    answer = server.post(PATH, **{"prompt": "a", "max_tokens": 1, **wrong})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param and param.split(".")[0] in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_what_asks_for_nothing_is_taken(server: Served) -> None:
+    body = {"prompt": "a", "max_tokens": 3, "temperature": 0}
+    nothing = {"user": "me", "echo": False, "presence_penalty": 0, "logit_bias": {}, "suffix": None, "stop": None}
+    assert server.texts(**body, **nothing) == server.texts(**body)
+
+
+def test_models_are_listed(server: Served) -> None:
+    (model,) = server.client.get("/v1/models").json()["data"]
+    assert model["id"] == NAME and server.client.get(f"/v1/models/{NAME}").json() == model
+    assert server.client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+    assert server.post(PATH, prompt="a", model="other").status_code == 404
+
+
+def test_a_score_is_the_sum_that_evaluate_gives(server: Served, trained: TrainedLanguageModel) -> None:
+    text = "It was a dark and stormy night; \u00fcber \U0001f600. " * 90
+    report = lmlong.evaluate(trained, texts=text, views=["position"], lengths=[1], min_documents=1)
+    assert report.carried is not None
+    totals = report.carried.totals
+    found = server.post("/v1/score", text=text).json()
+    assert (found["tokens"], found["bytes"]) == (totals.tokens, totals.bytes)
+    assert found["bits"] == pytest.approx(totals.nats / math.log(2), rel=1e-12)
+    assert found["bits_per_byte"] == pytest.approx(totals.bits_per_byte, rel=1e-12)
+    assert server.post("/v1/score", text="").status_code == 400
+
+
+def test_metrics_count_what_was_done(trained: TrainedLanguageModel) -> None:
+    with served(trained) as server:
+        server.texts(prompt="abc", max_tokens=7, temperature=0, n=2)
+        server.client.get("/nowhere")
+        text = server.client.get("/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["lmlong_texts_total"]) == 2
+    assert float(values["lmlong_written_tokens_total"]) == 14
+    assert float(values["lmlong_prompt_tokens_total"]) == 6
+    assert float(values["lmlong_first_token_seconds_count"]) == 1
+    assert float(values["lmlong_request_seconds_count"]) == 1
+    assert float(values["lmlong_row_state_bytes"]) > 0
+    assert float(values['lmlong_http_responses_total{path="/v1/completions",status="200"}']) == 1
+    assert float(values['lmlong_http_responses_total{path="other",status="404"}']) == 1
+
+
+def test_the_limits_of_a_server_are_told(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    with served(trained, limits=Limits(prompt=10, max_tokens=5, choices=2)) as server:
+        assert len(server.texts(prompt=["\u00e4" * 5, "b"], max_tokens=5)) == 2
+        for wrong in ({"prompt": "\u00e4" * 6}, {"max_tokens": 6}, {"n": 3}, {"n": 2, "prompt": ["a", "b"]}):
+            answer = server.post(PATH, **{"prompt": "a", **wrong})
+            assert answer.status_code == 400, wrong
+        assert server.post("/v1/score", text="b" * 11).status_code == 400
+        written = server.post(PATH, prompt="a", temperature=0).json()
+        assert written["usage"]["completion_tokens"] == 5, "as many as the server allows"

@@ -1,0 +1,330 @@
+"""Requests and clients as nobody wishes them: each gets an answer, and none of them harms the others."""
+
+import http.client
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving.chats import chatting
+from serving.engines import loaded
+from serving.servers import Served, served, until
+
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving.guard import Hosts, warning
+from lmlong.serving.limits import Limits
+
+PATH = "/v1/completions"
+ENDLESS = {"prompt": "a", "max_tokens": 10**6, "temperature": 0, "stream": True}
+"""A text that takes longer than any test: the likeliest tokens go round and round."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
+    trained = loaded(tmp_path_factory.mktemp("tiny"))
+    assert len("".join(trained.stream("a", temperature=0, max_tokens=1000))) > 200
+    return trained
+
+
+@pytest.fixture(scope="module")
+def server(trained: TrainedLanguageModel) -> Iterator[Served]:
+    with served(trained, limits=Limits(max_tokens=10**6)) as server:
+        yield server
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "/" not in error["message"].replace("/v1/", "").replace("application/json", ""), "a path"
+    return error
+
+
+@pytest.mark.parametrize(
+    "header", [None, "Bearer", "Bearer wrong", "secret", "Bearer secrets", "Bearer \xff", "Basic secret"]
+)
+def test_who_has_no_key_is_told_nothing(trained: TrainedLanguageModel, header: str | None) -> None:
+    with served(trained, key="secret") as server:
+        headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+        for method, path in (("GET", "/v1/models"), ("POST", PATH), ("GET", "/metrics"), ("GET", "/none")):
+            answer = server.client.request(method, path, headers=headers)  # type: ignore[arg-type]
+            assert answer.status_code == 401 and error_of(answer)["code"] == "invalid_api_key"
+        right = {"Authorization": "Bearer secret"}
+        assert server.client.get("/v1/models", headers=right).status_code == 200
+        answer = server.client.post(PATH, headers=right, json={"prompt": "a", "max_tokens": 1})
+        assert answer.status_code == 200
+        assert server.client.get("/health").status_code == server.client.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "0.0.0.0", "[::2]"])
+def test_a_server_answers_to_its_own_names_alone(server: Served, name: str) -> None:
+    answer = server.client.get("/v1/models", headers={"Host": name})
+    assert answer.status_code == 421 and error_of(answer)["code"] == "unknown_host"
+    for right in ("localhost", f"LOCALHOST:{server.port}", "127.0.0.1", "[::1]:80"):
+        assert server.client.get("/v1/models", headers={"Host": right}).status_code == 200
+
+
+def test_names_of_a_server_follow_from_where_it_listens() -> None:
+    everywhere = Hosts("0.0.0.0", ["Box.example"])
+    for name in ("localhost:1", "box.example:8000", "10.1.2.3", "[fe80::1]:9", socket.gethostname()):
+        assert name in everywhere
+    assert "evil.example" not in everywhere and "10.1.2.3.evil.example" not in everywhere
+    assert "10.1.2.3" in Hosts("10.1.2.3") and "10.1.2.4" not in Hosts("10.1.2.3")
+    assert "localhost" not in Hosts("10.1.2.3")
+    assert warning(everywhere, "0.0.0.0", None) and not warning(everywhere, "0.0.0.0", "key")
+    assert not warning(Hosts("127.0.0.5"), "127.0.0.5", None)
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_a_form_of_another_site_is_no_request(server: Served, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = server.client.post(PATH, content=b'{"prompt": "a"}', headers=headers)
+    assert answer.status_code == 415 and error_of(answer)
+    preflight = server.client.options(PATH, headers={"Origin": "http://evil.example"})
+    assert preflight.status_code == 405 and error_of(preflight)
+    assert not [name for name in preflight.headers if name.startswith("access-control")]
+
+
+def test_a_body_may_be_so_large(trained: TrainedLanguageModel) -> None:
+    with served(trained, limits=Limits(body=100, held=150)) as server:
+        headers = {"Content-Type": "application/json"}
+        assert server.client.post(PATH, content=b" " * 101, headers=headers).status_code == 413
+        answer = server.client.post(PATH, content=iter([b" "] * 101), headers=headers)  # of no known size
+        assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
+        assert server.client.post(PATH, content=b" " * 100, headers=headers).status_code == 400
+
+        slow = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        slow.putrequest("POST", PATH)
+        slow.putheader("Content-Type", "application/json")
+        slow.putheader("Content-Length", "100")
+        slow.endheaders(b" " * 99)
+        busy = lambda: server.client.post(PATH, content=b" " * 60, headers=headers)  # noqa: E731
+        until(lambda: busy().status_code == 429)
+        answer = busy()
+        assert error_of(answer)["type"] == "rate_limit_error" and answer.headers["retry-after"]
+        slow.send(b" ")
+        assert slow.getresponse().status == 400
+        assert busy().status_code == 400, "what was held is free again"
+
+
+def test_paths_and_methods_that_are_not_there(server: Served) -> None:
+    for method, path, status in [
+        ("GET", "/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", PATH, 405),
+        ("GET", "/v1/models/", 404),
+    ]:
+        answer = server.client.request(method, path, headers={"Content-Type": "application/json"})
+        assert answer.status_code == status and error_of(answer)
+
+
+VALID: dict[str, dict[str, Any]] = {
+    PATH: {"prompt": "a", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/v1/score": {"text": "a"},
+}
+
+
+def requests(draw: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Paths and bodies, most of which are damaged."""
+    keys = ["prompt", "max_tokens", "n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs", "stream"]
+    keys += ["messages", "text", "stream_options", "repetition_penalty", "model", "\ud800", "\0", "x" * 5000, "best_of"]
+    values: list[Any] = [
+        None,
+        True,
+        0,
+        -1,
+        1,
+        3,
+        1e308,
+        10**40,
+        "",
+        "a",
+        "\ud800",
+        "a\0",
+        [],
+        [[]],
+        {},
+        {"a": {}},
+        "stop",
+    ]
+    values += [["a", "\udfff"], [1], ["b"] * 40, float("nan"), float("-inf"), -0.0, 5e-324, "\u20ac" * 9, [None], [{}]]
+    values += [[{"role": "user", "content": "a"}], [{"role": 3}], {"include_usage": True}, [["a"]]]
+    raw = [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b'{"prompt":' * 50_000,
+        b"\xff\xfe",
+        b"\x00",
+        b'{"prompt": "\\ud800"}',
+        b"1" * 10_000,
+    ]
+    raw += [b'{"prompt": 1e999}', b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", b"\xef\xbb\xbf{}", b"null", b'"a"']
+    raw += [b'{"prompt": NaN}', b'{"prompt": "\x01"}', b'{"prompt": "\xed\xa0\x80"}', b'{"a": 1, "a": 2}']
+    while True:
+        path = draw.choice(list(VALID))
+        chosen = draw.sample(keys, draw.randint(0, 2))
+        body = {**VALID[path], **{key: draw.choice(values) for key in chosen}}
+        text = bytearray(json.dumps(body).encode())
+        kind = draw.randrange(5)
+        if kind == 0:
+            yield path, draw.choice(raw)
+        elif kind == 1:
+            for _ in range(draw.randint(1, 4)):
+                text[draw.randrange(len(text))] = draw.randrange(256)
+            yield path, bytes(text)
+        elif kind == 2:
+            yield path, bytes(text[: draw.randrange(len(text))])
+        else:
+            yield path, bytes(text)
+
+
+def test_no_body_makes_the_server_fail_or_hang(tmp_path: Path) -> None:
+    statuses: dict[int, int] = {}
+    with served(chatting(tmp_path), limits=Limits(max_tokens=3), rows=4) as server:
+        for path, body in islice(requests(random.Random(0)), 500):
+            answer = server.client.post(path, content=body, headers={"Content-Type": "application/json"}, timeout=20)
+            assert answer.status_code in (200, 400, 404), (body[:200], answer.text)
+            statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+            if answer.status_code != 200:
+                error_of(answer)
+        assert statuses[200] > 40 and statuses[400] > 200
+        assert server.service.engine.counts.failed == 0
+        assert server.texts(prompt="still there", max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "bytes_sent",
+    [
+        b"\x16\x03\x01\x02\x00" * 20,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /v1/models HTTP/1.0\r\n\r\n",
+        b"POST " + b"a" * 200_000,
+    ],
+    ids=["TLS", "no host", "an old version", "an endless line"],
+)
+def test_what_is_no_request_is_turned_away(server: Served, bytes_sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(bytes_sent)
+        answer = connection.recv(1 << 16)
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 421")), answer
+    assert server.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_row_of_a_client_that_left_is_free_at_once(server: Served, stream: bool) -> None:
+    engine, before = server.service.engine, server.service.engine.counts.cancelled
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps({**ENDLESS, "n": 3, "stream": stream})
+    connection.request("POST", PATH, body, {"Content-Type": "application/json"})
+    until(lambda: engine.active == 3)
+    if stream:
+        assert connection.getresponse().read(10)
+    connection.sock.close() if connection.sock else None
+    connection.close()
+    until(lambda: engine.active == 0)
+    assert engine.counts.cancelled == before + 3
+
+
+def test_a_reader_that_is_too_slow_is_let_go(trained: TrainedLanguageModel) -> None:
+    with served(trained, limits=Limits(max_tokens=10**6, lag=20_000)) as server:
+        engine = server.service.engine
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(60)
+            connection.connect(("127.0.0.1", server.port))
+            body = json.dumps({**ENDLESS, "logprobs": 20}).encode()
+            head = [f"POST {PATH} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+            connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+            until(lambda: engine.active == 1)
+            until(lambda: engine.active == 0, 60)
+            assert engine.counts.cancelled == 1
+            received = b""
+            while b"slow_reader" not in received[-2000:]:
+                received += (more := connection.recv(1 << 16))
+                assert more
+        assert server.client.get("/health").status_code == 200
+
+
+def test_tokens_that_come_together_leave_together(server: Served) -> None:
+    begun, events = time.monotonic(), 0
+    with server.client.stream("POST", PATH, json=ENDLESS) as answer:
+        for line in answer.iter_lines():
+            events += line.startswith("data: ")
+            if time.monotonic() - begun > 1:
+                break
+    until(lambda: server.service.engine.active == 0)
+    assert 1 < events <= 1 / 0.02 + 5
+
+
+def test_a_request_takes_no_longer_than_it_may(trained: TrainedLanguageModel) -> None:
+    with served(trained, limits=Limits(max_tokens=10**6, timeout=0.5)) as server:
+        answer = server.post(PATH, **{**ENDLESS, "stream": False})
+        assert answer.status_code == 504 and error_of(answer)["code"] == "timeout"
+        with server.client.stream("POST", PATH, json=ENDLESS) as stream:
+            lines = [line for line in stream.iter_lines() if line]
+        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
+        until(lambda: server.service.engine.active == 0)
+
+
+def test_one_who_comes_when_all_places_are_taken_is_told_to_wait(trained: TrainedLanguageModel) -> None:
+    with served(trained, rows=1, waiting=1, limits=Limits(max_tokens=10**6)) as server:
+        streams = []
+        for count in range(2):
+            streams.append(server.client.stream("POST", PATH, json=ENDLESS))
+            streams[-1].__enter__()
+            until(lambda count=count: server.service.engine.queued + server.service.engine.active == count + 1)  # type: ignore[misc]
+        answer = server.post(PATH, prompt="a")
+        assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
+        assert error_of(answer)["type"] == "rate_limit_error"
+        assert server.post(PATH, prompt="a", n=2, stream=True).status_code == 429, "before the stream begins"
+        for stream in streams:
+            stream.__exit__(None, None, None)
+        until(lambda: server.service.engine.queued + server.service.engine.active == 0)
+        assert server.texts(prompt="a", max_tokens=1)
+
+
+def test_while_it_ends_a_server_takes_nothing_more(trained: TrainedLanguageModel) -> None:
+    with served(trained, grace=1.0, limits=Limits(max_tokens=10**6)) as server:
+        late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        late.putrequest("POST", PATH)
+        late.putheader("Content-Type", "application/json")
+        late.putheader("Content-Length", "15")
+        late.endheaders(b'{"prompt": ')
+        with server.client.stream("POST", PATH, json=ENDLESS) as stream:
+            lines = stream.iter_lines()
+            assert next(lines)
+            server.server.should_exit = True
+            until(lambda: server.service.closing)
+            late.send(b'"a"}')
+            answer = late.getresponse()
+            assert answer.status == 503 and json.loads(answer.read())["error"]["code"] == "shutting_down"
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{server.url}/health")
+            *_, last = (line for line in lines if line)
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+
+
+def test_a_failure_of_the_model_is_told_without_its_words(
+    trained: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("/secret/path of a prompt")
+
+    with served(trained) as server:
+        monkeypatch.setattr("lmlong.serving.writer.prefill_pieces", fail)
+        answer = server.post(PATH, prompt="my words")
+        assert answer.status_code == 500 and error_of(answer)["code"] == "internal_error"
+        events = server.client.post(PATH, json={"prompt": "my words", "stream": True}).text
+        assert "internal_error" in events
+        monkeypatch.undo()
+        assert server.texts(prompt="a", max_tokens=1)
+    assert "RuntimeError" in caplog.text and "in fail" in caplog.text
+    for told in (answer.text, events, caplog.text):
+        assert "secret" not in told and "my words" not in told

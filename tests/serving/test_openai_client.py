@@ -1,0 +1,91 @@
+"""The client of OpenAI, synchronous and not, against a server of ours."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving.chats import TALK, chatting, expected
+from serving.servers import NAME, Served, served, until
+
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving.answers import printable
+from lmlong.serving.limits import Limits
+
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.interop
+
+KEY = "a-key"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
+    return chatting(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def server(trained: TrainedLanguageModel) -> Iterator[Served]:
+    with served(trained, key=KEY, limits=Limits(max_tokens=10**6)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Any:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+
+
+def test_texts(client: Any, trained: TrainedLanguageModel) -> None:
+    wanted = printable("".join(trained.stream("The quick", seed=2, max_tokens=15)))
+    options: dict[str, Any] = {"model": NAME, "prompt": "The quick", "seed": 2, "max_tokens": 15}
+    answer = client.completions.create(**options, logprobs=2, extra_body={"top_k": None, "min_p": 0.0})
+    assert answer.choices[0].text == wanted
+    assert len(answer.choices[0].logprobs.token_logprobs) == answer.usage.completion_tokens
+    stream = client.completions.create(**options, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == wanted
+
+
+def test_conversations(client: Any, trained: TrainedLanguageModel) -> None:
+    wanted, tokens = expected(trained, TALK, seed=2, max_tokens=15)
+    options: dict[str, Any] = {"model": NAME, "messages": TALK, "seed": 2, "max_completion_tokens": 15}
+    answer = client.chat.completions.create(**options, logprobs=True, top_logprobs=3)
+    assert answer.choices[0].message.content == wanted
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 3
+    assert answer.usage.prompt_tokens == tokens
+    chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == wanted
+    assert chunks[-1].usage == answer.usage
+
+
+def test_errors(server: Served, client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=NAME, prompt="a", presence_penalty=1.0)
+    assert refused.value.param == "presence_penalty" and refused.value.code == "unsupported_parameter"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="a")
+    other = openai.OpenAI(base_url=f"{server.url}/v1", api_key="another", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        other.models.list()
+    assert [model.id for model in client.models.list()] == [NAME]
+
+
+def test_many_at_a_time(server: Served, trained: TrainedLanguageModel) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
+
+            async def one(seed: int) -> str:
+                stream = await client.completions.create(model=NAME, prompt="The", seed=seed, max_tokens=8, stream=True)
+                return "".join([chunk.choices[0].text async for chunk in stream])
+
+            return await asyncio.gather(*map(one, range(12)))
+
+    wanted = [printable("".join(trained.stream("The", seed=seed, max_tokens=8))) for seed in range(12)]
+    assert asyncio.run(ask()) == wanted
+
+
+def test_a_stream_that_is_closed_frees_its_row(server: Served, client: Any) -> None:
+    stream = client.completions.create(model=NAME, prompt="The", temperature=0, max_tokens=10**6, stream=True)
+    assert next(iter(stream))
+    assert server.service.engine.active == 1
+    stream.close()
+    until(lambda: server.service.engine.active == 0)
