@@ -178,14 +178,14 @@ class Engine:
             logits, writers = logits[finite], [writer for writer in writers if not writer.ended]
         allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in writers], logits)
         tokens = sample_each([writer.sampler for writer in writers], allowed, [writer.recent for writer in writers])
+        self.counts.steps += 1  # before anybody is told
+        self.counts.written_tokens += len(writers)
         for writer, token, row in zip(writers, tokens.tolist(), logits, strict=True):
             wanted = writer.request.alternatives is not None
             try:
                 writer.take(token, row.double().log_softmax(-1) if wanted else None)
             except Exception as error:
                 self._fail(writer, error)
-        self.counts.steps += 1
-        self.counts.written_tokens += len(writers)
 
     def _fail(self, writer: Writer, error: Exception) -> None:
         self.counts.failed += 1

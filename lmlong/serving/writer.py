@@ -50,18 +50,21 @@ class Writer:
 
     def read(self, piece: int) -> Iterator[None]:
         """Read the prompt; iterate over its pieces, for other work in between."""
-        start, tokenizer = self.request.start, self._trained.tokenizer
+        start, tokenizer, prompt = self.request.start, self._trained.tokenizer, self.request.prompt
         unread = start.unread.row(0) if start else UnreadText()
-        encoding = Encoding(tokenizer, unread, [self.request.prompt], heal=True)
-        pieces: Iterable[Sequence[int]] = chain([] if start else [[tokenizer.bos]], encoding)
+        encoding = Encoding(tokenizer, unread, [prompt if isinstance(prompt, str) else ""], heal=True)
+        pieces: Iterable[Sequence[int]] = [prompt]  # type: ignore[list-item]
+        if isinstance(prompt, str):
+            pieces = chain([] if start else [[tokenizer.bos]], encoding)
         self._session = with_unread(start, UnreadText()) if start else None
         if self._cache is not None:
             for tokens in pieces:
                 self._tokens.extend(tokens)
                 yield
             self._session = self._cache.longest(self.request.owner, self._tokens)
-            self.cached_tokens = int(self._session.total) if self._session else 0
-            pieces = [self._tokens[self.cached_tokens :]]
+            known = int(self._session.total) if self._session else 0
+            self.cached_tokens = max(0, known - self._begins_by_itself)
+            pieces = [self._tokens[known:]]
         for session in prefill_pieces(self._trained.model, pieces, self._session, piece):
             self._session = session
             self._keep(every=KEPT_EVERY, new=piece)
@@ -89,12 +92,17 @@ class Writer:
             self._tokens.extend(found.cover.tokens)
             if self._rewind:
                 self._rewind.add(found.cover.tokens, lambda: found.session)
-        before = int(self.request.start.total) if self.request.start else 1
-        self.prompt_tokens = int(session.total) - before
+        before = int(self.request.start.total) if self.request.start else 0
+        self.prompt_tokens = int(session.total) - before - self._begins_by_itself
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
         self.last, self.row, self._session = int(session.last), steps.admit(session.state), session
         if self.request.max_tokens == 0:
             self._end("max_tokens", "")
+
+    @property
+    def _begins_by_itself(self) -> bool:
+        """Whether the token that begins documents was read before the prompt."""
+        return self.request.start is None and isinstance(self.request.prompt, str)
 
     @property
     def recent(self) -> Tensor | None:
@@ -138,7 +146,8 @@ class Writer:
         if self._cache is not None and self._written and len(self._tokens) <= KEPT_AT_MOST:
             self._cache.keep(self.request.owner, self._tokens, self._now())
         session = self._rewind.session(self._trained.model, self._text.dropped) if self._rewind else None
-        self._deliver(Event(piece, told, how, None, session, self.prompt_tokens, self._written))
+        counts = self.prompt_tokens, self.cached_tokens, self._written
+        self._deliver(Event(piece, told, how, None, session, *counts))
 
     def _now(self) -> Session:
         """Return the session after the tokens so far, the last of which the row has not read."""
