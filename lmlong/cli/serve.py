@@ -27,6 +27,13 @@ KEY = "LMLONG_API_KEY"
 @click.option("--rows", default=64, show_default=True, type=click.IntRange(1), help="Texts written at a time.")
 @click.option("--waiting", default=1024, show_default=True, type=click.IntRange(1), help="Most texts that wait.")
 @click.option(
+    "--prefix-cache",
+    default="256m",
+    show_default=True,
+    type=options.Length(0),
+    help="Bytes of states kept, so that what prompts begin with is read once; 0 for none.",
+)
+@click.option(
     "--max-tokens", default="4k", show_default=True, type=options.Length(1), help="Most tokens of a text to write."
 )
 @click.option("--max-prompt", default="4m", show_default=True, type=options.Length(1), help="Most bytes of a prompt.")
@@ -51,6 +58,7 @@ def serve(
     allowed_host: tuple[str, ...],
     rows: int,
     waiting: int,
+    prefix_cache: int,
     max_tokens: int,
     max_prompt: int,
     max_body: int,
@@ -96,7 +104,7 @@ def serve(
         for line in (*warning(hosts, host, key), f"{address}: {name}, {rows} rows, decodes by {trained.decoder}"):
             click.echo(line, err=True)
 
-    app = make_app(trained, name, rows=rows, waiting=waiting, limits=limits, hosts=hosts, key=key)
+    app = make_app(trained, name, rows=rows, waiting=waiting, cache=prefix_cache, limits=limits, hosts=hosts, key=key)
     if ended_by := Server(app, listening, grace, tell).serve_until_signal():
         sys.exit(128 + ended_by)
 

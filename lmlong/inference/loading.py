@@ -185,11 +185,11 @@ class TrainedLanguageModel(TrainedModel):
 
     def save_state(self, state: Session, path: str | Path) -> None:
         """Write a state to a file, from which this model can continue."""
-        state_file.save(Path(path), state, self.model, self._owners, self.tokenizer, str(self.checkpoint))
+        state_file.save(Path(path), state, self.model, self.owners, self.tokenizer, str(self.checkpoint))
 
     def load_state(self, path: str | Path) -> Session:
         """Return the state in a file that this model wrote."""
-        return state_file.load(Path(path), self.model, self._owners, str(self.checkpoint))
+        return state_file.load(Path(path), self.model, self.owners, str(self.checkpoint))
 
     def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
         """Return the tokens of the text that `state` left unread and this text."""
@@ -204,7 +204,8 @@ class TrainedLanguageModel(TrainedModel):
             raise UsageError(f"stop: {stop!r} is no list of strings that are not empty. Name the strings to stop at.")
 
     @cached_property
-    def _owners(self) -> dict[str, str]:
+    def owners(self) -> dict[str, str]:
+        """Hashes of all that a state belongs to."""
         return state_file.owners(self.model, self.tokenizer, self.weights_hash)
 
 

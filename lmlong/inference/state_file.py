@@ -6,9 +6,10 @@ to.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ PRECISE = {torch.float32, torch.float64}
 ABOUT = {"run": str, "tokens": int, "tail": str, "tokenizer": str, "features": str, "model": str, "sha256": str}
 """The types of a file's metadata, beside its format."""
 
+NOTHING_MORE: Mapping[str, Any] = MappingProxyType({})
+
 OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "model": "weights"}
 """What a state belongs to, the most informative difference first."""
 
@@ -54,9 +57,16 @@ def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str
 
 
 def save(
-    path: Path, session: Session, model: LanguageModel, belongs: dict[str, str], tokenizer: Tokenizer, run: str
+    path: Path,
+    session: Session,
+    model: LanguageModel,
+    belongs: dict[str, str],
+    tokenizer: Tokenizer,
+    run: str,
+    more: Mapping[str, Any] = NOTHING_MORE,
 ) -> None:
-    """Write the session of one text, to a temporary file first, so that the file is whole or absent."""
+    """Write the session of one text, to a temporary file first, so that the file is whole or absent; `more` is told by
+    `describe` beside what every file tells."""
     if len(session.last) != 1:
         raise UsageError(
             f"{path}: a state file holds one text, this session has {len(session.last)}. Write one at a time."
@@ -64,6 +74,7 @@ def save(
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: no file, and cannot be replaced by one. Choose another name.")
     about = {"format": FORMAT, "run": run, "tokens": int(session.total), "tail": tail_of(session, tokenizer), **belongs}
+    about |= more
     session = session._replace(state=model.settle(session.state))
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
     kept = sparse.pack(kept, dict(_named(_empty(model))))
@@ -100,6 +111,8 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
     for name in [*wanted, *(found.keys() - wanted.keys())]:
         if not _alike(wanted.get(name), found.get(name)):
             raise CheckpointError(f"{path}: {name} is not what this model remembers. Read the text again.")
+        if not found[name].isfinite().all():
+            raise CheckpointError(f"{path}: {name} has values that are no finite numbers. Read the text again.")
     device = model.embedding.weight.device
     # sums keep their precision, and are widened where the model needs it
     precise = (torch.promote_types(found[name].dtype, tensor.dtype) for name, tensor in wanted.items())

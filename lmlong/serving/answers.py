@@ -41,6 +41,7 @@ class Usage:
 
     texts_of_a_prompt: int
     read: int = 0
+    cached: int = 0
     written: int = 0
 
     def add(self, batch: Batch) -> None:
@@ -48,10 +49,15 @@ class Usage:
             self.written += event.written_tokens
             if number % self.texts_of_a_prompt == 0:
                 self.read += event.prompt_tokens
+                self.cached += event.cached_tokens
 
-    def body(self) -> dict[str, int]:
-        total = self.read + self.written
-        return {"prompt_tokens": self.read, "completion_tokens": self.written, "total_tokens": total}
+    def body(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.read,
+            "completion_tokens": self.written,
+            "total_tokens": self.read + self.written,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
 
 
 def pieces(batch: Batch) -> dict[int, Piece]:

@@ -35,12 +35,12 @@ DEFAULT_TOKENS = 200
 class Service:
     """A model that is served, and what answers requests for it."""
 
-    def __init__(self, trained: TrainedLanguageModel, name: str, rows: int, waiting: int, limits: Limits):
+    def __init__(self, trained: TrainedLanguageModel, name: str, rows: int, waiting: int, cache: int, limits: Limits):
         self.trained, self.name, self.limits = trained, name, limits
-        self.engine = Engine(trained, rows, waiting)
+        self.engine = Engine(trained, rows, waiting, cache)
         self.metrics = Metrics(self.engine)
         self.scorer = aside.Worker("lmlong-scorer", limits.aside)
-        self.reader = aside.Worker("lmlong-reader", limits.aside)
+        self.renderer = aside.Worker("lmlong-renderer", limits.aside)
         self.closing = False
         self.created = int(time.time())
 
@@ -48,7 +48,7 @@ class Service:
         """End all that goes on."""
         self.closing = True
         self.scorer.close()
-        self.reader.close()
+        self.renderer.close()
         self.engine.close()
 
     async def models(self, request: HttpRequest) -> Response:
@@ -88,17 +88,15 @@ class Service:
         messages = [message.rendered() for message in body.messages]
         self._check_prompt("".join(message["content"] for message in messages), "messages")
         make = self._maker(body, 1)
-        reading = self.reader.run(partial(aside.read_chat, self.trained, messages))
+        rendering = self.renderer.run(partial(aside.chat_tokens, self.trained, messages))
         try:
-            session = await while_connected(request.receive, reading, deadline)
+            tokens = await while_connected(request.receive, rendering, deadline)
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
-        if session is None:
+        if tokens is None:
             return Response()
-        read = int(session.total)
-        self.metrics.prompt_tokens.inc(read)
         shape = ChatShape(self.trained.tokenizer, body.alternatives)
-        return await self._answer(request, body, make(prompt="", start=session), shape, deadline, read)
+        return await self._answer(request, body, make(prompt=tokens), shape, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
         body = parse(ScoreBody, request.scope[BODY])
@@ -134,12 +132,11 @@ class Service:
         requests: list[Request],
         shape: Shape,
         deadline: Deadline,
-        read: int = 0,
     ) -> ASGIApp:
-        """Return the texts of requests, whole or as a stream; `read` tokens were read before."""
+        """Return the texts of requests, whole or as a stream."""
         texts = Texts(self.engine, requests, self.limits.lag, self.metrics)
         envelope = Envelope(shape, self.name, self.trained.weights_hash)
-        usage = Usage(body.n, read)
+        usage = Usage(body.n)
         if body.stream:
             return EventStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
         try:
@@ -171,17 +168,19 @@ def make_app(
     *,
     rows: int = 64,
     waiting: int = 1024,
+    cache: int = 0,
     limits: Limits | None = None,
     hosts: Hosts | None = None,
     key: str | None = None,
 ) -> Starlette:
     """Return the application that serves a model, under a name; while it runs, `app.state.service` is its `Service`.
-    Requests must call it by a name of `hosts`, and with a `key` bring that."""
+    Requests must call it by a name of `hosts`, and with a `key` bring that.
+    `cache` bytes of states are kept, so that the beginnings of texts that come again are not read again."""
     limits, hosts = limits or Limits(), hosts or Hosts("localhost")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.service = service = Service(trained, name, rows, waiting, limits)
+        app.state.service = service = Service(trained, name, rows, waiting, cache, limits)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Work beside the engine, in a thread of its own: texts that are scored, and conversations that are read."""
+"""Work beside the engine, in threads of its own: texts that are scored, and templates of chats."""
 
 import asyncio
 import math
@@ -12,11 +12,10 @@ from tqdm import tqdm
 from lmlong.data.token_file import tokens_of
 from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import documents_of, whole
-from lmlong.inference import chat, session
+from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.session import Session
 from lmlong.serving.api_errors import busy
-from lmlong.serving.engine import PIECE, Closed
+from lmlong.serving.engine import Closed
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]
@@ -74,13 +73,6 @@ def score(trained: TrainedLanguageModel, text: str, ended: Ended) -> Score:
     return Score(totals.tokens, totals.bytes, totals.nats / math.log(2))
 
 
-def read_chat(trained: TrainedLanguageModel, messages: Sequence[chat.Message], ended: Ended) -> Session:
-    """Return the session up to where the answer to messages begins."""
-    tokens = list(chat.encode(trained.tokenizer, chat.render(trained.tokenizer, messages)))
-    found = None
-    for after in session.prefill_pieces(trained.model, [tokens], None, PIECE):
-        found = after
-        if ended():
-            raise Closed("The server is shutting down.")
-    assert found is not None, "render gives no empty text"
-    return found
+def chat_tokens(trained: TrainedLanguageModel, messages: Sequence[chat.Message], ended: Ended) -> tuple[int, ...]:
+    """Return the tokens of messages, up to where the answer to them begins."""
+    return tuple(chat.encode(trained.tokenizer, chat.render(trained.tokenizer, messages)))

@@ -17,7 +17,8 @@ from lmlong.errors import LmlongError
 from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import sample_each
-from lmlong.model.rows import make_row_step
+from lmlong.model.row_step import make_row_step
+from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
 from lmlong.serving.writer import Deliver, Writer
 
@@ -42,6 +43,7 @@ class Counts:
 
     requests: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     written_tokens: int = 0
     steps: int = 0
     failed: int = 0
@@ -51,9 +53,12 @@ class Counts:
 class Engine:
     """Writes the texts of many requests at a time, with one model."""
 
-    def __init__(self, trained: TrainedLanguageModel, rows: int = 64, waiting: int = 1024):
+    def __init__(self, trained: TrainedLanguageModel, rows: int = 64, waiting: int = 1024, cache: int = 0):
+        """`rows` are read and written at a time, and `waiting` more may wait; `cache` is the memory for beginnings of
+        texts."""
         self.trained, self.rows, self.most_waiting = trained, rows, waiting
         self.counts = Counts()
+        self.cache = PrefixCache(cache) if cache else None
         self._steps = make_row_step(trained.model)
         self._waiting: deque[Writer] = deque()
         self._reading: deque[tuple[Writer, Iterator[None]]] = deque()
@@ -65,7 +70,7 @@ class Engine:
 
     def submit(self, request: Request, deliver: Deliver) -> Writer:
         """Take a request, of which `deliver` is told from the engine's thread; Busy or Closed if it cannot be taken."""
-        writer = Writer(self.trained, request, deliver)
+        writer = Writer(self.trained, request, deliver, self.cache)
         with self._changed:
             if self._closing:
                 raise Closed("The server is shutting down.")
@@ -141,6 +146,8 @@ class Engine:
                     self._reading.append((writer, pieces))
                 else:
                     writer.begin(self._steps)
+                    self.counts.prompt_tokens += writer.prompt_tokens
+                    self.counts.cached_tokens += writer.cached_tokens
                     if not writer.ended:
                         self._writing.append(writer)
             except Exception as error:  # of this request; the others go on
@@ -154,31 +161,31 @@ class Engine:
         if not writers:
             return
         try:
-            logits = self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
-        except Exception as error:
+            self._step(writers)
+        except Exception as error:  # whose it is cannot be told
             for writer in writers:
-                self._fail(writer, error)
-            self._writing = []
-            return
-        known = logits.amax(-1).isfinite().tolist()
-        for writer, finite in zip(writers, known, strict=True):
-            if not finite:
-                self._fail(writer, LmlongError("The model's logits are not finite: its weights are unusable."))
-        if not all(known):
-            logits = logits[torch.tensor(known)]
-            writers = [writer for writer, finite in zip(writers, known, strict=True) if finite]
-        if writers:
-            allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in writers], logits)
-            tokens = sample_each([writer.sampler for writer in writers], allowed, [writer.recent for writer in writers])
-            for row, (writer, token) in enumerate(zip(writers, tokens.tolist(), strict=True)):
-                wanted = writer.request.alternatives is not None
-                try:
-                    writer.take(token, logits[row].double().log_softmax(-1) if wanted else None)
-                except Exception as error:
+                if not writer.ended:
                     self._fail(writer, error)
-            self.counts.steps += 1
-            self.counts.written_tokens += len(writers)
         self._writing = [writer for writer in writers if not writer.ended]
+
+    def _step(self, writers: list[Writer]) -> None:
+        logits = self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
+        finite = logits.amax(-1).isfinite()
+        if not finite.all():
+            for writer, known in zip(writers, finite.tolist(), strict=True):
+                if not known:
+                    self._fail(writer, LmlongError("The model's logits are not finite: its weights are unusable."))
+            logits, writers = logits[finite], [writer for writer in writers if not writer.ended]
+        allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in writers], logits)
+        tokens = sample_each([writer.sampler for writer in writers], allowed, [writer.recent for writer in writers])
+        self.counts.steps += 1  # before anybody is told
+        self.counts.written_tokens += len(writers)
+        for writer, token, row in zip(writers, tokens.tolist(), logits, strict=True):
+            wanted = writer.request.alternatives is not None
+            try:
+                writer.take(token, row.double().log_softmax(-1) if wanted else None)
+            except Exception as error:
+                self._fail(writer, error)
 
     def _fail(self, writer: Writer, error: Exception) -> None:
         self.counts.failed += 1

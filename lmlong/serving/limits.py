@@ -30,6 +30,6 @@ class Limits:
     lag: int = 1 << 20
     """Bytes, about, that a client may leave unread of a stream before its request is ended."""
     aside: int = 64
-    """Texts to score that may wait, and conversations to read."""
+    """Texts to score that may wait, and chats."""
     timeout: float = 600.0
     """Seconds of a request, from its first byte to the last of its answer."""

@@ -40,16 +40,18 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Iterate over the metrics of the engine."""
-        counts, state = self._engine.counts, self._state
+        counts, state, cache = self._engine.counts, self._state, self._engine.cache
         gauges = {
             "lmlong_queued_texts": ("Texts that wait for a row.", self._engine.queued),
             "lmlong_active_rows": ("Texts that are read or written.", self._engine.active),
             "lmlong_rows": ("Texts that may be written at a time.", self._engine.rows),
+            "lmlong_prefix_cache_bytes": ("States of beginnings of texts.", cache.bytes if cache else 0),
             "lmlong_row_state_bytes": ("State of a row when its text begins.", state.empty.bytes),
             "lmlong_row_state_bytes_per_token": ("What each token adds to it.", state.per_token.bytes),
         }
         counters = {
             "lmlong_texts": ("Texts that were asked for.", counts.requests),
+            "lmlong_cached_tokens": ("Tokens of prompts that were read before.", counts.cached_tokens),
             "lmlong_written_tokens": ("Tokens that were written.", counts.written_tokens),
             "lmlong_steps": ("Steps of all rows together.", counts.steps),
             "lmlong_failed_texts": ("Texts that ended by an error.", counts.failed),

@@ -12,7 +12,8 @@ from lmlong.inference.session import Session
 class Request:
     """A text to read, and how to go on from it."""
 
-    prompt: str
+    prompt: str | tuple[int, ...]
+    """A text; or the tokens of the beginning of a document, which are read as they are."""
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = 200
     """None: until the model ends the document."""
@@ -23,6 +24,8 @@ class Request:
     """Numbers that the random draws depend on beside the seed: several texts of one prompt differ in them."""
     alternatives: int | None = None
     """Of how many of the likeliest tokens the log-probability is told, beside that of the token; None: of none."""
+    owner: str = ""
+    """Whose beginnings of texts may be used again."""
     keep_session: bool = False
     """Whether the session after exactly the text that was written is told at the end."""
 
@@ -50,7 +53,8 @@ class Event(NamedTuple):
     end: End | None = None
     error: Exception | None = None  # which ends it too
     session: Session | None = None  # at the end, where it is asked for
-    prompt_tokens: int = 0  # at the end: tokens read of the prompt,
+    prompt_tokens: int = 0  # at the end: tokens of the prompt,
+    cached_tokens: int = 0  # how many of them were read before,
     written_tokens: int = 0  # and tokens written
 
     @property

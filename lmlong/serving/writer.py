@@ -1,29 +1,35 @@
 """One request in the engine: its prompt is read piece by piece, then its text is written token by token."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from lmlong.inference.generation import Text
+from lmlong.inference.generation import End, Text
 from lmlong.inference.healing import heal
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import NO_TOKEN, RECENT, Session, prefill_pieces, with_unread
 from lmlong.inference.unread import Encoding, UnreadText, as_tensors
-from lmlong.model.rows import Row, RowStep
+from lmlong.model.row_step import Row, RowStep
+from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Event, Request, TokenLikelihood, WrittenToken
 
 Deliver = Callable[[Event], None]
+
+KEPT_EVERY, KEPT_AT_MOST = 4096, 1 << 20
+"""A state is kept each so many tokens of a long prompt, and after what was written up to so many."""
 
 
 class Writer:
     """A request that is read and written; `deliver` is called with each event, from the engine's thread."""
 
-    def __init__(self, trained: TrainedLanguageModel, request: Request, deliver: Deliver):
+    def __init__(
+        self, trained: TrainedLanguageModel, request: Request, deliver: Deliver, cache: PrefixCache | None = None
+    ):
         self.request, self.cancelled, self.ended = request, False, False
         self.sampler = Sampler(request.sampling, [request.draws])
         self.head = b""
@@ -31,25 +37,48 @@ class Writer:
         self.last = 0
         """The last token, which the next step reads."""
         self.row: Row
+        self.cached_tokens = 0
+        """Tokens of the prompt that were read before."""
         self._trained, self._deliver = trained, deliver
+        self._cache = None if request.start else cache  # the tokens of what was read before are not known
+        self._tokens: list[int] = []  # all so far, where there is a cache
         self._text = Text(trained.tokenizer, request.stop)
-        self._written = self._prompt_tokens = 0
+        self._written = self._noted = self.prompt_tokens = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._rewind: Rewind | None = None
         self._session: Session | None = None
 
     def read(self, piece: int) -> Iterator[None]:
         """Read the prompt; iterate over its pieces, for other work in between."""
-        start, tokenizer = self.request.start, self._trained.tokenizer
+        start, tokenizer, prompt = self.request.start, self._trained.tokenizer, self.request.prompt
         unread = start.unread.row(0) if start else UnreadText()
-        encoding = Encoding(tokenizer, unread, [self.request.prompt], heal=True)
-        pieces = chain([] if start else [[tokenizer.bos]], encoding)
+        encoding = Encoding(tokenizer, unread, [prompt if isinstance(prompt, str) else ""], heal=True)
+        pieces: Iterable[Sequence[int]] = [prompt]  # type: ignore[list-item]
+        if isinstance(prompt, str):
+            pieces = chain([] if start else [[tokenizer.bos]], encoding)
         self._session = with_unread(start, UnreadText()) if start else None
+        if self._cache is not None:
+            for tokens in pieces:
+                self._tokens.extend(tokens)
+                yield
+            self._session = self._cache.longest(self.request.owner, self._tokens)
+            known = int(self._session.total) if self._session else 0
+            self.cached_tokens = max(0, known - self._begins_by_itself)
+            pieces = [self._tokens[known:]]
         for session in prefill_pieces(self._trained.model, pieces, self._session, piece):
             self._session = session
+            self._keep(every=KEPT_EVERY, new=piece)
             yield
         assert self._session is not None
+        self._keep()
         self._session = with_unread(self._session, encoding.unread)
+
+    def _keep(self, every: int = 1, new: int = 1) -> None:
+        """Let others use what was read, where one of the last `new` tokens is one of `every`."""
+        if self._cache is not None and self._session is not None:
+            read = int(self._session.total)
+            if read >= every and read % every < new:
+                self._cache.keep(self.request.owner, self._tokens[:read], self._session)
 
     def begin(self, steps: RowStep) -> None:
         """Read what the prompt left unread, and join the rows that are written."""
@@ -60,29 +89,35 @@ class Writer:
         if session.unread.pending.shape[1]:
             found = heal(self._trained.model, tokenizer, session, self.sampler, 0)
             session, self.head = found.session, found.cover.head
+            self._tokens.extend(found.cover.tokens)
             if self._rewind:
                 self._rewind.add(found.cover.tokens, lambda: found.session)
-        before = int(self.request.start.total) if self.request.start else 1
-        self._prompt_tokens = int(session.total) - before
+        before = int(self.request.start.total) if self.request.start else 0
+        self.prompt_tokens = int(session.total) - before - self._begins_by_itself
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
         self.last, self.row, self._session = int(session.last), steps.admit(session.state), session
         if self.request.max_tokens == 0:
             self._end("max_tokens", "")
 
     @property
+    def _begins_by_itself(self) -> bool:
+        """Whether the token that begins documents was read before the prompt."""
+        return self.request.start is None and isinstance(self.request.prompt, str)
+
+    @property
     def recent(self) -> Tensor | None:
-        """The last tokens (1, any), where the sampler needs them."""
-        return torch.tensor([list(self._recent)], dtype=torch.long) if self.sampler.looks_back else None
+        """The last tokens (1, RECENT), where the sampler needs them."""
+        return torch.tensor([self._last_tokens()]) if self.sampler.looks_back else None
 
     def take(self, token: int, log_probabilities: Tensor | None) -> None:
         """Write a token, which was drawn for this row, and tell what is certain of the text."""
         told = None if log_probabilities is None else self._likelihoods(token, log_probabilities)
         if token == self._trained.tokenizer.eos:
-            self._end("eos", self._text.finish())
+            self._note(token)  # as a conversation may go on after it
+            self._end("eos", self._text.finish(), told)
             return
         piece = self._text.feed(token, len(self.head))
-        self.head, self.last = b"", token
-        self._recent.append(token)
+        self._note(token)
         self._written += 1
         if self._rewind:
             self._rewind.add([token], self._now, self._text.held)
@@ -93,25 +128,38 @@ class Writer:
         elif piece or told:
             self._deliver(Event(piece, told))
 
+    def _note(self, token: int) -> None:
+        """Take a token for the last one, which the row has not read."""
+        self.head, self.last = b"", token
+        self._noted += 1
+        self._recent.append(token)
+        if self._cache is not None:
+            self._tokens.append(token)
+
     def fail(self, error: Exception) -> None:
         """End by an error."""
         self.ended = True
         self._deliver(Event(error=error))
 
-    def _end(self, how: str, piece: str, told: WrittenToken | None = None) -> None:
+    def _end(self, how: End, piece: str, told: WrittenToken | None = None) -> None:
         self.ended = True
+        if self._cache is not None and self._written and len(self._tokens) <= KEPT_AT_MOST:
+            self._cache.keep(self.request.owner, self._tokens, self._now())
         session = self._rewind.session(self._trained.model, self._text.dropped) if self._rewind else None
-        self._deliver(Event(piece, told, how, None, session, self._prompt_tokens, self._written))  # type: ignore[arg-type]
+        counts = self.prompt_tokens, self.cached_tokens, self._written
+        self._deliver(Event(piece, told, how, None, session, *counts))
 
     def _now(self) -> Session:
         """Return the session after the tokens so far, the last of which the row has not read."""
         assert self._session is not None
         device = self._session.last.device
-        nothing = [NO_TOKEN] * (RECENT - len(self._recent))
-        recent = torch.tensor([[*nothing, *self._recent]], device=device)
-        total = self._session.total + self._written
+        recent = torch.tensor([self._last_tokens()], device=device)
+        total = self._session.total + self._noted
         unread = as_tensors(UnreadText(), device)
         return Session(self.row.state(), torch.tensor([self.last], device=device), recent, total, unread)
+
+    def _last_tokens(self) -> list[int]:
+        return [*[NO_TOKEN] * (RECENT - len(self._recent)), *self._recent]
 
     def _likelihoods(self, token: int, log_probabilities: Tensor) -> WrittenToken:
         values, tokens = log_probabilities.topk(min(self.request.alternatives or 0, len(log_probabilities)))

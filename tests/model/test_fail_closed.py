@@ -136,7 +136,7 @@ PLANTED_BESIDE = {
 GROWING: dict[str, Any] = {**GROUPED, "attention": Attention(kind="softmax")}
 PLANTED_IN_GROWING = {
     "a key that is not kept": ("mixer.h", "append(before.keys, after.keys, line, recent, k, head_dim);", ""),
-    "the values of another head": ("mixer.h", "line = token.row * model.kv_heads + kv_head;", "line = token.row;"),
+    "the values of another head": ("mixer.h", "line = row * model.kv_heads + kv_head;", "line = row;"),
     "logits that are not scaled": ("mixer.h", "scale = 1 / std::sqrt(float(head_dim))", "scale = 1"),
     "a new token that no other sees": ("mixer.h", "current_after[t] = t == recent ||", "current_after[t] ="),
     "keys appended by one head alone": ("mixer.h", "if (head % sharing) return;", "if (head) return;"),

@@ -1,7 +1,9 @@
 """Engines over tiny models, and what they tell."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 from interop.exported import write_run
 
 import lmlong
+from lmlong import recipe
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.tokenizer import Tokenizer
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.engine import Engine
 from lmlong.serving.request import Event, Request
@@ -30,6 +35,14 @@ def running(trained: TrainedLanguageModel, **options: Any) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+
+
+@cache
+def subwords() -> Tokenizer:
+    """Pieces of words, so that the end of a prompt is open."""
+    draw = random.Random(0)
+    text = "".join(draw.choice(["abacad", "cab", "bad", "dab"]) + draw.choice([" ", ", ", "\n"]) for _ in range(3000))
+    return tokenizers.train([text], recipe.Tokenizer(vocabulary=320))
 
 
 class Told:

@@ -81,13 +81,27 @@ def test_an_answer_has_the_fields_of_openai(server: Served) -> None:
     assert answer["object"] == "text_completion" and answer["model"] == NAME and answer["id"].startswith("cmpl-")
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
-    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 18, "total_tokens": 22}
+    counts = {"prompt_tokens": 4, "completion_tokens": 18, "total_tokens": 22}
+    assert answer["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
     *others, last = server.events(
         PATH, prompt="Once", n=2, max_tokens=9, temperature=0, stream_options={"include_usage": True}
     )
     assert last["usage"] == answer["usage"] and last["choices"] == []
     assert len({event["id"] for event in [*others, last]}) == 1
     assert not any(event.get("usage") for event in others)
+
+
+def test_what_a_prompt_begins_with_is_read_once(trained: TrainedLanguageModel) -> None:
+    with served(trained, cache=1 << 28) as server:
+        body: dict[str, Any] = {"max_tokens": 5, "temperature": 0}
+        first = server.post(PATH, prompt="Once upon a time", **body).json()
+        more = "Once upon a time" + first["choices"][0]["text"]
+        answers = [first, *(server.post(PATH, prompt=prompt, **body).json() for prompt in ("Once upon a time", more))]
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+        assert cached[:2] == [0, 16] and cached[2] >= 16
+        assert answers[1]["choices"][0]["text"] == first["choices"][0]["text"]
+        told = server.client.get("/metrics").text
+        assert f"lmlong_cached_tokens_total {sum(cached):.1f}" in told
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,210 @@
+"""Sessions of clients: states that go on, each a file on disk, the latest used ones in memory too.
+
+A session is written to its file before anybody is told that it is there, so none is lost however the server ends, and
+to let one sleep is to forget it. The file is that of `lmlong state`, with who owns it and what it was forked from.
+"""
+
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple
+
+import torch
+
+from lmlong.errors import CheckpointError, LmlongError, UsageError
+from lmlong.inference import state_file
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.session import Session
+from lmlong.model.state import state_bytes
+
+SUFFIX, STAGED = ".state", ".new"
+EVERYBODY = "everybody"
+"""The owner of what is made without a key."""
+
+
+class UnknownSession(LmlongError):
+    """There is no such session, or it belongs to another key."""
+
+
+class QuotaReached(LmlongError):
+    """An owner has as many bytes or sessions as he may."""
+
+
+class SessionInfo(NamedTuple):
+    """What is told of a session."""
+
+    id: str
+    parent: str | None
+    """The session that it was forked from."""
+    made: float
+    """Seconds since 1970."""
+    tokens: int
+    bytes: int
+    """Of its file."""
+    tail: str
+    """The end of its text."""
+
+
+class Quota(NamedTuple):
+    """What one owner may have."""
+
+    sessions: int = 10_000
+    bytes: int = 10 << 30
+
+
+DEFAULT_QUOTA = Quota()
+
+
+def owner_of(key: str | None) -> str:
+    """Return the owner that an API key stands for; no file holds the key itself."""
+    return EVERYBODY if key is None else hashlib.sha256(b"lmlong session owner " + key.encode()).hexdigest()[:32]
+
+
+class SessionStore:
+    """The sessions of all owners, from any thread."""
+
+    def __init__(
+        self, trained: TrainedLanguageModel, folder: Path, memory: int = 1 << 30, quota: Quota = DEFAULT_QUOTA
+    ):
+        self.folder, self.memory, self.quota = folder, memory, quota
+        self.damaged = 0
+        """Files of the folder that are no sessions of this model."""
+        self._trained = trained
+        self._lock = RLock()
+        self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
+        self._awake: OrderedDict[str, Session] = OrderedDict()  # the latest used last
+        self._awake_bytes = 0
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in sorted(folder.iterdir()):
+            if path.suffix == SUFFIX:
+                self._find(path)
+            elif path.name.endswith((STAGED, ".partial")):  # of a server that was killed while it wrote
+                path.unlink()
+
+    def create(self, owner: str, session: Session, parent: str | None = None) -> SessionInfo:
+        """Keep a new session."""
+        with self._lock:
+            infos = self._infos.get(owner, {})
+            if len(infos) >= self.quota.sessions:
+                raise QuotaReached(f"{len(infos):,} sessions are all that one key may have. Delete some.")
+        return self._write(owner, secrets.token_hex(12), session, parent, time.time())
+
+    def update(self, owner: str, name: str, session: Session) -> SessionInfo:
+        """Keep what a session has become."""
+        info = self.info(owner, name)
+        return self._write(owner, name, session, info.parent, info.made)
+
+    def fork(self, owner: str, name: str) -> SessionInfo:
+        """Keep a second session that goes on from where one is now."""
+        return self.create(owner, self.get(owner, name), parent=name)
+
+    def upload(self, owner: str, path: Path) -> SessionInfo:
+        """Keep the session of a state file that anybody may have made, or refuse it."""
+        return self.create(owner, self._load(path))
+
+    def get(self, owner: str, name: str) -> Session:
+        """Return a session, woken from its file where it sleeps."""
+        self.info(owner, name)
+        with self._lock:
+            session = self._awake.get(name)
+            if session is not None:
+                self._awake.move_to_end(name)
+                return session
+        session = self._load(self._path(name))
+        with self._lock:
+            self._keep_awake(name, session)
+        return session
+
+    def info(self, owner: str, name: str) -> SessionInfo:
+        """Return what is known of a session of this owner; of one of another as little as of none."""
+        with self._lock:
+            info = self._infos.get(owner, {}).get(name)
+        if info is None:
+            raise UnknownSession(f"There is no session {name!r}.")
+        return info
+
+    def list(self, owner: str) -> list[SessionInfo]:
+        """Return the sessions of an owner, the oldest first."""
+        with self._lock:
+            return sorted(self._infos.get(owner, {}).values(), key=lambda info: info.made)
+
+    def delete(self, owner: str, name: str) -> None:
+        self.info(owner, name)
+        with self._lock:
+            self._forget(name)
+            del self._infos[owner][name]
+            self._path(name).unlink(missing_ok=True)
+
+    def file(self, owner: str, name: str) -> Path:
+        """Return the state file of a session, to be downloaded."""
+        self.info(owner, name)
+        return self._path(name)
+
+    @property
+    def count(self) -> int:
+        with self._lock:
+            return sum(map(len, self._infos.values()))
+
+    @property
+    def awake_bytes(self) -> int:
+        return self._awake_bytes
+
+    @torch.inference_mode()
+    def _write(self, owner: str, name: str, session: Session, parent: str | None, made: float) -> SessionInfo:
+        path, trained = self._path(name), self._trained
+        session = session._replace(state=trained.model.settle(session.state))
+        before = self._used(owner, but=name)
+        about: dict[str, Any] = {"owner": owner, "parent": parent, "made": made}
+        staged = path.with_suffix(STAGED)
+        state_file.save(
+            staged, session, trained.model, trained.owners, trained.tokenizer, str(trained.checkpoint), about
+        )
+        size = staged.stat().st_size
+        if before + size > self.quota.bytes:
+            staged.unlink()
+            raise QuotaReached(f"{self.quota.bytes:,} bytes of sessions are all that one key may have. Delete some.")
+        tail = state_file.tail_of(session, trained.tokenizer)
+        info = SessionInfo(name, parent, made, int(session.total), size, tail)
+        with self._lock:
+            staged.replace(path)
+            self._infos.setdefault(owner, {})[name] = info
+            self._keep_awake(name, session)
+        return info
+
+    def _used(self, owner: str, but: str) -> int:
+        with self._lock:
+            return sum(info.bytes for info in self._infos.get(owner, {}).values() if info.id != but)
+
+    def _find(self, path: Path) -> None:
+        """Take up the session of a file."""
+        try:
+            about = state_file.describe(path)
+            owner, parent, made = about["owner"], about["parent"], float(about["made"])
+            if any(about[key] != value for key, value in self._trained.owners.items()):
+                raise CheckpointError("of another model")
+        except (CheckpointError, UsageError, KeyError, TypeError, ValueError):
+            self.damaged += 1
+            return
+        info = SessionInfo(path.stem, parent, made, about["tokens"], path.stat().st_size, about["tail"])
+        self._infos.setdefault(owner, {})[path.stem] = info
+
+    def _load(self, path: Path) -> Session:
+        trained = self._trained
+        return state_file.load(path, trained.model, trained.owners, str(trained.checkpoint))
+
+    def _keep_awake(self, name: str, session: Session) -> None:
+        self._forget(name)
+        self._awake[name] = session
+        self._awake_bytes += state_bytes(session)
+        while self._awake_bytes > self.memory and len(self._awake) > 1:
+            self._forget(next(iter(self._awake)))
+
+    def _forget(self, name: str) -> None:
+        if (session := self._awake.pop(name, None)) is not None:
+            self._awake_bytes -= state_bytes(session)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}{SUFFIX}"

@@ -1,0 +1,205 @@
+"""Requests side by side: each is written what it would be alone, and none waits for another."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interop.exported import FORMS
+from machine import needs_compiler
+from serving.engines import Told, loaded, running, subwords
+
+from lmlong.attention.base import state_tensors
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.errors import LmlongError
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.sampling import Sampler, Sampling
+from lmlong.model.state import rebuild_state
+from lmlong.serving.engine import Busy, Closed, Engine
+from lmlong.serving.request import Request
+from lmlong.serving.writer import Writer
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.3, "top_k": 9},
+    {"top_p": 0.8, "min_p": 0.01},
+    {"temperature": 0.7, "repetition_penalty": 1.3, "repetition_window": 5},
+]
+
+
+def requests(count: int) -> list[Request]:
+    """Requests of many kinds."""
+    return [
+        Request(
+            "abcab" + "dcba" * number,
+            Sampling(**OPTIONS[number % len(OPTIONS)], seed=number),
+            max_tokens=12 + 3 * number,
+            stop=("bb", "a\n") if number % 3 == 0 else (),
+        )
+        for number in range(count)
+    ]
+
+
+def written_alone(trained: TrainedLanguageModel, request: Request) -> str:
+    options = {name: getattr(request.sampling, name) for name in request.sampling.__dataclass_fields__}
+    return "".join(trained.stream(request.prompt, max_tokens=request.max_tokens, stop=request.stop, **options))
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["elu", "ngram", "softmax", "window beside delta"])
+def test_each_is_written_what_it_would_be_alone(tmp_path: Path, form: str) -> None:
+    trained = loaded(tmp_path / "run", **FORMS[form])
+    asked = requests(13)
+    expected = [written_alone(trained, request) for request in asked]
+    for rows in (1, 4, 64):
+        with running(trained, rows=rows) as engine:
+            told = [Told(engine, request) for request in asked]
+            assert [one.text() for one in told] == expected
+        assert all(one.none_are_left() for one in told) and engine.active == engine.queued == 0
+    assert len(set(expected)) > 10
+
+
+@pytest.mark.parametrize("tokenizer", [None, subwords()], ids=["bytes", "subwords"])
+def test_by_torch_and_with_prompts_that_end_within_a_word(tmp_path: Path, tokenizer: Tokenizer | None) -> None:
+    trained = loaded(tmp_path / "run", native=False, tokenizer=tokenizer, **FORMS["delta"])
+    asked = requests(6)
+    with running(trained, rows=3) as engine:
+        told = [Told(engine, request) for request in asked]
+        assert [one.text() for one in told] == [written_alone(trained, request) for request in asked]
+
+
+def test_the_end_tells_how_it_came_and_how_many_tokens(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    with running(trained) as engine:
+        *_, last = Told(engine, Request("abc", max_tokens=7)).all()
+        assert (last.end, last.prompt_tokens, last.written_tokens) == ("max_tokens", 3, 7)
+        *_, last = Told(engine, Request("abc", max_tokens=0)).all()
+        assert (last.end, last.written_tokens) == ("max_tokens", 0)
+        text = Told(engine, Request("abc", Sampling(seed=3), max_tokens=60)).text()
+        stop = text[5:8]
+        *before, last = Told(engine, Request("abc", Sampling(seed=3), max_tokens=60, stop=(stop,))).all()
+        assert last.end == "stop" and "".join(event.text for event in (*before, last)) == text[: text.index(stop)]
+
+
+def test_nobody_waits_for_a_long_prompt(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    with running(trained, rows=4) as engine:
+        long = Told(engine, Request("abcd" * 40_000, max_tokens=2))
+        short = Told(engine, Request("abc", max_tokens=30))
+        assert len(short.text()) >= 1 and long.none_are_left()
+        engine.cancel(long.writer)
+
+
+def test_a_row_is_free_as_soon_as_its_request_is_cancelled(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    with running(trained, rows=1) as engine:
+        endless = Told(engine, Request("abc", max_tokens=None))
+        endless.next()
+        waiting, cancelled = (Told(engine, Request("abc", max_tokens=3)) for _ in range(2))
+        engine.cancel(cancelled.writer)
+        engine.cancel(endless.writer)
+        assert waiting.all()[-1].end == "max_tokens"
+        assert cancelled.none_are_left()
+        while not endless.none_are_left():
+            assert not endless.next().is_last
+    assert engine.counts.cancelled == 2 and engine.active == engine.queued == 0
+
+
+def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    with running(trained, rows=1, waiting=2) as engine:
+        endless = Told(engine, Request("abc", max_tokens=None))
+        endless.next()
+        told = [Told(engine, Request("abc", max_tokens=3)) for _ in range(2)]
+        with pytest.raises(Busy, match="2 requests wait already"):
+            Told(engine, Request("abc"))
+        engine.cancel(endless.writer)
+        assert [one.all()[-1].end for one in told] == ["max_tokens", "max_tokens"]
+
+
+def test_who_closes_waits_for_what_is_written_and_ends_the_rest(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    engine = Engine(trained, rows=2)
+    short, endless = (Told(engine, Request("abc", max_tokens=most)) for most in (40, None))
+    endless.next()
+    begun = time.monotonic()
+    engine.close(grace=1.0)
+    assert time.monotonic() - begun >= 1
+    assert short.all()[-1].end == "max_tokens" and isinstance(endless.all()[-1].error, Closed)
+    with pytest.raises(Closed):
+        Told(engine, Request("abc"))
+    idle = Engine(trained)
+    idle.close(grace=1000.0)  # ends at once
+
+
+def test_a_broken_state_ends_its_own_request_alone(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    good = trained.read("abc")
+    bad = good._replace(state=rebuild_state(good.state, iter([x * math.nan for x in state_tensors(good.state)])))
+    bad = bad._replace(state=bad.state._replace(position=good.state.position))
+    with running(trained) as engine:
+        told = [Told(engine, Request("abc", start=start, max_tokens=20)) for start in (good, bad, None)]
+        ends = [one.all()[-1] for one in told]
+        assert isinstance(ends[1].error, LmlongError) and ends[0].end == ends[2].end == "max_tokens"
+        assert engine.counts.failed == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["elu", "ngram", "softmax"])
+def test_the_session_at_the_end_goes_on_from_exactly_the_text(tmp_path: Path, form: str) -> None:
+    trained = loaded(tmp_path / "run", **FORMS[form])
+    start, options = trained.read("dcba" * 20), Sampling(seed=5, temperature=1.2)
+    for stop in ((), ("cb",), ("bb", "ac")):
+        generation = trained.generate(trained.read("abc", start), options, [(0,)], 60, stop)
+        expected = "".join(piece for _, piece in generation)
+        with running(trained) as engine:
+            asked = Request("abc", options, 60, stop, start, keep_session=True)
+            told, others = Told(engine, asked), [Told(engine, request) for request in requests(3)]
+            events = told.all()
+            assert all(other.all()[-1].end for other in others)
+        assert "".join(event.text for event in events) == expected
+        session = events[-1].session
+        assert session is not None
+        once_more = "".join(trained.stream("dd", state=session, seed=1))
+        assert once_more == "".join(trained.stream("dd", state=generation.finished(), seed=1))
+        assert int(session.total) == int(generation.finished().total)
+
+
+def test_likelihoods_are_those_of_the_model(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["delta"])
+    with running(trained) as engine:
+        others = [Told(engine, request) for request in requests(3)]
+        events = Told(engine, Request("abc", Sampling(seed=2), max_tokens=9, alternatives=3)).all()
+        assert all(other.all()[-1].end for other in others)
+    tokens = [event.token for event in events if event.token]
+    assert len(tokens) == 9
+    ids = torch.tensor([[256, *b"abc", *(told.token for told in tokens)]])
+    with torch.inference_mode():
+        expected = trained.model(ids)[0][0, 3:-1].log_softmax(-1)
+    for told, row in zip(tokens, expected, strict=True):
+        assert told.log_probability == pytest.approx(float(row[told.token]), abs=1e-5)
+        values, likeliest = row.topk(3)
+        assert [one.token for one in told.alternatives] == likeliest.tolist()
+        assert [one.log_probability for one in told.alternatives] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_a_mistake_is_found_that_lets_rows_draw_each_others_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["delta"])
+    asked = requests(6)
+    expected = [written_alone(trained, request) for request in asked]
+    made = Writer.__init__
+    shared = Sampler(Sampling(temperature=1.0), [(0,)])
+
+    def wrong(self: Writer, *inputs: Any) -> None:
+        made(self, *inputs)
+        self.sampler._random = shared._random
+
+    monkeypatch.setattr(Writer, "__init__", wrong)
+    with running(trained) as engine:
+        told = [Told(engine, request) for request in asked]
+        assert [one.text() for one in told] != expected

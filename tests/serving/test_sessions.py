@@ -1,0 +1,183 @@
+"""Sessions on disk: none is lost, none is anybody else's, and each goes on as if it had never slept."""
+
+import math
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from interop.exported import FORMS, write_run
+from serving.engines import loaded
+
+import lmlong
+from lmlong.attention.base import state_tensors
+from lmlong.errors import CheckpointError
+from lmlong.model.state import rebuild_state
+from lmlong.serving.sessions import EVERYBODY, Quota, QuotaReached, SessionStore, UnknownSession, owner_of
+
+ME, OTHER = owner_of("my key"), owner_of("another key")
+
+
+@pytest.mark.parametrize("form", ["elu", "delta", "ngram", "softmax"])
+def test_a_session_goes_on_the_same_asleep_awake_and_after_a_restart(tmp_path: Path, form: str) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS[form])
+    session = trained.read("abcd" * 50)
+    expected = "".join(trained.stream("dd", state=session))
+    store = SessionStore(trained, tmp_path / "sessions")
+    info = store.create(ME, session)
+    assert (info.tokens, info.parent, info.tail[-4:]) == (int(session.total), None, "abcd")
+    asleep = SessionStore(lmlong.load(tmp_path / "run"), tmp_path / "sessions", memory=0)
+    assert asleep.list(ME) == [info]
+    for one in (store, asleep):
+        assert "".join(trained.stream("dd", state=one.get(ME, info.id))) == expected
+
+
+def test_what_it_has_become_and_what_it_was_forked_from(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    store = SessionStore(trained, tmp_path / "sessions")
+    first = store.create(ME, trained.read("abc"))
+    second = store.fork(ME, first.id)
+    grown = store.update(ME, first.id, trained.read("dcba" * 9, store.get(ME, first.id)))
+    assert grown.id == first.id and grown.made == first.made and grown.tokens == first.tokens + 36
+    assert second.parent == first.id and int(store.get(ME, second.id).total) == first.tokens
+    again = SessionStore(trained, tmp_path / "sessions")
+    assert again.list(ME) == store.list(ME) == [grown, second]
+    store.delete(ME, first.id)
+    assert [info.id for info in store.list(ME)] == [second.id]
+    assert len(list((tmp_path / "sessions").iterdir())) == 1
+    with pytest.raises(UnknownSession):
+        store.get(ME, first.id)
+
+
+def test_a_session_belongs_to_one_key(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    store = SessionStore(trained, tmp_path / "sessions")
+    mine = store.create(ME, trained.read("abc")).id
+    for stranger in (OTHER, EVERYBODY):
+        for use in (store.get, store.fork, store.delete, store.file, store.info):
+            with pytest.raises(UnknownSession):
+                use(stranger, mine)
+        assert store.list(stranger) == []
+    assert owner_of("my key") != owner_of("another key") and "my key" not in ME
+    path = store.file(ME, mine)
+    assert b"my key" not in path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_memory_holds_the_latest_used(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    session = trained.read("abc")
+    size = sum(x.numel() * x.element_size() for x in state_tensors(session))
+    store = SessionStore(trained, tmp_path / "sessions", memory=3 * size)
+    ids = [store.create(ME, session).id for _ in range(9)]
+    assert store.count == 9 and 0 < store.awake_bytes <= 3 * size
+    woken = store.get(ME, ids[0])
+    assert store.get(ME, ids[0]) is woken  # which stayed awake
+    assert store.awake_bytes <= 3 * size
+    assert all(map(torch.equal, state_tensors(woken), state_tensors(session)))
+
+
+def test_an_owner_has_so_many_sessions_and_bytes(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    size = SessionStore(trained, tmp_path / "one").create(ME, trained.read("abc")).bytes
+    store = SessionStore(trained, tmp_path / "few", quota=Quota(sessions=2))
+    kept = [store.create(ME, trained.read("abc")) for _ in range(2)]
+    with pytest.raises(QuotaReached, match="2 sessions"):
+        store.fork(ME, kept[0].id)
+    store.create(OTHER, trained.read("abc"))
+    store.update(ME, kept[0].id, trained.read("abcd"))
+    small = SessionStore(trained, tmp_path / "small", quota=Quota(bytes=2 * size + 99))
+    for _ in range(2):
+        small.create(ME, trained.read("abc"))
+    with pytest.raises(QuotaReached, match="bytes"):
+        small.create(ME, trained.read("abc"))
+    assert len(list((tmp_path / "small").iterdir())) == 2
+
+
+def test_what_anybody_uploads_is_refused_unless_it_is_a_state_of_this_model(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    other = loaded(tmp_path / "other", native=False, **FORMS["delta"])
+    store = SessionStore(trained, tmp_path / "sessions")
+    session = trained.read("abc")
+    trained.save_state(session, tmp_path / "good.state")
+    other.save_state(other.read("abc"), tmp_path / "other.state")
+    (tmp_path / "noise.state").write_bytes(os.urandom(3000))
+    whole = (tmp_path / "good.state").read_bytes()
+    (tmp_path / "cut.state").write_bytes(whole[: len(whole) // 2])
+    flipped = bytearray(whole)
+    flipped[-5] ^= 1
+    (tmp_path / "flipped.state").write_bytes(bytes(flipped))
+    state = session.state
+    for name, number in (("nan", math.nan), ("inf", math.inf)):
+        broken = rebuild_state(state.blocks, iter([torch.full_like(x, number) for x in state_tensors(state.blocks)]))
+        trained.save_state(session._replace(state=state._replace(blocks=broken)), tmp_path / f"{name}.state")
+    assert store.upload(ME, tmp_path / "good.state").tokens == int(session.total)
+    for name in ("other", "noise", "cut", "flipped", "nan", "inf"):
+        with pytest.raises(CheckpointError):
+            store.upload(ME, tmp_path / f"{name}.state")
+    assert store.count == 1
+
+
+def test_a_folder_may_hold_damaged_files_and_those_of_other_models(tmp_path: Path) -> None:
+    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+    store = SessionStore(trained, tmp_path / "sessions")
+    kept = store.create(ME, trained.read("abc"))
+    (tmp_path / "sessions" / "noise.state").write_bytes(b"noise")
+    (tmp_path / "sessions" / "half.new").write_bytes(b"half")
+    (tmp_path / "sessions" / ".half.new.partial").write_bytes(b"half")
+    other = loaded(tmp_path / "other", native=False, **FORMS["delta"])
+    again, of_other = (SessionStore(one, tmp_path / "sessions") for one in (trained, other))
+    assert again.list(ME) == [kept] and again.damaged == 1
+    assert of_other.list(ME) == [] and of_other.damaged == 2
+    assert sorted(path.name for path in (tmp_path / "sessions").iterdir()) == sorted(
+        [f"{kept.id}.state", "noise.state"]
+    )
+
+
+CHILD = """
+import sys
+from pathlib import Path
+import lmlong
+from lmlong.serving.sessions import EVERYBODY, SessionStore
+trained = lmlong.load(sys.argv[1])
+store = SessionStore(trained, Path(sys.argv[2]))
+names = [info.id for info in store.list(EVERYBODY)]
+session = trained.read("abc")
+while True:
+    if len(names) < 3:
+        info = store.create(EVERYBODY, session)
+        names.append(info.id)
+    else:
+        names.append(names.pop(0))
+        info = store.update(EVERYBODY, names[-1], trained.read("dcba", store.get(EVERYBODY, names[-1])))
+    print(info.id, info.tokens, flush=True)
+"""
+
+
+def test_no_session_that_was_told_of_is_lost_by_a_kill(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", **FORMS["elu"])
+    trained, told = lmlong.load(tmp_path / "run"), {}
+    for number in range(4):
+        words = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(tmp_path / "sessions")]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            first = child.stdout.readline()
+            time.sleep(0.05 + 0.07 * number)
+            child.send_signal(signal.SIGKILL)
+            lines = [first, *child.stdout.readlines()]
+        told |= {name: int(tokens) for name, tokens in (line.split() for line in lines if line.endswith("\n"))}
+        store = SessionStore(trained, tmp_path / "sessions", memory=0)
+        found = {info.id: info.tokens for info in store.list(EVERYBODY)}
+        assert all(found[name] - tokens in (0, 4) for name, tokens in told.items())
+        told = found
+        for name, tokens in found.items():
+            text = "abc" + "dcba" * ((tokens - 4) // 4)
+            expected = "".join(trained.stream("d", state=trained.read(text), temperature=0, max_tokens=9))
+            woken = store.get(EVERYBODY, name)
+            assert "".join(trained.stream("d", state=woken, temperature=0, max_tokens=9)) == expected
+    assert max(told.values()) > 8
