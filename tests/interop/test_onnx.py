@@ -86,6 +86,8 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("form", FORMS_HERE)
 @torch.no_grad()
 def test_onnxruntime_has_the_same_logits_and_writes_the_same(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
     ours = write_run(tmp_path / "run", **FORMS_HERE[form])
     assert export_onnx(str(tmp_path / "run"), tmp_path / "onnx").architecture == "ONNX"
     theirs = Onnx(tmp_path / "onnx")
@@ -102,6 +104,8 @@ def test_onnxruntime_has_the_same_logits_and_writes_the_same(tmp_path: Path, for
 @pytest.mark.parametrize("form", FORMS_HERE)
 @torch.no_grad()
 def test_rows_of_a_batch_may_be_at_different_places(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
     ours = write_run(tmp_path / "run", **FORMS_HERE[form])
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
     theirs, ids = Onnx(tmp_path / "onnx"), text(2, 60)
@@ -121,6 +125,8 @@ def test_rows_of_a_batch_may_be_at_different_places(tmp_path: Path, form: str) -
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}], ids=str)
 @torch.no_grad()
 def test_a_llama_leaves_by_the_same_graph(tmp_path: Path, changes: dict[str, Any]) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
     config = {**CONFIG, **changes}
     import_model(write_folder(tmp_path / "theirs", config, tiny_llama.weights(config)), tmp_path / "run")
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
@@ -134,6 +140,7 @@ def test_a_llama_leaves_by_the_same_graph(tmp_path: Path, changes: dict[str, Any
 @pytest.mark.parametrize("form", ["delta", "ngram", "softmax"])
 def test_the_example_of_its_card_runs_where_neither_lmlong_nor_torch_is_installed(tmp_path: Path, form: str) -> None:
     pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
     ours = write_run(tmp_path / "run", **FORMS[form])
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
     card = (tmp_path / "onnx" / "README.md").read_text()
