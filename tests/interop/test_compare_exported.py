@@ -75,7 +75,6 @@ def test_an_exported_folder_is_its_run(folder: Path) -> None:
 @pytest.mark.interop
 def test_so_is_a_graph(folder: Path) -> None:
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     export_onnx(str(folder / "run"), folder / "onnx")
     told = tool(folder, "check", "onnx", "expected.npz", "--by", "onnxruntime")
     assert counts(told, "equal") == [PROMPTS, 20, 20] and counts(told, "other") == [0, 0, 0]

@@ -87,7 +87,6 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 @torch.no_grad()
 def test_onnxruntime_has_the_same_logits_and_writes_the_same(tmp_path: Path, form: str) -> None:
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     ours = write_run(tmp_path / "run", **FORMS_HERE[form])
     assert export_onnx(str(tmp_path / "run"), tmp_path / "onnx").architecture == "ONNX"
     theirs = Onnx(tmp_path / "onnx")
@@ -105,7 +104,6 @@ def test_onnxruntime_has_the_same_logits_and_writes_the_same(tmp_path: Path, for
 @torch.no_grad()
 def test_rows_of_a_batch_may_be_at_different_places(tmp_path: Path, form: str) -> None:
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     ours = write_run(tmp_path / "run", **FORMS_HERE[form])
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
     theirs, ids = Onnx(tmp_path / "onnx"), text(2, 60)
@@ -126,7 +124,6 @@ def test_rows_of_a_batch_may_be_at_different_places(tmp_path: Path, form: str) -
 @torch.no_grad()
 def test_a_llama_leaves_by_the_same_graph(tmp_path: Path, changes: dict[str, Any]) -> None:
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     config = {**CONFIG, **changes}
     import_model(write_folder(tmp_path / "theirs", config, tiny_llama.weights(config)), tmp_path / "run")
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
@@ -140,7 +137,6 @@ def test_a_llama_leaves_by_the_same_graph(tmp_path: Path, changes: dict[str, Any
 @pytest.mark.parametrize("form", ["delta", "ngram", "softmax"])
 def test_the_example_of_its_card_runs_where_neither_lmlong_nor_torch_is_installed(tmp_path: Path, form: str) -> None:
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     ours = write_run(tmp_path / "run", **FORMS[form])
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
     card = (tmp_path / "onnx" / "README.md").read_text()
@@ -160,7 +156,8 @@ def test_the_example_of_its_card_runs_where_neither_lmlong_nor_torch_is_installe
 
 @pytest.mark.interop
 def test_its_graph_is_valid_and_says_what_it_is_given(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
+    import onnx
+
     write_run(tmp_path / "run", **FORMS["softmax"])
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
     onnx.checker.check_model(tmp_path / "onnx" / "model.onnx")
@@ -185,7 +182,6 @@ def test_its_graph_is_valid_and_says_what_it_is_given(tmp_path: Path) -> None:
 
 
 def test_the_command_tells_what_it_wrote_and_the_card_how_the_model_reads(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
     write_run(tmp_path / "run", **FORMS["ngram"])
     told = {"runs": [{"context": [{"length": 16, "bits_per_byte": 2.345}]}]}
     (tmp_path / "told.json").write_text(json.dumps(told))
@@ -209,7 +205,6 @@ def test_the_command_tells_what_it_wrote_and_the_card_how_the_model_reads(tmp_pa
 def test_what_cannot_leave_is_told_before_anything_is_written(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    pytest.importorskip("onnx")
     write_run(tmp_path / "run", **options)
     with pytest.raises(UsageError, match=message):
         export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
@@ -227,7 +222,6 @@ def test_a_package_that_is_missing_is_told_before_anything_is_written(
 
 
 def test_a_folder_that_holds_anything_is_kept(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
     write_run(tmp_path / "run", **FORMS["elu"])
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "mine.txt").write_text("mine")
@@ -237,7 +231,6 @@ def test_a_folder_that_holds_anything_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_does_not_leave(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
     write_run(tmp_path / "run", **FORMS["elu"])
     weights = tmp_path / "run" / "checkpoints" / "latest" / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -256,7 +249,6 @@ class Doubled(torch.nn.Linear):
 
 
 def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
     from lmlong.interop.onnx.model import onnx_model
 
     model = write_run(tmp_path / "run", **FORMS["elu"])

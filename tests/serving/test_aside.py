@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serving.chats import TALK, chatting
 from serving.engines import loaded
 from serving.servers import until
 
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.aside import Worker, read_chat, score
+from lmlong.serving.aside import Worker, score
 from lmlong.serving.engine import Closed
 
 TEXT = "It was a dark and stormy night. " * 2000
@@ -62,7 +61,3 @@ def test_a_job_ends_within_its_text(tmp_path: Path) -> None:
     with pytest.raises(Closed):
         score(trained, TEXT, ended)
     assert len(asked) == 2, "the rest is not read"
-    asked.clear()
-    with pytest.raises(Closed):
-        read_chat(chatting(tmp_path / "chat"), [*TALK, {"role": "user", "content": TEXT}], ended)
-    assert len(asked) == 2
