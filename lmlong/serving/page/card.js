@@ -18,7 +18,7 @@ export class Card {
     text.addEventListener("pointerout", (event) => event.pointerType === "mouse" && this.#leaving());
     text.addEventListener("click", (event) => this.#pin(event.target.closest(".token")));
     text.addEventListener("keydown", (event) => this.#move(event));
-    text.parentElement.addEventListener("scroll", () => this.hide(), { passive: true });
+    text.parentElement.addEventListener("scroll", () => (this.isPinned ? this.#follow() : this.hide()), { passive: true });
     element.addEventListener("pointerenter", () => clearTimeout(this.timer));
     element.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.#leaving());
     document.addEventListener("pointerdown", (event) => {
@@ -105,6 +105,14 @@ export class Card {
     if (isWritten) row.className = "written";
     row.addEventListener("click", () => this.take(place, name, logprob));
     return row;
+  }
+
+  /** Stay beside the token while it can be seen. */
+  #follow() {
+    const { top, bottom } = this.token.getBoundingClientRect();
+    const seen = this.view.scroller.getBoundingClientRect();
+    if (bottom > seen.top && top < seen.bottom) this.#beside(this.token);
+    else this.hide();
   }
 
   /** Put the card under its token, or above it where there is no room. */

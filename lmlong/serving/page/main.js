@@ -194,7 +194,7 @@ async function follow(parent, segments, { max_tokens: most, ...sampling }, signa
     forest.add({ ...session, parent, rate: work.rate });
     if (isWatched) current = session.id;
     const count = turn.asked - turn.left;
-    say(signal.aborted ? `Stopped. What was written is kept.` : `Wrote ${count} tokens.`);
+    say(signal.aborted ? `Stopped. What was written is kept.` : `Wrote ${count.toLocaleString("en")} tokens.`);
   }
   if (error) throw error;
   if (!session) {

@@ -17,6 +17,7 @@ export class TextView {
     this.places = new WeakMap(); // of each token's span: {token, id, segment, number}
     this.writing = null; // the part of the turn that is being written, if it is shown,
     this.shown = 0; // and how many of its tokens are
+    new ResizeObserver(() => this.#clear()).observe(element);
     element.addEventListener("click", (event) => {
       const mark = event.target.closest(".mark");
       if (mark) goBack(mark.dataset.id);
@@ -40,6 +41,7 @@ export class TextView {
       parts.append(this.writing);
     }
     this.element.replaceChildren(parts);
+    this.#clear();
     this.toEnd();
   }
 
@@ -64,9 +66,8 @@ export class TextView {
 
   /** The end of a text that this browser never had, or no longer has, as the server tells it. */
   #end(session) {
-    const part = span("turn told");
-    const hint = span("hint", `What stands before is in the state, but not in this browser. `);
-    part.append(hint, session.tail);
+    const part = span("turn");
+    part.append(span("hint", "What stands before is in the state, but not in this browser. "), span("told", session.tail));
     return part;
   }
 
@@ -90,6 +91,14 @@ export class TextView {
     if (token.logprob !== null) found.classList.add(`b${Math.min(10, Math.round(bits(token.logprob)))}`);
     this.places.set(found, { token, ...place });
     return found;
+  }
+
+  /** Of the dots of one line show the last alone; the tree has them all. */
+  #clear() {
+    const marks = [...this.element.querySelectorAll(".mark")];
+    for (const mark of marks) mark.hidden = false;
+    const tops = marks.map((mark) => mark.offsetTop);
+    marks.forEach((mark, number) => (mark.hidden = tops[number] === tops[number + 1]));
   }
 
   /** A dot between two turns, to go back to the first of them. */

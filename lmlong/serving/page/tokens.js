@@ -8,7 +8,8 @@ function bytesOf(name) {
   return Uint8Array.from(name.slice(6).split("\\x").slice(1), (digits) => parseInt(digits, 16));
 }
 
-export const isText = (name) => !name.startsWith("bytes:");
+/** Whether a token can be told as text: neither part of a character, nor a mark as <eos>. */
+export const isText = (name) => !/^(bytes:|<[^<>\s]+>$)/.test(name);
 export const bits = (logprob) => Math.max(0, -logprob / Math.LN2);
 export const textOf = (segments) =>
   segments.map(({ told, written }) => told ?? written.map((token) => token.text).join("")).join("");

@@ -1,9 +1,10 @@
 // A turn: what is told to a fork of a session, and what the model writes after it.
 
-import { ask, Away, jsonBody, patience, request, stream } from "./api.js";
+import { ask, Away, jsonBody, patience, request, sleep, stream } from "./api.js";
 import { Aligner, textOf } from "./tokens.js";
 
 const ALTERNATIVES = 5;
+const MOMENT = 0.5; // seconds in which a server notices that a reader has gone, and lets go of the session
 
 /** Ids of forks that a turn gave up, which are deleted but may still be listed. */
 export const discarded = new Set();
@@ -99,5 +100,6 @@ async function forkOf(id, signal) {
 /** Delete a fork that nobody has seen; nobody waits for it. */
 function discard(id) {
   discarded.add(id);
-  ask(`v1/sessions/${id}`, { method: "DELETE" }).catch(() => {});
+  const remove = () => ask(`v1/sessions/${id}`, { method: "DELETE" });
+  sleep(MOMENT).then(remove).catch(() => {});
 }
