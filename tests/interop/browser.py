@@ -32,6 +32,13 @@ DROP = """(text) => {
     document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
 }"""
 
+FILL = """
+localStorage.setItem("lmlong.text.old", "x".repeat(2_999_000));
+const index = JSON.parse(localStorage["lmlong.texts"]);
+localStorage.setItem("lmlong.texts", JSON.stringify({ ...index, old: [1, 2_999_000] }));
+"""
+"""A text of long ago that takes all the room that the page gives itself."""
+
 WATCH = """
 window.violations = [];
 addEventListener("securitypolicyviolation", (event) => violations.push([event.violatedDirective, event.blockedURI]));

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interop.browser import DROP, FAILED, NAME_OF_FOCUS, ServerProcess, Visit, process_of, visiting
+from interop.browser import DROP, FAILED, FILL, NAME_OF_FOCUS, ServerProcess, Visit, process_of, visiting
 from serving.servers import until
 
 pytestmark = pytest.mark.interop
@@ -125,7 +125,39 @@ def test_a_phone_and_a_keyboard_reach_everything(chromium: Any, page_server: Ser
             page.keyboard.press("Tab")
         wanted = "new open treeitem again download delete text colours mono prompt write max_tokens temperature top_p"
         assert {*wanted.split(), "top_k", "repetition_penalty", "seed", "defaults"} <= {*reached}
+        assert page.locator("output, [aria-live]").count() == 1, "tokens are not read out while they come"
         page.focus("#text")
         page.keyboard.press("ArrowRight")
         assert "bits" in page.inner_text("#card") and "Likeliest" in visit.status
         visit.check()
+
+
+def test_a_browser_that_is_full_forgets_the_texts_used_longest_ago(visit: Visit) -> None:
+    page = visit.page
+    visit.set(max_tokens=10)
+    visit.write("bad cab")
+    first = visit.current
+    page.evaluate(FILL)
+    visit.write(" dab")
+    kept = page.evaluate("Object.keys(localStorage).filter((key) => key.startsWith('lmlong.text.'))")
+    assert f"lmlong.text.{visit.current}" in kept and "lmlong.text.old" not in kept
+    assert f"lmlong.text.{first}" in kept, "which was used later"
+    page.evaluate("localStorage.setItem('other', 'x'.repeat(5_200_000 - JSON.stringify({...localStorage}).length))")
+    visit.write(" cab" * 1000)
+    assert visit.text.startswith("bad cab") and " cab" * 1000 in visit.text, "this tab has it all the same"
+
+
+def test_where_nothing_can_be_kept_the_page_works(chromium: Any, page_server: ServerProcess) -> None:
+    context = chromium.new_context()
+    context.add_init_script(
+        "for (const name of ['localStorage', 'sessionStorage'])"
+        " Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });"
+    )
+    visit = Visit(context.new_page(), page_server.url)
+    visit.set(max_tokens=10)
+    visit.write("bad cab")
+    visit.page.click("#delete")
+    visit.page.click("#sure-yes")
+    until(lambda: "Deleted" in visit.status)
+    visit.check()
+    context.close()

@@ -22,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
 
 @pytest.fixture(scope="module")
 def server(trained: TrainedLanguageModel) -> Iterator[Served]:
-    with served(trained, key="secret") as server:
+    with served(trained, keys=["secret"]) as server:
         yield server
 
 

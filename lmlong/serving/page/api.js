@@ -26,9 +26,18 @@ export function jsonBody(value) {
   return { method: "POST", body: JSON.stringify(value), headers: { "Content-Type": "application/json" } };
 }
 
+let key = keptKey();
+
+function keptKey() {
+  try {
+    return sessionStorage.getItem(KEY);
+  } catch {
+    return null; // where a browser keeps nothing at all
+  }
+}
+
 /** Ask once. */
 export async function request(path, options = {}, signal) {
-  const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   let answer;
   try {
@@ -93,8 +102,12 @@ let asking = null;
 
 function newKey() {
   asking ??= page
-    .askForKey(sessionStorage.getItem(KEY) !== null)
-    .then((key) => sessionStorage.setItem(KEY, key))
+    .askForKey(key !== null)
+    .then((given) => {
+      key = given;
+      sessionStorage.setItem(KEY, given);
+    })
+    .catch(() => {}) // as above
     .finally(() => (asking = null));
   return asking;
 }

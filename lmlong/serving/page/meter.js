@@ -1,9 +1,22 @@
 // The meter: how long the text is, and how large the state that stands for all of it.
 
+import { ask } from "./api.js";
+
 const EDGE = 4; // pixels that stay free for the dot
 const SVG = "http://www.w3.org/2000/svg";
 
 const element = (id) => document.getElementById(id);
+
+/**
+ * A function of tokens: the bytes of a state in memory after so many, as the server tells its metrics. The file of a
+ * session is smaller where parts of its state are empty. null where nothing is told.
+ */
+export async function stateSizes() {
+  const told = await ask("metrics").then((answer) => answer.text()).catch(() => "");
+  const value = (name) => Number(told.match(new RegExp(`^${name} (\\S+)$`, "m"))?.[1] ?? NaN);
+  const [bytes, more] = [value("lmlong_row_state_bytes"), value("lmlong_row_state_bytes_per_token")];
+  return Number.isNaN(bytes + more) ? null : (tokens) => bytes + more * tokens;
+}
 
 /**
  * @param points [{tokens, bytes}] of the turns so far, the last of them now
@@ -45,7 +58,9 @@ function shape(name, attributes) {
 function verdict(points) {
   const first = points.find((point) => point.tokens > 1);
   const last = points.at(-1);
-  if (!first || last.tokens === first.tokens) return "";
+  if (!first) return "";
+  const share = last.bytes / last.tokens;
+  if (last.tokens < 1.1 * first.tokens) return `${share < 10 ? share.toFixed(1) : Math.round(share)} bytes of state a token`;
   return `text × ${times(last.tokens / first.tokens)}, state × ${times(last.bytes / first.bytes)}`;
 }
 

@@ -24,8 +24,12 @@ export class TextView {
     });
   }
 
-  /** Show the turns of a path, and the one that is being written after them. */
+  /** Show the turns of a path, and the one that is being written after them; say whether that is another text. */
   show(path, turn = null) {
+    const key = [...path.map(({ id }) => id), turn?.number].join(" ");
+    if (key === this.key) return false;
+    const [isEnd, place] = [this.writing && !turn, this.scroller.scrollTop];
+    this.key = key;
     const parts = document.createDocumentFragment();
     const unknown = path.findLastIndex((session) => !texts.get(session.id));
     path.slice(Math.max(0, unknown)).forEach((session, number, shown) => {
@@ -42,7 +46,9 @@ export class TextView {
     }
     this.element.replaceChildren(parts);
     this.#clear();
-    this.toEnd();
+    if (isEnd) this.scroller.scrollTop = place; // of a turn that somebody has read along with
+    else this.toEnd();
+    return true;
   }
 
   /** Show what the turn that is being written has got since it was shown last. */

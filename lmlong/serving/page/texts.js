@@ -34,7 +34,7 @@ export function remove(id) {
   held.delete(id);
   const index = read(INDEX) ?? {};
   delete index[id];
-  localStorage.removeItem(TEXT + id);
+  unwrite(TEXT + id);
   wrote(INDEX, JSON.stringify(index));
 }
 
@@ -52,7 +52,7 @@ function makeRoom(index, most, except) {
   for (const id of oldest) {
     if (total(index) <= most) return;
     if (id === except) continue;
-    localStorage.removeItem(TEXT + id);
+    unwrite(TEXT + id);
     delete index[id];
   }
 }
@@ -62,6 +62,14 @@ export function read(key) {
     return JSON.parse(localStorage.getItem(key));
   } catch {
     return null;
+  }
+}
+
+function unwrite(key) {
+  try {
+    localStorage.removeItem(key);
+  } catch {
+    // nothing is kept here
   }
 }
 

@@ -9,6 +9,8 @@ const MOMENT = 0.5; // seconds in which a server notices that a reader has gone,
 /** Ids of forks that a turn gave up, which are deleted but may still be listed. */
 export const discarded = new Set();
 
+let turns = 0;
+
 export class Turn {
   /**
    * @param parent   id of the session to go on from
@@ -17,7 +19,7 @@ export class Turn {
    * @param sampling the other options
    */
   constructor(parent, segments, left, sampling) {
-    Object.assign(this, { parent, left, sampling, ended: false, given: segments.length });
+    Object.assign(this, { parent, left, sampling, number: `turn ${++turns}`, ended: false, given: segments.length });
     this.segments = [...segments, { written: [] }];
   }
 
@@ -39,7 +41,7 @@ export async function perform(turn, signal, changed) {
       return { session: await write(turn, fork, signal, changed), error: null };
     } catch (failure) {
       if (fork) discard(fork.id);
-      const error = await given(failure, attempt, signal);
+      const error = await lasting(failure, attempt, signal);
       if (!error) continue;
       const session = turn.written.length ? await keep(turn) : null;
       return { session, error: signal.aborted ? null : error };
@@ -48,7 +50,7 @@ export async function perform(turn, signal, changed) {
 }
 
 /** The error that ends a turn; null once it has passed. */
-async function given(error, attempt, signal) {
+async function lasting(error, attempt, signal) {
   try {
     if (signal.aborted) return error;
     await patience(error, attempt, signal);
@@ -98,7 +100,7 @@ async function forkOf(id, signal) {
 }
 
 /** Delete a fork that nobody has seen; nobody waits for it. */
-function discard(id) {
+export function discard(id) {
   discarded.add(id);
   const remove = () => ask(`v1/sessions/${id}`, { method: "DELETE" });
   sleep(MOMENT).then(remove).catch(() => {});
