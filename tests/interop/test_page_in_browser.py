@@ -68,6 +68,7 @@ def test_a_turn_that_is_stopped_holds_what_was_written(visit: Visit, page_server
     visit.set(max_tokens=5)
     visit.write()
     assert page_server.by_id[visit.current]["parent"] == told["id"]
+    visit.forgive("409")  # where the server was slow to notice that nobody reads
 
 
 def test_a_server_that_is_killed_and_started_again_is_written_on_with(
@@ -140,3 +141,25 @@ def test_a_seed_writes_the_text_of_the_interface(visit: Visit, page_server: Serv
     asked = {"max_tokens": 300, "seed": 5, "temperature": 1.2, "top_p": 0.9, "top_k": 200, "repetition_penalty": 1.1}
     answer = httpx.post(f"{page_server.url}/v1/completions", json={"session": fork, **asked}, timeout=60).json()
     assert visit.text == "cab" + answer["choices"][0]["text"]
+
+
+def test_a_page_that_is_left_while_it_writes_leaves_nothing_half_done(visit: Visit, page_server: ServerProcess) -> None:
+    visit.set(max_tokens=3)
+    visit.write("bad")
+    before, parent = page_server.by_id, visit.current
+    visit.set(max_tokens=4096, temperature=0)
+    visit.begin(" and its own words")
+    visit.page.wait_for_selector(".token >> nth=30")
+    visit.page.reload()
+    visit.page.wait_for_selector("[role=treeitem]")
+    assert visit.page.input_value("#prompt") == " and its own words"
+    until(lambda: page_server.by_id == before)
+    until(lambda: visit.page.locator("[role=treeitem]").count() == len(before))
+    visit.page.click(f"[data-id='{parent}'][role=treeitem]")
+    visit.set(max_tokens=3)
+    visit.write()
+    assert "bad" in visit.text and " and its own words" in visit.text
+    visit.page.reload()
+    visit.page.wait_for_selector("[role=treeitem]")
+    assert visit.page.input_value("#prompt") == ""
+    visit.forgive("409")

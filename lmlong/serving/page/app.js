@@ -9,7 +9,7 @@ import { TextView } from "./text.js";
 import * as texts from "./texts.js";
 import { textOf } from "./tokens.js";
 import { Forest, TreeView } from "./tree.js";
-import { discard, perform, Turn } from "./turn.js";
+import { discard, dropUnfinished, perform, Turn } from "./turn.js";
 
 export const DRAFT = "lmlong.draft";
 const PENDING = "pending";
@@ -109,6 +109,7 @@ export async function begin() {
   sizes = await meter.stateSizes();
   await load();
   show();
+  if (!work && (await dropUnfinished().catch(() => false))) await load().then(show);
 }
 
 /** Do something that takes a while and can be stopped, one thing at a time. */
@@ -153,12 +154,13 @@ export function write() {
   const parent = forest.nodes.get(current)?.id ?? null;
   if (current === PENDING) return;
   doing("Reading …", async (signal) => {
-    setDraft("");
+    prompt.value = ""; // its draft is kept until the turn is
     let root = null;
     try {
       if (!parent) root = await create({ segments: [{ told: text }], given: 1 }, jsonBody({ text }), signal);
       const segments = parent && text ? [{ told: text }] : [];
       await follow(parent ?? root.id, segments, options, signal);
+      keepDraft();
     } catch (error) {
       if (root && !forest.children(root.id).length) forget(root.id);
       if (!prompt.value) setDraft(text);

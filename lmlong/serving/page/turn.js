@@ -3,6 +3,8 @@
 import { ask, Away, jsonBody, patience, request, sleep, stream } from "./api.js";
 import { Aligner, textOf } from "./tokens.js";
 
+const UNFINISHED = "lmlong.unfinished";
+const ATTEMPTS = 10;
 const ALTERNATIVES = 5;
 const MOMENT = 0.5; // seconds in which a server notices that a reader has gone, and lets go of the session
 
@@ -38,6 +40,7 @@ export async function perform(turn, signal, changed) {
     try {
       if (turn.left <= 0) return { session: await keep(turn), error: null };
       fork = await forkOf(turn.parent, signal);
+      noteUnfinished(fork);
       return { session: await write(turn, fork, signal, changed), error: null };
     } catch (failure) {
       if (fork) discard(fork.id);
@@ -45,7 +48,44 @@ export async function perform(turn, signal, changed) {
       if (!error) continue;
       const session = turn.written.length ? await keep(turn) : null;
       return { session, error: signal.aborted ? null : error };
+    } finally {
+      noteUnfinished(null);
     }
+  }
+}
+
+/** Remember the fork that is being written to, for a page that is left meanwhile and comes back. */
+function noteUnfinished(fork) {
+  try {
+    sessionStorage.setItem(UNFINISHED, JSON.stringify(fork));
+  } catch {
+    // where a browser keeps nothing, the fork stays
+  }
+}
+
+/** Delete the fork that this tab was writing to when it was left; say whether there was one. */
+export async function dropUnfinished() {
+  const fork = readUnfinished();
+  noteUnfinished(null);
+  for (let attempt = 0; fork && attempt < ATTEMPTS; attempt++) {
+    await sleep(MOMENT);
+    const { tokens } = await (await ask(`v1/sessions/${fork.id}`)).json();
+    if (tokens !== fork.tokens) return false; // a second tab like this one finished it
+    try {
+      await request(`v1/sessions/${fork.id}`, { method: "DELETE" });
+      return true;
+    } catch (error) {
+      if (error.status !== 409) throw error;
+    }
+  }
+  return false;
+}
+
+function readUnfinished() {
+  try {
+    return JSON.parse(sessionStorage.getItem(UNFINISHED));
+  } catch {
+    return null;
   }
 }
 
