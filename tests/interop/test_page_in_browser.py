@@ -145,7 +145,7 @@ def test_a_seed_writes_the_text_of_the_interface(visit: Visit, page_server: Serv
     assert visit.text == text + written["text"]
     count = visit.page.locator(".token").count()
     told_apart = visit.page.locator(".token[class*=' b']").count()
-    assert count > 5 and told_apart > 0.9 * count, "but for bytes that browsers take for other characters"
+    assert count > 20 and told_apart > 0.9 * count, "but for bytes that browsers take for other characters"
 
 
 def test_a_page_that_is_left_while_it_writes_leaves_nothing_half_done(visit: Visit, page_server: ServerProcess) -> None:

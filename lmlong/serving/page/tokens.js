@@ -66,6 +66,21 @@ export class Aligner {
       tokens.at(-1).text += text.slice(joined.length); // the end of a text, where a character stayed incomplete
       return tokens;
     }
-    return text ? [{ text, logprob: null, others: [] }] : [];
+    return around(tokens, text);
   }
+}
+
+/**
+ * Tokens at both ends that have their part of a text, and as one what is between, where bytes that are no characters
+ * are told otherwise than a browser reads them.
+ */
+function around(tokens, text) {
+  let [first, begin, last, end] = [0, 0, tokens.length, text.length];
+  while (first < last && text.startsWith(tokens[first].text, begin)) begin += tokens[first++].text.length;
+  while (first < last && end - tokens[last - 1].text.length >= begin && text.endsWith(tokens[last - 1].text, end)) {
+    end -= tokens[--last].text.length;
+  }
+  const between = text.slice(begin, end);
+  const unknown = between ? [{ text: between, logprob: null, others: [] }] : [];
+  return [...tokens.slice(0, first), ...unknown, ...tokens.slice(last)];
 }
