@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving import aside
+from lmlong.serving import aside, page
 from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
 from lmlong.serving.api_errors import ApiError, shutting_down, told
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, parse
@@ -244,6 +244,7 @@ def make_app(
         route("/health", "GET", Service.health),
         route("/ready", "GET", Service.ready),
         route("/metrics", "GET", Service.metrics_text),
+        *page.routes(),
     ]
     app = Starlette(
         routes=routes,

@@ -10,12 +10,13 @@ from collections.abc import Collection, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy
 from lmlong.serving.limits import Limits
 from lmlong.serving.sessions import owner_of
 
-OPEN = frozenset({"/health", "/ready"})
-"""Paths that need no key: they tell nothing but that the server is there."""
+OPEN = frozenset({"/health", "/ready", *page.FILES})
+"""Paths that need no key: they tell nothing but that the server is there, or are the page, which everybody has."""
 
 BODY, OWNER = "lmlong.body", "lmlong.owner"
 """The keys of a request's scope that hold its body, and who its key stands for."""

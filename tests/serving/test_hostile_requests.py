@@ -114,7 +114,10 @@ def test_a_body_may_be_so_large(trained: TrainedLanguageModel) -> None:
 
 def test_paths_and_methods_that_are_not_there(server: Served) -> None:
     for method, path, status in [
-        ("GET", "/", 404),
+        ("GET", "/page", 404),
+        ("GET", "/page/../app.py", 404),
+        ("GET", "/page/__init__.py", 404),
+        ("POST", "/", 405),
         ("POST", "/v1/embeddings", 404),
         ("GET", PATH, 405),
         ("GET", "/v1/models/", 404),
