@@ -1,6 +1,10 @@
 // What the page tells and asks: its status, a key, whether somebody is sure.
 
+const AWAY = "The server does not answer. The page goes on as soon as it does; nothing is lost.";
+
 const element = (id) => document.getElementById(id);
+
+let toldBefore = ""; // the status before the server was away
 
 /** Tell something in the status line, which readers of the screen hear. */
 export function say(text, isError = false) {
@@ -11,7 +15,8 @@ export function say(text, isError = false) {
 
 /** Wait until the next look whether the server is back, as the status tells; or until somebody asks for it. */
 export function pause(seconds) {
-  say("The server does not answer. The page goes on as soon as it does; nothing is lost.", true);
+  if (element("status").textContent !== AWAY) toldBefore = element("status").textContent;
+  say(AWAY, true);
   const [countdown, now] = [element("countdown"), element("now")];
   const end = performance.now() + 1000 * seconds;
   return new Promise((resolve) => {
@@ -34,6 +39,11 @@ export function pause(seconds) {
     addEventListener("online", finish);
     tick();
   });
+}
+
+/** Tell that the server is back; or what was told before, where nothing waited for it. */
+export function tellBack(isAwaited) {
+  if (element("status").textContent === AWAY) say((!isAwaited && toldBefore) || "The server is back.");
 }
 
 /** Ask for the server's key until there is one. */

@@ -2,7 +2,7 @@
 
 import { isThere, page, whenBack } from "./api.js";
 import * as app from "./app.js";
-import { askForKey, pause, say } from "./dialogs.js";
+import { askForKey, pause, tellBack } from "./dialogs.js";
 import * as texts from "./texts.js";
 
 const LOOK = 15; // seconds between two looks at a server that nothing is asked of
@@ -82,7 +82,7 @@ Object.assign(page, {
   askForKey,
   pause,
   back() {
-    say("The server is back.");
+    tellBack(app.isBusy());
     if (!app.isBusy()) app.begin().catch(app.tell);
   },
 });
