@@ -88,6 +88,7 @@ class Texts:
         """Free the rows of what is not written yet."""
         for writer in self._writers:
             self._engine.cancel(writer)
+        self._writers = []  # they know who reads them: a circle, which would keep their states until it is collected
 
     async def next(self, seconds: float | None = None) -> Batch:
         """Return what was written since the last call: something, or nothing once the time is over; an ApiError where
