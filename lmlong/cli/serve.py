@@ -83,7 +83,7 @@ def serve(
     """
     key = key_of(api_key, api_key_file)
     try:
-        from lmlong.serving.server import Server, bind
+        from lmlong.serving.server import Server, bind, prepare_process
     except ImportError:
         raise UsageError("lmlong serve: its libraries are missing. Run pip install 'lmlong[serve]'.") from None
     from lmlong.inference.loading import load
@@ -105,6 +105,7 @@ def serve(
             click.echo(line, err=True)
 
     app = make_app(trained, name, rows=rows, waiting=waiting, cache=prefix_cache, limits=limits, hosts=hosts, key=key)
+    prepare_process()
     if ended_by := Server(app, listening, grace, tell).serve_until_signal():
         sys.exit(128 + ended_by)
 
