@@ -7,6 +7,9 @@ from typing import Any
 
 PATH = "/v1/completions"
 
+ENDLESS = {"prompt": "a", "max_tokens": 10**6, "temperature": 0, "stream": True}
+"""A text that takes longer than any test: the likeliest tokens go round and round."""
+
 VALID: dict[str, dict[str, Any]] = {
     PATH: {"prompt": "a", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},

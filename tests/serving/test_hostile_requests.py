@@ -15,15 +15,12 @@ import httpx
 import pytest
 from serving.chats import chatting
 from serving.engines import loaded
-from serving.request_draws import PATH, connections, requests
+from serving.request_draws import ENDLESS, PATH, connections, requests
 from serving.servers import Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.guard import Hosts, warning
 from lmlong.serving.limits import Limits
-
-ENDLESS = {"prompt": "a", "max_tokens": 10**6, "temperature": 0, "stream": True}
-"""A text that takes longer than any test: the likeliest tokens go round and round."""
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +172,16 @@ def test_what_is_no_request_is_turned_away(server: Served, bytes_sent: bytes) ->
         answer = connection.recv(1 << 16)
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 421")), answer
     assert server.client.get("/health").status_code == 200
+
+
+def test_a_body_that_is_no_http_is_turned_away_once(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head.encode() + b"no size\r\n")
+        answer = connection.recv(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 400") and not connection.recv(1 << 16)
+    assert server.client.get("/health").status_code == 200
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from interop.exported import FORMS
 from serving.engines import Told, loaded, running
-from serving.request_draws import PATH
+from serving.request_draws import ENDLESS, PATH
 from serving.servers import Served, served, until
 
 from lmlong.serving.limits import Limits
 from lmlong.serving.request import Request
 from lmlong.serving.writer import Writer
-
-ENDLESS = {"prompt": "a", "max_tokens": 10**6, "temperature": 0, "stream": True}
 
 
 @contextmanager
