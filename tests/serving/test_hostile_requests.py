@@ -144,16 +144,16 @@ def test_no_body_makes_the_server_fail_or_hang(tmp_path: Path) -> None:
 
 
 def test_no_bytes_make_the_server_fail(server: Served) -> None:
-    heads: dict[bytes, int] = {}
-    for bytes_sent in islice(connections(random.Random(0)), 150):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(bytes_sent)
-            connection.shutdown(socket.SHUT_WR)  # which ends what is no whole request
-            with suppress(ConnectionResetError):
-                head = connection.recv(1 << 16)[:10]
-                heads[head] = heads.get(head, 0) + 1
-    assert not [head for head in heads if head.startswith(b"HTTP/1.1 5")] and heads[b"HTTP/1.1 4"] > 50
-    assert server.texts(prompt="still there", max_tokens=3)
+    answered = 0
+    for bytes_sent in islice(connections(random.Random(0)), 80):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=0.2) as connection:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(bytes_sent)
+            with suppress(TimeoutError, ConnectionResetError):  # there may be more to come
+                answer = connection.recv(1 << 16)
+                assert not answer.startswith(b"HTTP/1.1 5"), (bytes_sent, answer)
+                answered += answer.startswith(b"HTTP/1.1 4")
+    assert answered > 10 and server.texts(prompt="still there", max_tokens=3)
 
 
 @pytest.mark.parametrize(
