@@ -52,8 +52,11 @@ class Inbox:
     async def wait(self, seconds: float | None = None) -> bool:
         """Return whether there are events, once there are or the time is over."""
         if not self._there.is_set():
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._there.wait(), seconds)
+            waiting = asyncio.ensure_future(self._there.wait())
+            try:  # not wait_for, which up to Python 3.11 takes no notice of its end when the event comes at that moment
+                await asyncio.wait({waiting}, timeout=seconds)
+            finally:
+                waiting.cancel()
         return self._there.is_set()
 
     def take(self) -> Batch:
