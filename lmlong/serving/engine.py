@@ -18,7 +18,7 @@ from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import sample_each
 from lmlong.model.row_step import make_row_step
-from lmlong.serving.free_memory import give_back
+from lmlong.serving.free_memory import FreeMemory
 from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
 from lmlong.serving.writer import Deliver, Writer
@@ -67,6 +67,7 @@ class Engine:
         self._waiting: deque[Writer] = deque()
         self._reading: deque[tuple[Writer, Iterator[None]]] = deque()
         self._writing: list[Writer] = []
+        self._free_memory = FreeMemory()
         self._changed = Condition()
         self._closing = self._stopped = False
         self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
@@ -121,8 +122,9 @@ class Engine:
     def _wait(self) -> bool:
         """Wait for work, and return whether to go on."""
         if not self._comes(REST_SECONDS):
-            give_back()
+            self._free_memory.give_back()
             self._comes()
+        self._free_memory.tidy()
         return not self._stopped and (self._has_work or not self._closing)
 
     def _comes(self, seconds: float | None = None) -> bool:

@@ -12,6 +12,9 @@ from serving.engines import Told, loaded, running
 from serving.request_draws import ENDLESS, PATH
 from serving.servers import Served, served, until
 
+from lmlong.inference.sampling import Sampling
+from lmlong.serving import free_memory
+from lmlong.serving.free_memory import FreeMemory, resident
 from lmlong.serving.limits import Limits
 from lmlong.serving.request import Request
 from lmlong.serving.writer import Writer
@@ -50,18 +53,33 @@ def test_a_request_that_has_ended_leaves_nothing_to_collect(tmp_path: Path) -> N
                 until(lambda: writers() == 0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only the C library of Linux gives memory back")
-def test_an_engine_at_rest_gives_free_memory_back(tmp_path: Path) -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only the C library of Linux gives memory back")
 
+
+def holes() -> list[bytearray]:
+    """Take 300 MB, and leave them free but for what lies in between, which is returned."""
+    return [bytearray(50_000) for _ in range(6000)][::100]
+
+
+@on_linux
+@pytest.mark.parametrize("writes", [False, True])
+def test_free_memory_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool) -> None:
+    monkeypatch.setattr(free_memory, "AT_LATEST", 1.0)
     with running(loaded(tmp_path / "run", **FORMS["elu"])) as engine:
-        before = resident()
-        blocks = [bytearray(50_000) for _ in range(4000)]
-        assert resident() > before + 150e6
-        kept = blocks[::100]  # so that nothing in between is the end of a heap
-        del blocks
-        assert resident() > before + 100e6, "it is free already"
-        assert Told(engine, Request("a", max_tokens=2)).text() is not None
-        until(lambda: resident() < before + 50e6)
-        assert len(kept) == 40
+        told = Told(engine, Request("a", Sampling(temperature=0), max_tokens=None if writes else 2))
+        assert told.next()
+        before, kept = resident(), holes()
+        assert writes or resident() > before + 200e6
+        until(lambda: resident() < before + 100e6)
+        assert len(kept) == 60 and engine.active == writes
+        engine.cancel(told.writer)
+
+
+@on_linux
+def test_it_is_given_back_when_there_is_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "EVERY", 0.0)
+    free, before = FreeMemory(), resident()
+    kept = holes()
+    assert resident() > before + 200e6
+    free.tidy()
+    assert len(kept) == 60 and resident() < before + 100e6
