@@ -20,7 +20,7 @@ KEY = "LMLONG_API_KEY"
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen at; 0 for any."
 )
 @click.option("--api-key", metavar="KEY", help=f"Answer only who brings this key; better {KEY}, which ps never shows.")
-@click.option("--api-key-file", type=options.InFile(), help="File that holds the key.")
+@click.option("--api-key-file", type=options.InFile(), help="File that holds keys, one on each line.")
 @click.option(
     "--allowed-host", multiple=True, metavar="NAME", help="Another name that requests may call the server by."
 )
@@ -32,6 +32,26 @@ KEY = "LMLONG_API_KEY"
     show_default=True,
     type=options.Length(0),
     help="Bytes of states kept, so that what prompts begin with is read once; 0 for none.",
+)
+@click.option(
+    "--sessions",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    show_default="RUN-sessions",
+    help="Where the states of sessions are kept.",
+)
+@click.option(
+    "--memory",
+    default="1g",
+    show_default=True,
+    type=options.Length(0),
+    help="Bytes of sessions, the latest used, that are kept in memory too.",
+)
+@click.option(
+    "--max-sessions", default="10k", show_default=True, type=options.Length(1), help="Most sessions of one key."
+)
+@click.option(
+    "--max-session-bytes", default="10g", show_default=True, type=options.Length(1), help="Most bytes of all of them."
 )
 @click.option(
     "--max-tokens", default="4k", show_default=True, type=options.Length(1), help="Most tokens of a text to write."
@@ -59,6 +79,10 @@ def serve(
     rows: int,
     waiting: int,
     prefix_cache: int,
+    sessions: Path | None,
+    memory: int,
+    max_sessions: int,
+    max_session_bytes: int,
     max_tokens: int,
     max_prompt: int,
     max_body: int,
@@ -81,7 +105,7 @@ def serve(
       lmlong serve runs/quickstart --port 8000
       curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def "}'
     """
-    key = key_of(api_key, api_key_file)
+    keys = keys_of(api_key, api_key_file)
     try:
         from lmlong.serving.server import Server, bind, prepare_process
     except ImportError:
@@ -90,46 +114,65 @@ def serve(
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
     from lmlong.serving.limits import Limits
+    from lmlong.serving.sessions import Quota, SessionStore, hold_folder
 
     listening = bind(host, port)
     limits = Limits(max_body, max_prompt, max_tokens, max_choices, max(256 << 20, 2 * max_body), timeout=timeout)
     trained = load(run, device, weights, state_dtype)
     if trained.fast_step_at_once:
         trained.use_fast_step()
-    name, hosts = Path(run).absolute().name, Hosts(host, allowed_host)
+    place, hosts = Path(run).absolute(), Hosts(host, allowed_host)
+    folder = sessions or place.with_name(f"{place.name}-sessions")
+    held = hold_folder(folder)
+    store = SessionStore(trained, folder, memory, Quota(max_sessions, max_session_bytes))
 
     def tell() -> None:
-        place = f"[{host}]" if ":" in host else host
-        address = f"http://{place}:{listening.getsockname()[1]}"
-        for line in (*warning(hosts, host, key), f"{address}: {name}, {rows} rows, decodes by {trained.decoder}"):
+        named = f"[{host}]" if ":" in host else host
+        address = f"http://{named}:{listening.getsockname()[1]}"
+        for line in (
+            *warning(hosts, host, keys),
+            f"{address}: {place.name}, {rows} rows, decodes by {trained.decoder}",
+        ):
             click.echo(line, err=True)
 
-    app = make_app(trained, name, rows=rows, waiting=waiting, cache=prefix_cache, limits=limits, hosts=hosts, key=key)
+    app = make_app(
+        trained,
+        place.name,
+        store,
+        rows=rows,
+        waiting=waiting,
+        cache=prefix_cache,
+        limits=limits,
+        hosts=hosts,
+        keys=keys,
+    )
     prepare_process()
-    if ended_by := Server(app, listening, grace, tell).serve_until_signal():
+    with held:
+        ended_by = Server(app, listening, grace, tell).serve_until_signal()
+    if ended_by:
         sys.exit(128 + ended_by)
 
 
-def key_of(given: str | None, file: Path | None) -> str | None:
-    """Return the key to ask for."""
+def keys_of(given: str | None, file: Path | None) -> list[str]:
+    """Return the keys of which one is asked for; none, where anybody may ask."""
     if given is not None and file is not None:
         raise UsageError("--api-key, --api-key-file: both given. Give one of them.")
     if file is not None:
         try:
-            given = file.read_text(encoding="utf-8").strip()
+            keys = file.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError):
-            raise UsageError(f"{file}: cannot be read as text. Name a file that holds the key.") from None
-        source = str(file)
-    elif given is not None:
+            raise UsageError(f"{file}: cannot be read as text. Name a file that holds keys.") from None
+        return [_checked(line.strip(), str(file)) for line in keys if line.strip()] or [_checked("", str(file))]
+    if given is not None:
         hide_argument(given)
-        source = "--api-key"
-    else:
-        given, source = os.environ.get(KEY), KEY
-        if given is None:
-            return None
-    if not given or not given.isascii() or not given.isprintable() or " " in given:
+        return [_checked(given, "--api-key")]
+    return [_checked(os.environ[KEY], KEY)] if KEY in os.environ else []
+
+
+def _checked(key: str, source: str) -> str:
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(f"{source}: a key is visible characters of ASCII, without spaces. Give another.")
-    return given
+    return key
 
 
 def hide_argument(word: str) -> None:

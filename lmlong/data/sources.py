@@ -1,5 +1,6 @@
 """Sources of documents: each kind of source in a recipe becomes a stream of documents and a fingerprint."""
 
+import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -44,8 +45,7 @@ def open_source(options: recipe.Source, errors: Errors, encoding: str = "auto") 
 def _python_stdlib() -> Source:
     """Return the standard library, its documents named by relative paths, so that it is one corpus on every machine."""
     root = Path(sysconfig.get_path("stdlib"))
-    below = (path.relative_to(root) for path in root.rglob("*.py"))
-    names = sorted(path.as_posix() for path in below if not NOT_STDLIB.intersection(path.parts[:-1]))
+    names = sorted(_stdlib_names(root))
     return Source(
         "python-stdlib",
         _fingerprint((name, root / name) for name in names),
@@ -53,6 +53,14 @@ def _python_stdlib() -> Source:
         False,
         lambda: (_stdlib_document(root, name) for name in names),
     )
+
+
+def _stdlib_names(root: Path) -> Iterator[str]:
+    """Iterate over its modules; folders of other packages, which may change at any time, are not entered."""
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if name not in NOT_STDLIB]
+        here = Path(folder).relative_to(root)
+        yield from ((here / name).as_posix() for name in files if name.endswith(".py"))
 
 
 def _stdlib_document(root: Path, name: str) -> Document | Skipped:

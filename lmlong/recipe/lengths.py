@@ -1,4 +1,4 @@
-"""Lengths in tokens as people write them: 256, 1k, 16k, 1m, where k means 1,024 and m 1,024 times that."""
+"""Lengths in tokens as people write them: 256, 1k, 16k, 1m, where each of k, m and g means 1,024 times more."""
 
 import re
 from typing import Any
@@ -8,12 +8,12 @@ from pydantic_core import CoreSchema, core_schema
 
 from lmlong.errors import UsageError
 
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def parse_length(word: str) -> int | None:
     """Return the tokens of a length such as 256, 4k or 1m; None where it is none."""
-    match = re.fullmatch(r"0*([1-9][0-9]*)([kKmM]?)", word, re.ASCII)
+    match = re.fullmatch(r"0*([1-9][0-9]*)([kKmMgG]?)", word, re.ASCII)
     return int(match[1]) * UNITS[match[2].lower()] if match else None
 
 
@@ -24,7 +24,7 @@ def parse_lengths(text: str) -> list[int]:
 
 def name_length(length: int) -> str:
     """Return a length as a person writes it."""
-    unit = next(unit for unit in ("m", "k", "") if length % UNITS[unit] == 0)
+    unit = next(unit for unit in ("g", "m", "k", "") if length % UNITS[unit] == 0)
     return f"{length // UNITS[unit]}{unit}"
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.serving.inbox import Batch
 from lmlong.serving.request import TokenLikelihood, WrittenToken
+from lmlong.serving.sessions import SessionInfo
 
 REASONS = {"eos": "stop", "stop": "stop", "max_tokens": "length"}
 
@@ -71,6 +72,12 @@ def pieces(batch: Batch) -> dict[int, Piece]:
         if event.end is not None:
             piece.reason = REASONS[event.end]
     return found
+
+
+def session_body(info: SessionInfo) -> dict[str, Any]:
+    """Return what clients are told of a session."""
+    about = {"id": info.id, "object": "session", "parent": info.parent, "created": int(info.made)}
+    return {**about, "tokens": info.tokens, "bytes": info.bytes, "tail": printable(info.tail)}
 
 
 class Shape(Protocol):
@@ -183,13 +190,17 @@ class Envelope:
         self._own = {"id": f"{shape.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._fingerprint = {"system_fingerprint": f"fp_{fingerprint[:12]}"}
 
-    def whole(self, found: dict[int, Piece], usage: Usage) -> dict[str, Any]:
+    def whole(self, found: dict[int, Piece], usage: Usage, session: SessionInfo | None) -> dict[str, Any]:
         choices = [self.shape.choice(number, found[number]) for number in sorted(found)]
-        return {**self._of(self.shape.kind), "choices": choices, "usage": usage.body()}
+        told = {"session": session_body(session)} if session else {}
+        return {**self._of(self.shape.kind), "choices": choices, "usage": usage.body(), **told}
 
-    def chunk(self, choice: dict[str, Any] | None, usage: Usage | None = None) -> dict[str, Any]:
-        """Return one piece of a stream, the last of which tells the usage alone."""
+    def chunk(
+        self, choice: dict[str, Any] | None, usage: Usage | None = None, session: SessionInfo | None = None
+    ) -> dict[str, Any]:
+        """Return one piece of a stream, the last of which tells the usage and the session alone."""
         told = {"usage": usage.body()} if usage else {}
+        told |= {"session": session_body(session)} if session else {}
         return {**self._of(self.shape.chunk_kind), "choices": [choice] if choice else [], **told}
 
     def _of(self, kind: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The HTTP interface of a model: its routes, and what each of them does."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -16,16 +16,19 @@ from starlette.types import ASGIApp
 
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving import aside
+from lmlong.serving import aside, page
 from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
 from lmlong.serving.api_errors import ApiError, shutting_down, told
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, parse
 from lmlong.serving.engine import Engine
-from lmlong.serving.guard import BODY, Guard, Hosts
+from lmlong.serving.guard import BODY, OWNER, Guard, Hosts
 from lmlong.serving.inbox import Texts
-from lmlong.serving.limits import Limits
+from lmlong.serving.limits import Limits, check_prompt
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
+from lmlong.serving.session_api import SessionApi
+from lmlong.serving.session_change import Change, Sessions
+from lmlong.serving.sessions import SessionStore
 from lmlong.serving.streaming import Deadline, EventStream, while_connected, written
 
 DEFAULT_TOKENS = 200
@@ -35,10 +38,21 @@ DEFAULT_TOKENS = 200
 class Service:
     """A model that is served, and what answers requests for it."""
 
-    def __init__(self, trained: TrainedLanguageModel, name: str, rows: int, waiting: int, cache: int, limits: Limits):
+    def __init__(
+        self,
+        trained: TrainedLanguageModel,
+        name: str,
+        store: SessionStore,
+        rows: int,
+        waiting: int,
+        cache: int,
+        limits: Limits,
+    ):
         self.trained, self.name, self.limits = trained, name, limits
         self.engine = Engine(trained, rows, waiting, cache)
-        self.metrics = Metrics(self.engine)
+        self.metrics = Metrics(self.engine, store)
+        self.sessions = Sessions(store, waiting)
+        self.session_api = SessionApi(self.sessions, self.engine, limits, self.metrics)
         self.scorer = aside.Worker("lmlong-scorer", limits.aside)
         self.renderer = aside.Worker("lmlong-renderer", limits.aside)
         self.closing = False
@@ -49,6 +63,7 @@ class Service:
         self.closing = True
         self.scorer.close()
         self.renderer.close()
+        self.sessions.close()
         self.engine.close()
 
     async def models(self, request: HttpRequest) -> Response:
@@ -72,11 +87,20 @@ class Service:
     async def completions(self, request: HttpRequest) -> ASGIApp:
         body = parse(CompletionBody, request.scope[BODY])
         for number, prompt in enumerate(body.prompt):
-            self._check_prompt(prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
-        make = self._maker(body, len(body.prompt))
-        requests = [made for prompt in body.prompt for made in make(prompt=prompt)]
+            check_prompt(self.limits, prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
+        deadline, owner = Deadline(self.limits.timeout), request.scope[OWNER]
+        make = self._maker(body, len(body.prompt), owner)
         shape = CompletionShape(self.trained.tokenizer, body.alternatives)
-        return await self._answer(request, body, requests, shape, Deadline(self.limits.timeout))
+        if body.session is None:
+            requests = [made for prompt in body.prompt for made in make(prompt=prompt)]
+            return await self._answer(request, body, requests, shape, deadline)
+        change = self.sessions.change(owner, body.session)
+        try:
+            requests = make(prompt=body.prompt[0], start=await change.start(), keep_session=True)
+            return await self._answer(request, body, requests, shape, deadline, change)
+        except BaseException:
+            change.release()
+            raise
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         deadline = Deadline(self.limits.timeout)
@@ -86,8 +110,8 @@ class Service:
                 400, "This model has no chat template. Use /v1/completions, or a model made for chat.", "messages"
             )
         messages = [message.rendered() for message in body.messages]
-        self._check_prompt("".join(message["content"] for message in messages), "messages")
-        make = self._maker(body, 1)
+        check_prompt(self.limits, "".join(message["content"] for message in messages), "messages")
+        make = self._maker(body, 1, request.scope[OWNER])
         rendering = self.renderer.run(partial(aside.chat_tokens, self.trained, messages))
         try:
             tokens = await while_connected(request.receive, rendering, deadline)
@@ -101,7 +125,7 @@ class Service:
     async def score(self, request: HttpRequest) -> Response:
         body = parse(ScoreBody, request.scope[BODY])
         self._check_model(body.model)
-        self._check_prompt(body.text, "text")
+        check_prompt(self.limits, body.text, "text")
         scoring = self.scorer.run(partial(aside.score, self.trained, body.text))
         found = await while_connected(request.receive, scoring, Deadline(self.limits.timeout))
         if found is None:
@@ -109,7 +133,7 @@ class Service:
         per_byte = found.bits / found.bytes if found.bytes else None
         return JSONResponse({"object": "score", "model": self.name, **found._asdict(), "bits_per_byte": per_byte})
 
-    def _maker(self, body: WritingBody, prompts: int) -> Callable[..., list[Request]]:
+    def _maker(self, body: WritingBody, prompts: int, owner: str) -> Callable[..., list[Request]]:
         """Return a function that makes the requests to the engine of each prompt."""
         self._check_model(body.model)
         if prompts * body.n > self.limits.choices:
@@ -119,9 +143,9 @@ class Service:
             raise ApiError(400, f"max_tokens: {most:,} is above {self.limits.max_tokens:,}.", "max_tokens")
 
         def make(**what: Any) -> list[Request]:
-            end: Any = {"max_tokens": most, "stop": tuple(body.stop), "alternatives": body.alternatives}
+            what |= {"max_tokens": most, "stop": tuple(body.stop), "alternatives": body.alternatives, "owner": owner}
             sampling = body.sampling()
-            return [Request(sampling=sampling, draws=(number,), **end, **what) for number in range(body.n)]
+            return [Request(sampling=sampling, draws=(number,), **what) for number in range(body.n)]
 
         return make
 
@@ -132,9 +156,10 @@ class Service:
         requests: list[Request],
         shape: Shape,
         deadline: Deadline,
+        change: Change | None = None,
     ) -> ASGIApp:
-        """Return the texts of requests, whole or as a stream."""
-        texts = Texts(self.engine, requests, self.limits.lag, self.metrics)
+        """Return the texts of requests, whole or as a stream; `change` is what becomes of the session of one."""
+        texts = Texts(self.engine, requests, self.limits.lag, self.metrics, change)
         envelope = Envelope(shape, self.name, self.trained.weights_hash)
         usage = Usage(body.n)
         if body.stream:
@@ -142,8 +167,8 @@ class Service:
         try:
             found = await while_connected(request.receive, written(texts, usage), deadline)
         finally:
-            texts.cancel()
-        return Response() if found is None else JSONResponse(envelope.whole(found, usage))
+            texts.close()
+        return Response() if found is None else JSONResponse(envelope.whole(found.pieces, usage, found.session))
 
     def _model(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
@@ -152,12 +177,6 @@ class Service:
         if name is not None and name != self.name:
             raise ApiError(404, f"model: there is only {self.name!r} here.", "model", "model_not_found")
 
-    def _check_prompt(self, text: str, name: str) -> None:
-        size = len(text.encode())
-        if size > self.limits.prompt:
-            message = f"{name}: {size:,} bytes are more than the {self.limits.prompt:,} of this server."
-            raise ApiError(400, message, name, "context_length_exceeded")
-
 
 Handler = Callable[[HttpRequest], Awaitable[ASGIApp]]
 
@@ -165,22 +184,23 @@ Handler = Callable[[HttpRequest], Awaitable[ASGIApp]]
 def make_app(
     trained: TrainedLanguageModel,
     name: str,
+    store: SessionStore,
     *,
     rows: int = 64,
     waiting: int = 1024,
     cache: int = 0,
     limits: Limits | None = None,
     hosts: Hosts | None = None,
-    key: str | None = None,
+    keys: Sequence[str] = (),
 ) -> Starlette:
-    """Return the application that serves a model, under a name; while it runs, `app.state.service` is its `Service`.
-    Requests must call it by a name of `hosts`, and with a `key` bring that.
+    """Return the application that serves a model, under a name, and the sessions of `store`; while it runs,
+    `app.state.service` is its `Service`. Requests must call it by a name of `hosts`, and bring one of `keys`, if any.
     `cache` bytes of states are kept, so that the beginnings of texts that come again are not read again."""
     limits, hosts = limits or Limits(), hosts or Hosts("localhost")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.service = service = Service(trained, name, rows, waiting, cache, limits)
+        app.state.service = service = Service(trained, name, store, rows, waiting, cache, limits)
         try:
             yield
         finally:
@@ -190,7 +210,7 @@ def make_app(
         async def endpoint(request: HttpRequest) -> ASGIApp:
             service: Service = request.app.state.service
             try:
-                if service.closing and method == "POST":
+                if service.closing and method in ("POST", "DELETE"):
                     raise shutting_down()
                 return await handler(service, request)
             except Exception as error:
@@ -205,20 +225,31 @@ def make_app(
         assert isinstance(error, ApiError)
         return error.response()
 
+    def of_sessions(path: str, method: str, handler: Callable[[SessionApi, HttpRequest], Awaitable[Response]]) -> Route:
+        return route(f"/v1/sessions{path}", method, lambda service, request: handler(service.session_api, request))
+
     routes = [
         route("/v1/models", "GET", Service.models),
         route("/v1/models/{name:path}", "GET", Service.model),
         route("/v1/completions", "POST", Service.completions),
         route("/v1/chat/completions", "POST", Service.chat),
         route("/v1/score", "POST", Service.score),
+        of_sessions("", "GET", SessionApi.list),
+        of_sessions("", "POST", SessionApi.create),
+        of_sessions("/{name}", "GET", SessionApi.info),
+        of_sessions("/{name}", "DELETE", SessionApi.delete),
+        of_sessions("/{name}/append", "POST", SessionApi.append),
+        of_sessions("/{name}/fork", "POST", SessionApi.fork),
+        of_sessions("/{name}/state", "GET", SessionApi.download),
         route("/health", "GET", Service.health),
         route("/ready", "GET", Service.ready),
         route("/metrics", "GET", Service.metrics_text),
+        *page.routes(),
     ]
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(Guard, hosts, key, limits, [route.path for route in routes])],
+        middleware=[Middleware(Guard, hosts, keys, limits, [route.path for route in routes])],
         exception_handlers={HTTPException: tell, ApiError: tell},
     )
     app.router.redirect_slashes = False

@@ -35,7 +35,7 @@ class Worker:
         if self._closed.is_set():
             raise Closed("The server is shutting down.")
         if self._jobs >= self._most:
-            raise busy(f"{self._most} texts wait to be read already. Try again later.")
+            raise busy(f"{self._most} requests wait for this already. Try again later.")
         left = Event()
         self._jobs += 1
         try:

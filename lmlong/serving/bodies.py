@@ -133,8 +133,17 @@ class WritingBody(Body):
 
 
 class CompletionBody(WritingBody):
-    prompt: Annotated[list[Text], BeforeValidator(_prompts), Field(min_length=1, max_length=LONGEST_LIST)]
+    prompt: Annotated[list[Text], BeforeValidator(_prompts), Field(min_length=1, max_length=LONGEST_LIST)] = [""]
     logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    session: Text | None = None
+
+    @model_validator(mode="after")
+    def _one_text_of_a_session(self) -> "CompletionBody":
+        if self.session is None and "prompt" not in self.model_fields_set:
+            raise ApiError(400, "prompt: is missing. Give the text to go on from.", "prompt", "invalid_value")
+        if self.session is not None and len(self.prompt) * self.n > 1:
+            raise ApiError(400, "session: is gone on with by one text. Fork it for others.", "session", "invalid_value")
+        return self
 
     @property
     def alternatives(self) -> int | None:
@@ -169,9 +178,29 @@ class ChatBody(WritingBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+class TextBody(Body):
+    """A text to be read."""
+
+    text: Text = ""
+
+
+class NoBody(Body):
+    pass
+
+
 class ScoreBody(Body):
     text: Annotated[Text, Field(min_length=1)]
     model: Text | None = None
+
+
+def text_of_file(data: bytes) -> str:
+    """Return the text of a file that was sent as it is."""
+    try:
+        return _plain(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"The file is no UTF-8: byte {error.start:,} begins no character.") from None
+    except ValueError as error:
+        raise ApiError(400, f"The file {error}") from None
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)

@@ -3,22 +3,37 @@
 import asyncio
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy
 from lmlong.serving.limits import Limits
+from lmlong.serving.sessions import owner_of
 
-OPEN = frozenset({"/health", "/ready"})
-"""Paths that need no key: they tell nothing but that the server is there."""
+OPEN = frozenset({"/health", "/ready", *page.FILES})
+"""Paths that need no key: they tell nothing but that the server is there, or are the page, which everybody has."""
 
-BODY = "lmlong.body"
-"""The key of a request's scope that holds its body."""
+BODY, OWNER = "lmlong.body", "lmlong.owner"
+"""The keys of a request's scope that hold its body, and who its key stands for."""
+
+FILES = frozenset({"application/octet-stream", "application/vnd.lmlong.state"})
+"""Types of bodies that are files; a page of another site may send none of them, as little as JSON."""
+
+OF_FILES = re.compile(r"/v1/sessions(/[^/]+/append)?")
+"""Paths that take files."""
+
+A_SESSION = re.compile(r"(?<=^/v1/sessions/)[^/]+")
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 class Hosts:
@@ -51,9 +66,9 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class Guard:
     """The application behind it sees only requests that may be answered, with their bodies read."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, key: str | None, limits: Limits, paths: Collection[str]):
+    def __init__(self, app: ASGIApp, hosts: Hosts, keys: Sequence[str], limits: Limits, paths: Collection[str]):
         self._app, self._hosts, self._limits, self._paths = app, hosts, limits, paths
-        self._key = None if key is None else b"Bearer " + key.encode()
+        self._owners = {b"Bearer " + key.encode(): owner_of(key) for key in keys}
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +79,8 @@ class Guard:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in self._paths else "other"
+                path = A_SESSION.sub("{name}", scope["path"])
+                path = path if path in self._paths else "other"
                 scope["app"].state.service.metrics.responses.labels(path, message["status"]).inc()
             await send(message)
 
@@ -86,18 +102,26 @@ class Guard:
         headers = Headers(scope=scope)
         if headers.get("host", "") not in self._hosts:
             raise ApiError(421, "This server has another name. Start it with --allowed-host.", code="unknown_host")
-        given = headers.get("authorization", "").encode("latin-1")
-        if self._key is not None and scope["path"] not in OPEN and not hmac.compare_digest(given, self._key):
+        scope[OWNER] = self._owner(headers.get("authorization", "").encode("latin-1"))
+        if scope[OWNER] is None and scope["path"] not in OPEN:
             wanted = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(401, "Give the key of this server as a bearer token.", None, "invalid_api_key", wanted)
+            raise ApiError(401, "Give a key of this server as a bearer token.", None, "invalid_api_key", wanted)
         if scope["method"] != "POST":
             return
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json" or headers.get("content-encoding", "identity") != "identity":
+        kind = media_type(headers)
+        known = kind == "application/json" or (kind in FILES and OF_FILES.fullmatch(scope["path"]))
+        if not known or headers.get("content-encoding", "identity") != "identity":
             raise ApiError(415, "A body must be application/json, not compressed.", code="unsupported_media_type")
         size = headers.get("content-length", "0")
         if size.isdecimal() and int(size[:20]) > self._limits.body:
             raise self._too_large()
+
+    def _owner(self, given: bytes) -> str | None:
+        """Return who a key stands for, and compare all, so that the time tells nothing."""
+        if not self._owners:
+            return owner_of(None)
+        found = [owner for known, owner in self._owners.items() if hmac.compare_digest(given, known)]
+        return found[0] if found else None
 
     async def _read(self, receive: Receive, parts: list[bytes]) -> None:
         """Read the body, of which no more is kept than may be."""
@@ -120,9 +144,9 @@ class Guard:
         return ApiError(413, f"The body has more than {self._limits.body:,} bytes.", code="body_too_large")
 
 
-def warning(hosts: Hosts, bound: str, key: str | None) -> Sequence[str]:
+def warning(hosts: Hosts, bound: str, keys: Sequence[str]) -> Sequence[str]:
     """Return what is to be told of a server that anybody may use."""
-    if hosts.is_local or key is not None:
+    if hosts.is_local or keys:
         return ()
     line = f"WARNING: {bound} can be reached from other machines, and no key is asked for: anybody may use this server."
     return (line, "WARNING: Set LMLONG_API_KEY or --api-key-file, or leave --host out.")

@@ -7,10 +7,13 @@ from contextlib import suppress
 from functools import partial
 from threading import Lock
 
+from lmlong.inference.session import Session
 from lmlong.serving.api_errors import ApiError, told
 from lmlong.serving.engine import Engine
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Event, Request
+from lmlong.serving.session_change import Change
+from lmlong.serving.sessions import SessionInfo
 from lmlong.serving.writer import Writer
 
 Batch = list[tuple[int, Event]]
@@ -70,25 +73,40 @@ class Inbox:
 class Texts:
     """The texts that one request asks for, while the engine writes them."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], most: int, metrics: Metrics):
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        most: int,
+        metrics: Metrics,
+        change: Change | None = None,
+    ):
+        """`change` is what becomes of the session that one request goes on from."""
         self._engine, self._metrics, self._begun = engine, metrics, time.perf_counter()
+        self._change = change
+        self._session: Session | None = None
         self._writers: list[Writer] = []
-        self._inbox = Inbox(most, self.cancel)
+        self._inbox = Inbox(most, self._cancel)
         self._left = len(requests)
         self._has_begun = False
         try:
             for number, request in enumerate(requests):
                 self._writers.append(engine.submit(request, partial(self._inbox.put, number)))
         except Exception as error:
-            self.cancel()
+            self.close()
             raise told(error) from None
 
     @property
     def ended(self) -> bool:
         return not self._left
 
-    def cancel(self) -> None:
-        """Free the rows of what is not written yet."""
+    def close(self) -> None:
+        """Free the rows of what is not written yet, and the session."""
+        self._cancel()
+        if self._change:
+            self._change.release()
+
+    def _cancel(self) -> None:
         for writer in self._writers:
             self._engine.cancel(writer)
         self._writers = []  # they know who reads them: a circle, which would keep their states until it is collected
@@ -108,7 +126,14 @@ class Texts:
             if event.error is not None:
                 raise told(event.error) from None
             self._left -= event.is_last
+            self._session = event.session or self._session
             self._metrics.prompt_tokens.inc(event.prompt_tokens)
         if batch and self.ended:
             self._metrics.whole.observe(time.perf_counter() - self._begun)
         return batch
+
+    async def saved(self) -> SessionInfo | None:
+        """Keep the session after all that was told, where there is one."""
+        if self._change is None or self._session is None:
+            return None
+        return await self._change.save(self._session)

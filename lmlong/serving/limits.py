@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from lmlong.serving.api_errors import ApiError
+
 MOST_STOPS = 16
 LONGEST_STOP = 100
 """Stop strings of a request, and characters of one: after each token they are looked for."""
@@ -33,3 +35,10 @@ class Limits:
     """Texts to score that may wait, and chats."""
     timeout: float = 600.0
     """Seconds of a request, from its first byte to the last of its answer."""
+
+
+def check_prompt(limits: Limits, text: str, name: str) -> None:
+    size = len(text.encode())
+    if size > limits.prompt:
+        message = f"{name}: {size:,} bytes are more than the {limits.prompt:,} of this server."
+        raise ApiError(400, message, name, "context_length_exceeded")

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from lmlong.model.state_size import state_size
 from lmlong.serving.engine import Engine
+from lmlong.serving.sessions import SessionStore
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
@@ -14,8 +15,8 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100,
 class Metrics:
     """The counters of one server, and those of its engine."""
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
+    def __init__(self, engine: Engine, store: SessionStore):
+        self._engine, self._store = engine, store
         self._state = state_size(engine.trained.model)
         self._registry = CollectorRegistry()
         self.responses = Counter(
@@ -46,6 +47,9 @@ class Metrics:
             "lmlong_active_rows": ("Texts that are read or written.", self._engine.active),
             "lmlong_rows": ("Texts that may be written at a time.", self._engine.rows),
             "lmlong_prefix_cache_bytes": ("States of beginnings of texts.", cache.bytes if cache else 0),
+            "lmlong_sessions": ("Sessions of all keys.", self._store.count),
+            "lmlong_session_file_bytes": ("Files of sessions.", self._store.file_bytes),
+            "lmlong_session_memory_bytes": ("Sessions in memory.", self._store.awake_bytes),
             "lmlong_row_state_bytes": ("State of a row when its text begins.", state.empty.bytes),
             "lmlong_row_state_bytes_per_token": ("What each token adds to it.", state.per_token.bytes),
         }

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,8 @@ from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
+from lmlong.io.locking import lock
+from lmlong.io.system_errors import named
 from lmlong.model.state import state_bytes
 
 SUFFIX, STAGED = ".state", ".new"
@@ -27,6 +29,10 @@ EVERYBODY = "everybody"
 
 class UnknownSession(LmlongError):
     """There is no such session, or it belongs to another key."""
+
+
+class NoState(LmlongError):
+    """What was sent is no state of this model."""
 
 
 class QuotaReached(LmlongError):
@@ -61,6 +67,17 @@ DEFAULT_QUOTA = Quota()
 def owner_of(key: str | None) -> str:
     """Return the owner that an API key stands for; no file holds the key itself."""
     return EVERYBODY if key is None else hashlib.sha256(b"lmlong session owner " + key.encode()).hexdigest()[:32]
+
+
+def hold_folder(folder: Path) -> IO[bytes]:
+    """Return the lock of a folder of sessions, which is held until its process ends or the lock is closed."""
+    with named(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (folder / "lock").open("ab")
+    if not lock(file.fileno(), wait=False):
+        file.close()
+        raise UsageError(f"{folder}: another server keeps its sessions there. Name another folder by --sessions.")
+    return file
 
 
 class SessionStore:
@@ -101,9 +118,18 @@ class SessionStore:
         """Keep a second session that goes on from where one is now."""
         return self.create(owner, self.get(owner, name), parent=name)
 
-    def upload(self, owner: str, path: Path) -> SessionInfo:
+    def upload(self, owner: str, data: bytes) -> SessionInfo:
         """Keep the session of a state file that anybody may have made, or refuse it."""
-        return self.create(owner, self._load(path))
+        path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
+        try:
+            path.touch(state_file.PRIVATE)
+            path.write_bytes(data)
+            session = self._load(path)
+        except (CheckpointError, UsageError):
+            raise NoState("This is no state of this model, or it is damaged. Read the text again.") from None
+        finally:
+            path.unlink(missing_ok=True)
+        return self.create(owner, session)
 
     def get(self, owner: str, name: str) -> Session:
         """Return a session, woken from its file where it sleeps."""
@@ -138,15 +164,20 @@ class SessionStore:
             del self._infos[owner][name]
             self._path(name).unlink(missing_ok=True)
 
-    def file(self, owner: str, name: str) -> Path:
+    def file(self, owner: str, name: str) -> bytes:
         """Return the state file of a session, to be downloaded."""
         self.info(owner, name)
-        return self._path(name)
+        return self._path(name).read_bytes()
 
     @property
     def count(self) -> int:
         with self._lock:
             return sum(map(len, self._infos.values()))
+
+    @property
+    def file_bytes(self) -> int:
+        with self._lock:
+            return sum(info.bytes for infos in self._infos.values() for info in infos.values())
 
     @property
     def awake_bytes(self) -> int:

@@ -5,13 +5,14 @@ import json
 import time
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from lmlong.serving.answers import Envelope, Piece, Usage, pieces
 from lmlong.serving.api_errors import ApiError, shutting_down, timed_out, told
 from lmlong.serving.inbox import Texts
+from lmlong.serving.sessions import SessionInfo
 
 Result = TypeVar("Result")
 
@@ -64,13 +65,20 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def written(texts: Texts, usage: Usage) -> dict[int, Piece]:
-    """Return the whole texts."""
+class Written(NamedTuple):
+    """Whole texts, and the session after them."""
+
+    pieces: dict[int, Piece]
+    session: SessionInfo | None
+
+
+async def written(texts: Texts, usage: Usage) -> Written:
+    """Return the whole texts, once the session after them is kept."""
     batch = []
     while not texts.ended:
         batch += await texts.next()
     usage.add(batch)
-    return pieces(batch)
+    return Written(pieces(batch), await texts.saved())
 
 
 class EventStream:
@@ -98,7 +106,7 @@ class EventStream:
         except Exception as error:
             await self._end_by(told(error), send)
         finally:
-            self._texts.cancel()
+            self._texts.close()
 
     async def _stream(self, send: Send) -> None:
         shape, texts, until = self._envelope.shape, self._texts, 0.0
@@ -114,8 +122,9 @@ class EventStream:
             deltas = [delta for number, piece in pieces(batch).items() for delta in shape.deltas(number, piece)]
             await send(_body(map(self._envelope.chunk, deltas), b"" if batch else b": waiting\n\n"))
             until = time.monotonic() + TOGETHER
-        usage = [self._envelope.chunk(None, self._usage)] if self._tell_usage else []
-        await send({**_body(usage, b"data: [DONE]\n\n"), "more_body": False})
+        session, usage = await texts.saved(), self._usage if self._tell_usage else None
+        last = [self._envelope.chunk(None, usage, session)] if session or usage else []
+        await send({**_body(last, b"data: [DONE]\n\n"), "more_body": False})
 
     async def _end_by(self, error: ApiError, send: Send) -> None:
         with suppress(asyncio.TimeoutError):  # of one who does not read

@@ -84,6 +84,10 @@ class Writer:
         """Read what the prompt left unread, and join the rows that are written."""
         session, tokenizer = self._session, self._trained.tokenizer
         assert session is not None
+        if self.request.max_tokens == 0:
+            self._count_prompt(session)
+            self._end("max_tokens", "")
+            return
         if self.request.keep_session:
             self._rewind = Rewind(tokenizer, session)
         if session.unread.pending.shape[1]:
@@ -92,12 +96,13 @@ class Writer:
             self._tokens.extend(found.cover.tokens)
             if self._rewind:
                 self._rewind.add(found.cover.tokens, lambda: found.session)
-        before = int(self.request.start.total) if self.request.start else 0
-        self.prompt_tokens = int(session.total) - before - self._begins_by_itself
+        self._count_prompt(session)
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
         self.last, self.row, self._session = int(session.last), steps.admit(session.state), session
-        if self.request.max_tokens == 0:
-            self._end("max_tokens", "")
+
+    def _count_prompt(self, session: Session) -> None:
+        before = int(self.request.start.total) if self.request.start else 0
+        self.prompt_tokens = int(session.total) - before - self._begins_by_itself
 
     @property
     def _begins_by_itself(self) -> bool:
@@ -145,7 +150,9 @@ class Writer:
         self.ended = True
         if self._cache is not None and self._written and len(self._tokens) <= KEPT_AT_MOST:
             self._cache.keep(self.request.owner, self._tokens, self._now())
-        session = self._rewind.session(self._trained.model, self._text.dropped) if self._rewind else None
+        session = self._session if self.request.keep_session else None
+        if self._rewind:
+            session = self._rewind.session(self._trained.model, self._text.dropped)
         counts = self.prompt_tokens, self.cached_tokens, self._written
         self._deliver(Event(piece, told, how, None, session, *counts))
 

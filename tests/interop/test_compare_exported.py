@@ -33,7 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "tokenizer": {"kind": "bytes"},
                 "sequence_length": 64,
             },
-            "model": {"width": 32, "layers": 2, "heads": 2, "attention": {"kind": "delta+window"}},
+            "model": {
+                "width": 32,
+                "layers": 3,
+                "heads": 2,
+                "attention": {"kind": "delta+ngram+window", "ngram": {"sizes": [1, 2], "buckets": 4096}},
+            },
             "training": {"steps": 4, "batch_size": 2, "learning_rate": 0.02},
             "device": "cpu",
         }

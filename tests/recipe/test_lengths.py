@@ -21,14 +21,14 @@ def test_lengths_are_read_once_each_shortest_first(text: str, lengths: list[int]
 
 
 @pytest.mark.parametrize(
-    ("text", "bad"), [("", ""), ("256,", ""), ("1k,0", "0"), ("-5", "-5"), ("1.5k", "1.5k"), ("1g", "1g"), ("²", "²")]
+    ("text", "bad"), [("", ""), ("256,", ""), ("1k,0", "0"), ("-5", "-5"), ("1.5k", "1.5k"), ("1t", "1t"), ("²", "²")]
 )
 def test_what_is_no_length_is_named(text: str, bad: str) -> None:
     with pytest.raises(UsageError, match=f"^--lengths: '{bad}' is no length"):
         parse_lengths(text)
 
 
-@pytest.mark.parametrize("name", ["1", "256", "1000", "1k", "1536", "16k", "1m", "1025k", "3m"])
+@pytest.mark.parametrize("name", ["1", "256", "1000", "1k", "1536", "16k", "1m", "1025k", "3m", "2g"])
 def test_a_name_is_read_back_as_itself(name: str) -> None:
     (length,) = parse_lengths(name)
     assert name_length(length) == name

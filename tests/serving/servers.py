@@ -6,14 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+from starlette.applications import Starlette
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.app import Service, make_app
 from lmlong.serving.guard import Hosts
 from lmlong.serving.server import Server, bind
+from lmlong.serving.sessions import SessionStore
 
 NAME = "tiny"
 
@@ -52,9 +56,21 @@ class Served:
 
 @contextmanager
 def served(
-    trained: TrainedLanguageModel, grace: float = 0.1, hosts: Hosts | None = None, **options: Any
+    trained: TrainedLanguageModel,
+    grace: float = 0.1,
+    hosts: Hosts | None = None,
+    store: SessionStore | None = None,
+    **options: Any,
 ) -> Iterator[Served]:
-    app = make_app(trained, NAME, hosts=hosts or Hosts("127.0.0.1"), **options)
+    with TemporaryDirectory() as folder:
+        store = store or SessionStore(trained, Path(folder))
+        app = make_app(trained, NAME, store, hosts=hosts or Hosts("127.0.0.1"), **options)
+        with running(app, grace) as server:
+            yield server
+
+
+@contextmanager
+def running(app: Starlette, grace: float) -> Iterator[Served]:
     listening, begun = bind("127.0.0.1", 0), threading.Event()
     server = Server(app, listening, grace, begun.set)
     thread = threading.Thread(target=server.serve_until_signal, daemon=True)

@@ -30,6 +30,10 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+ENDLESS = Request("abc", Sampling(temperature=0), max_tokens=None)
+"""A text without an end: the likeliest tokens go round and round."""
+
+
 def requests(count: int) -> list[Request]:
     """Requests of many kinds."""
     return [
@@ -88,7 +92,7 @@ def test_nobody_waits_for_a_long_prompt(tmp_path: Path) -> None:
     trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
     with running(trained, rows=4) as engine:
         long = Told(engine, Request("abcd" * 40_000, max_tokens=2))
-        short = Told(engine, Request("abc", max_tokens=30))
+        short = Told(engine, Request("abc", max_tokens=5))
         assert len(short.text()) >= 1 and long.none_are_left()
         engine.cancel(long.writer)
 
@@ -96,7 +100,7 @@ def test_nobody_waits_for_a_long_prompt(tmp_path: Path) -> None:
 def test_a_row_is_free_as_soon_as_its_request_is_cancelled(tmp_path: Path) -> None:
     trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
     with running(trained, rows=1) as engine:
-        endless = Told(engine, Request("abc", max_tokens=None))
+        endless = Told(engine, ENDLESS)
         endless.next()
         waiting, cancelled = (Told(engine, Request("abc", max_tokens=3)) for _ in range(2))
         engine.cancel(cancelled.writer)
@@ -111,7 +115,7 @@ def test_a_row_is_free_as_soon_as_its_request_is_cancelled(tmp_path: Path) -> No
 def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
     trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
     with running(trained, rows=1, waiting=2) as engine:
-        endless = Told(engine, Request("abc", max_tokens=None))
+        endless = Told(engine, ENDLESS)
         endless.next()
         told = [Told(engine, Request("abc", max_tokens=3)) for _ in range(2)]
         with pytest.raises(Busy, match="2 requests wait already"):
@@ -123,7 +127,7 @@ def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
 def test_who_closes_waits_for_what_is_written_and_ends_the_rest(tmp_path: Path) -> None:
     trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
     engine = Engine(trained, rows=2)
-    short, endless = (Told(engine, Request("abc", max_tokens=most)) for most in (40, None))
+    short, endless = (Told(engine, request) for request in (Request("abc", max_tokens=40), ENDLESS))
     endless.next()
     begun = time.monotonic()
     engine.close(grace=1.0)

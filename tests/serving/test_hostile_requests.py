@@ -47,7 +47,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     "header", [None, "Bearer", "Bearer wrong", "secret", "Bearer secrets", "Bearer \xff", "Basic secret"]
 )
 def test_who_has_no_key_is_told_nothing(trained: TrainedLanguageModel, header: str | None) -> None:
-    with served(trained, key="secret") as server:
+    with served(trained, keys=["secret"]) as server:
         headers = {} if header is None else {"Authorization": header.encode("latin-1")}
         for method, path in (("GET", "/v1/models"), ("POST", PATH), ("GET", "/metrics"), ("GET", "/none")):
             answer = server.client.request(method, path, headers=headers)  # type: ignore[arg-type]
@@ -74,8 +74,8 @@ def test_names_of_a_server_follow_from_where_it_listens() -> None:
     assert "evil.example" not in everywhere and "10.1.2.3.evil.example" not in everywhere
     assert "10.1.2.3" in Hosts("10.1.2.3") and "10.1.2.4" not in Hosts("10.1.2.3")
     assert "localhost" not in Hosts("10.1.2.3")
-    assert warning(everywhere, "0.0.0.0", None) and not warning(everywhere, "0.0.0.0", "key")
-    assert not warning(Hosts("127.0.0.5"), "127.0.0.5", None)
+    assert warning(everywhere, "0.0.0.0", []) and not warning(everywhere, "0.0.0.0", ["key"])
+    assert not warning(Hosts("127.0.0.5"), "127.0.0.5", [])
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
@@ -112,7 +112,10 @@ def test_a_body_may_be_so_large(trained: TrainedLanguageModel) -> None:
 
 def test_paths_and_methods_that_are_not_there(server: Served) -> None:
     for method, path, status in [
-        ("GET", "/", 404),
+        ("GET", "/page", 404),
+        ("GET", "/page/../app.py", 404),
+        ("GET", "/page/__init__.py", 404),
+        ("POST", "/", 405),
         ("POST", "/v1/embeddings", 404),
         ("GET", PATH, 405),
         ("GET", "/v1/models/", 404),

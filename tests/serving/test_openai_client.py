@@ -25,7 +25,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
 
 @pytest.fixture(scope="module")
 def server(trained: TrainedLanguageModel) -> Iterator[Served]:
-    with served(trained, key=KEY, limits=Limits(max_tokens=10**6)) as server:
+    with served(trained, keys=[KEY], limits=Limits(max_tokens=10**6)) as server:
         yield server
 
 

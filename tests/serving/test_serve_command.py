@@ -17,7 +17,7 @@ import pytest
 from interop.exported import write_run
 
 from lmlong.cli import main as cli
-from lmlong.cli.serve import key_of
+from lmlong.cli.serve import keys_of
 
 ROOT = Path(__file__).parent.parent.parent
 ENDLESS = {"prompt": "a", "max_tokens": 1 << 20, "temperature": 0, "stream": True}
@@ -105,12 +105,12 @@ def test_it_may_have_as_many_connections_as_the_system_allows(run: Path) -> None
 
 
 def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "key").write_text("of-a-file\n")
+    (tmp_path / "key").write_text("of-a-file\n\nanother\n")
     monkeypatch.setenv("LMLONG_API_KEY", "of-the-environment")
-    assert key_of(None, None) == "of-the-environment"
-    assert key_of(None, tmp_path / "key") == "of-a-file"
+    assert keys_of(None, None) == ["of-the-environment"]
+    assert keys_of(None, tmp_path / "key") == ["of-a-file", "another"]
     monkeypatch.delenv("LMLONG_API_KEY")
-    assert key_of(None, None) is None
+    assert keys_of(None, None) == []
 
 
 def test_a_mistake_is_one_message(
@@ -148,7 +148,9 @@ def test_without_its_libraries_it_says_what_to_install(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_every_curl_line_of_the_page_works(run: Path) -> None:
+def test_every_curl_line_of_the_page_works(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("a book of a few words. " * 50)
+    session = "none"
     page = (ROOT / "docs" / "serving.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("curl ")]
@@ -157,5 +159,9 @@ def test_every_curl_line_of_the_page_works(run: Path) -> None:
         for line in lines:
             assert "http://localhost:8000/" in line
             command = line.replace("http://localhost:8000", address).replace("quickstart", run.name)
-            found = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)
+            command = command.replace('"ID"', f'"{session}"')
+            found = subprocess.run(
+                command, shell=True, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+            )
             assert found.stdout and '"error"' not in found.stdout, found.stdout
+            session = (re.findall(r'"id":"([0-9a-f]{24})"', found.stdout) or [session])[0]

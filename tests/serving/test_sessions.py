@@ -16,9 +16,8 @@ from serving.engines import loaded
 
 import lmlong
 from lmlong.attention.base import state_tensors
-from lmlong.errors import CheckpointError
 from lmlong.model.state import rebuild_state
-from lmlong.serving.sessions import EVERYBODY, Quota, QuotaReached, SessionStore, UnknownSession, owner_of
+from lmlong.serving.sessions import EVERYBODY, NoState, Quota, QuotaReached, SessionStore, UnknownSession, owner_of
 
 ME, OTHER = owner_of("my key"), owner_of("another key")
 
@@ -64,8 +63,8 @@ def test_a_session_belongs_to_one_key(tmp_path: Path) -> None:
                 use(stranger, mine)
         assert store.list(stranger) == []
     assert owner_of("my key") != owner_of("another key") and "my key" not in ME
-    path = store.file(ME, mine)
-    assert b"my key" not in path.read_bytes()
+    path = tmp_path / "sessions" / f"{mine}.state"
+    assert store.file(ME, mine) == path.read_bytes() and b"my key" not in path.read_bytes()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -116,11 +115,11 @@ def test_what_anybody_uploads_is_refused_unless_it_is_a_state_of_this_model(tmp_
     for name, number in (("nan", math.nan), ("inf", math.inf)):
         broken = rebuild_state(state.blocks, iter([torch.full_like(x, number) for x in state_tensors(state.blocks)]))
         trained.save_state(session._replace(state=state._replace(blocks=broken)), tmp_path / f"{name}.state")
-    assert store.upload(ME, tmp_path / "good.state").tokens == int(session.total)
+    assert store.upload(ME, (tmp_path / "good.state").read_bytes()).tokens == int(session.total)
     for name in ("other", "noise", "cut", "flipped", "nan", "inf"):
-        with pytest.raises(CheckpointError):
-            store.upload(ME, tmp_path / f"{name}.state")
-    assert store.count == 1
+        with pytest.raises(NoState):
+            store.upload(ME, (tmp_path / f"{name}.state").read_bytes())
+    assert store.count == 1 and len(list(store.folder.iterdir())) == 1
 
 
 def test_a_folder_may_hold_damaged_files_and_those_of_other_models(tmp_path: Path) -> None:

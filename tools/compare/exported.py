@@ -187,7 +187,9 @@ class Onnxruntime:
                 binding.bind_output(part["output"])
         self.session.run_with_iobinding(binding)
         logits, *after = binding.get_outputs()
-        return logits.numpy()[:, -1].copy(), after
+        # an output in place borrows its memory of the past, which must therefore stay
+        kept = [past if part["in_place"] else new for part, past, new in zip(self.parts, state, after, strict=True)]
+        return logits.numpy()[:, -1].copy(), kept
 
 
 BACKENDS: dict[str, Callable[[Path], Backend]] = {"transformers": Transformers, "onnxruntime": Onnxruntime}

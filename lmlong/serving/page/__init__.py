@@ -1,0 +1,58 @@
+"""The page at `/`: hand-written files that a browser gets as they are, and may do no more with than they need."""
+
+import hashlib
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+FILES = {
+    "/" if path.name == "index.html" else f"/page/{path.name}": path
+    for path in sorted(Path(__file__).parent.iterdir())
+    if path.suffix in KINDS
+}
+"""The files by the path that each is answered at."""
+
+POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",  # no text of a model or a user can become markup,
+        "trusted-types 'none'",  # in no way at all
+    ]
+)
+
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # asked for each time, told by the tag that nothing changed
+}
+
+
+def routes() -> list[Route]:
+    return [_route(path, file) for path, file in FILES.items()]
+
+
+def _route(path: str, file: Path) -> Route:
+    data = file.read_bytes()
+    headers = {**HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:32]}"'}
+
+    async def endpoint(request: Request) -> Response:
+        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+        if headers["ETag"] in known:
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=KINDS[file.suffix], headers=headers)
+
+    return Route(path, endpoint, methods=["GET"])

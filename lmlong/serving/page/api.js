@@ -1,0 +1,158 @@
+// Requests to the server that this page came from, and patience while it is away, busy, or wants a key.
+
+const PAUSES = [0.5, 1, 2, 4, 8, 15, 30]; // seconds between two looks whether the server is back
+const SILENCE = 45; // seconds: a stream tells every 15 that it is still there
+const KEY = "lmlong.key";
+
+/** The server said no. */
+export class Refused extends Error {
+  constructor(status, error = {}, seconds = 1) {
+    super(error.message ?? `The server answered with status ${status}.`);
+    Object.assign(this, { status, code: error.code, seconds });
+  }
+}
+
+/** The server did not answer, or stopped doing so. */
+export class Away extends Error {}
+
+/** What the page does about the server's condition; main.js fills it in. */
+export const page = {
+  async pause(seconds) {}, // until the next look; ends early where somebody asks for it
+  back() {},
+  async askForKey(isWrong) {}, // returns the key
+};
+
+export function jsonBody(value) {
+  return { method: "POST", body: JSON.stringify(value), headers: { "Content-Type": "application/json" } };
+}
+
+let key = keptKey();
+
+function keptKey() {
+  try {
+    return sessionStorage.getItem(KEY);
+  } catch {
+    return null; // where a browser keeps nothing at all
+  }
+}
+
+/** Ask once. */
+export async function request(path, options = {}, signal) {
+  const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
+  let answer;
+  try {
+    answer = await fetch(path, { cache: "no-store", redirect: "error", ...options, headers, signal });
+  } catch (error) {
+    throw signal?.aborted ? error : new Away();
+  }
+  if (answer.ok) return answer;
+  const error = (await answer.json().catch(() => ({}))).error;
+  throw refusal(answer.status, error, Number(answer.headers.get("Retry-After")) || 1);
+}
+
+function refusal(status, error, seconds) {
+  const isAway = error?.code === "shutting_down" || (!error && [502, 503, 504].includes(status)); // a proxy's words
+  return isAway ? new Away() : new Refused(status, error, seconds);
+}
+
+/** Ask until there is an answer that asking again would not change. */
+export async function ask(path, options, signal) {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return await request(path, options, signal);
+    } catch (error) {
+      await patience(error, attempt, signal);
+    }
+  }
+}
+
+/** Wait until what went wrong may have passed; throw it where waiting does not help. */
+export async function patience(error, attempt, signal) {
+  if (error instanceof Away) return unless(signal, whenBack());
+  if (error.status === 401) return unless(signal, newKey());
+  const isBusy = error.code === "rate_limit_exceeded" || (error.code === "session_in_use" && attempt < 10);
+  if (!isBusy) throw error;
+  return unless(signal, sleep(Math.max(error.seconds, Math.min(2 ** attempt / 4, 8))));
+}
+
+let returning = null;
+
+/** Wait until the server is there again; one look at a time, whoever waits. */
+export function whenBack() {
+  returning ??= lookUntilBack().finally(() => (returning = null));
+  return returning;
+}
+
+async function lookUntilBack() {
+  for (let look = 0; ; look++) {
+    await page.pause(PAUSES[Math.min(look, PAUSES.length - 1)]);
+    if (await isThere()) return page.back();
+  }
+}
+
+export async function isThere() {
+  try {
+    return (await fetch("ready", { cache: "no-store" })).ok;
+  } catch {
+    return false;
+  }
+}
+
+let asking = null;
+
+function newKey() {
+  asking ??= page
+    .askForKey(key !== null)
+    .then((given) => {
+      key = given;
+      sessionStorage.setItem(KEY, given);
+    })
+    .catch(() => {}) // as above
+    .finally(() => (asking = null));
+  return asking;
+}
+
+export const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+
+function unless(signal, promise) {
+  if (!signal) return promise;
+  const aborted = new Promise((_, reject) => {
+    const end = () => reject(signal.reason);
+    if (signal.aborted) end();
+    signal.addEventListener("abort", end, { once: true });
+  });
+  return Promise.race([promise, aborted]);
+}
+
+/** The events of a stream, as they come. */
+export async function* stream(path, body, signal) {
+  const answer = await request(path, jsonBody({ ...body, stream: true }), signal);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { done, value } = await nextPart(reader, signal);
+    if (done) throw new Away(); // for a stream that is whole ends by [DONE]
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      if (event === "data: [DONE]") return;
+      if (!event.startsWith("data: ")) continue; // a comment
+      const found = JSON.parse(event.slice(6));
+      if (found.error) throw refusal(500, found.error);
+      yield found;
+    }
+  }
+}
+
+async function nextPart(reader, signal) {
+  let timer;
+  const silence = new Promise((resolve) => (timer = setTimeout(resolve, 1000 * SILENCE, { done: true })));
+  try {
+    const part = await Promise.race([reader.read(), silence]);
+    if (part.done) reader.cancel().catch(() => {});
+    return part;
+  } catch (error) {
+    throw signal?.aborted ? error : new Away();
+  } finally {
+    clearTimeout(timer);
+  }
+}

@@ -1,0 +1,318 @@
+// What is shown, and what becomes of it where somebody writes, goes back, opens a file, or deletes.
+
+import { ask, Away, jsonBody, Refused } from "./api.js";
+import { Card } from "./card.js";
+import { isSure, say } from "./dialogs.js";
+import * as meter from "./meter.js";
+import { readOptions } from "./options.js";
+import { TextView } from "./text.js";
+import * as texts from "./texts.js";
+import { textOf } from "./tokens.js";
+import { Forest, TreeView } from "./tree.js";
+import { discard, dropUnfinished, perform, Turn } from "./turn.js";
+
+export const DRAFT = "lmlong.draft";
+const PENDING = "pending";
+const STATE = "application/vnd.lmlong.state";
+
+const element = (id) => document.getElementById(id);
+const prompt = element("prompt");
+export const narrow = matchMedia("(max-width: 760px)");
+
+let forest = new Forest();
+let current = location.hash.slice(1) || null; // id of the chosen session, PENDING, or null for a new text
+let isLoaded = false;
+let sizes = null; // the bytes of a state after so many tokens, in memory
+let work = null; // what goes on: {controller, turn, rate}, and what it was measured from
+
+const tree = new TreeView(element("tree"), choose);
+const view = new TextView(element("text"), choose);
+export const card = new Card(element("card"), view, take, say);
+
+export const isBusy = () => work !== null;
+export const stop = () => work?.controller.abort();
+
+// What is shown
+
+export function show() {
+  const turn = current === PENDING ? work?.turn : null;
+  const path = forest.path(turn ? turn.parent : current);
+  const session = forest.nodes.get(current);
+  if (view.show(path, turn)) card.hide();
+  element("welcome").hidden = Boolean(turn || session);
+  element("text").hidden = !(turn || session);
+  element("actions").hidden = !session;
+  if (session) element("download").title = `The state after this turn as a file: ${meter.inBytes(session.bytes)}`;
+  element("again").disabled = !forest.nodes.has(session?.parent) || Boolean(work);
+  element("where").textContent = turn ? `Turn ${path.length + 1}` : session ? place(session) : "";
+  prompt.placeholder = session || turn ? "Go on in your words, or let the model go on by itself." : "How does the text begin?";
+  element("new").setAttribute("aria-pressed", current === null);
+  if (isLoaded) history.replaceState(null, "", session ? `#${current}` : location.pathname + location.search);
+  showTree();
+  showMeter();
+  showWork();
+}
+
+function place(session) {
+  const turns = forest.path(session.id).length;
+  const beside = forest.children(forest.parentOf(session)).length - 1;
+  return `Turn ${turns}${turns > 1 && beside ? `, one of ${beside + 1}` : ""}`;
+}
+
+export function showTree() {
+  tree.show(forest, current, narrow.matches ? 44 : 34);
+}
+
+function showMeter() {
+  const turn = current === PENDING ? work?.turn : null;
+  const path = forest.path(turn ? turn.parent : current);
+  const points = path.map(({ tokens, bytes }) => ({ tokens, bytes: sizes?.(tokens) ?? bytes }));
+  let most = points.at(-1)?.tokens ?? 0;
+  if (turn && points.length) {
+    const written = turn.asked - turn.left;
+    points.push({ tokens: most + written, bytes: sizes?.(most + written) ?? points.at(-1).bytes });
+    most += turn.asked;
+  }
+  meter.show(points, most, turn ? work.rate : forest.nodes.get(current)?.rate);
+}
+
+function showWork() {
+  element("stop").hidden = !work;
+  element("write").disabled = Boolean(work);
+  element("write").textContent = current && !prompt.value ? "Go on" : "Write";
+}
+
+export function choose(id) {
+  if (id !== current && id === null) say("A new text.");
+  current = id;
+  document.body.classList.remove("tree-open");
+  element("show-tree").setAttribute("aria-expanded", "false");
+  show();
+}
+
+// What the server knows
+
+export async function load() {
+  const { data } = await (await ask("v1/sessions")).json();
+  const rates = new Map([...forest.nodes.values()].map(({ id, rate }) => [id, rate]));
+  const { pending } = forest;
+  isLoaded = true;
+  forest = new Forest(data.map((session) => ({ ...session, rate: rates.get(session.id) })));
+  forest.pending = pending;
+  if (current !== PENDING && !forest.nodes.has(current)) current = null;
+}
+
+export async function begin() {
+  const models = await (await ask("v1/models")).json();
+  element("model").textContent = models.data[0].id;
+  document.title = `${models.data[0].id} · lmlong`;
+  sizes = await meter.stateSizes();
+  await load();
+  show();
+  if (!work && (await dropUnfinished().catch(() => false))) await load().then(show);
+}
+
+/** Do something that takes a while and can be stopped, one thing at a time. */
+async function doing(what, action) {
+  if (work) return say("Something is being written. Stop it first.");
+  work = { controller: new AbortController(), turn: null, rate: 0 };
+  showWork();
+  say(what);
+  const timer = setInterval(showTime, 1000, performance.now());
+  try {
+    await action(work.controller.signal);
+  } catch (error) {
+    if (work.controller.signal.aborted) say("Stopped.");
+    else await tell(error);
+  } finally {
+    clearInterval(timer);
+    element("countdown").textContent = "";
+    work = null;
+    show();
+  }
+}
+
+/** Show how long it takes until something is written, unless the server is away, which is told in the same place. */
+function showTime(begun) {
+  if (!element("now").hidden) return;
+  const seconds = Math.round((performance.now() - begun) / 1000);
+  element("countdown").textContent = work.begun ? "" : `${seconds} s`;
+}
+
+export async function tell(error) {
+  if (!(error instanceof Refused || error instanceof Away)) console.error(error);
+  say(error.status === 404 ? "That turn is no longer on the server." : error.message || "The server went away.", true);
+  if (error.status === 404) await load();
+}
+
+// Writing
+
+export function write() {
+  const options = readOptions();
+  if (!options) return say("One of the sampling options is not valid.", true);
+  const text = prompt.value;
+  const parent = forest.nodes.get(current)?.id ?? null;
+  if (current === PENDING) return;
+  doing("Reading …", async (signal) => {
+    prompt.value = ""; // its draft is kept until the turn is
+    let root = null;
+    try {
+      if (!parent) root = await create({ segments: [{ told: text }], given: 1 }, jsonBody({ text }), signal);
+      const segments = parent && text ? [{ told: text }] : [];
+      await follow(parent ?? root.id, segments, options, signal);
+      keepDraft();
+    } catch (error) {
+      if (root && !forest.children(root.id).length) forget(root.id);
+      if (!prompt.value) setDraft(text);
+      throw error;
+    }
+  });
+}
+
+/** Take back a first turn that nothing could follow. */
+function forget(id) {
+  discard(id);
+  texts.remove(id);
+  forest.nodes.delete(id);
+  current = null;
+}
+
+/** Write another text in the place of the chosen one. */
+export function again() {
+  const { id, parent } = forest.nodes.get(current);
+  const entry = texts.get(id);
+  const options = readOptions();
+  if (!options) return say("One of the sampling options is not valid.", true);
+  doing("Reading …", (signal) => follow(parent, entry?.segments.slice(0, entry.given) ?? [], options, signal));
+}
+
+/** Go on from within a turn, with an alternative in the place of a token. */
+function take({ id, segment, number, token }, name, logprob) {
+  const session = forest.nodes.get(id);
+  const options = readOptions();
+  card.hide();
+  if (!session || !options || !forest.nodes.has(session.parent)) {
+    return say("The text before this turn is no longer there to go on from.", true);
+  }
+  const entry = texts.get(id);
+  const { head } = token;
+  const other = { text: name.slice(head?.length ?? 0), logprob, others: token.others, head };
+  const written = [...entry.segments[segment].written.slice(0, number), other];
+  const segments = [...entry.segments.slice(0, segment), { written }];
+  doing("Reading …", (signal) => follow(session.parent, segments, options, signal));
+}
+
+/** Make a turn after a session, and show it while it is written. */
+async function follow(parent, segments, { max_tokens: most, ...sampling }, signal) {
+  const turn = new Turn(parent, segments, most, sampling);
+  turn.asked = most;
+  work.turn = turn;
+  forest.pending = { id: PENDING, parent, created: Infinity, label: { told: textOf(segments).slice(0, 28), written: "…" } };
+  current = PENDING;
+  show();
+  let isWatched = true;
+  const { session, error } = await perform(turn, signal, () => wrote(turn)).finally(() => {
+    forest.pending = null;
+    isWatched = current === PENDING;
+    if (isWatched) current = parent;
+  });
+  if (session) {
+    const { given, ended } = turn;
+    texts.keep(session.id, { segments: turn.segments.filter(({ written }) => written?.length !== 0), given, ended });
+    forest.add({ ...session, parent, rate: work.rate });
+    if (isWatched) current = session.id;
+    const count = turn.asked - turn.left;
+    say(signal.aborted ? `Stopped. What was written is kept.` : `Wrote ${count.toLocaleString("en")} tokens.`);
+  }
+  if (error) throw error;
+  if (!session) {
+    const told = textOf(segments);
+    if (!prompt.value) setDraft(told);
+    say("Stopped before anything was written.");
+  }
+}
+
+/** Note what came; show it at most once a frame. */
+function wrote(turn) {
+  const now = performance.now();
+  const count = turn.asked - turn.left;
+  if (!work.begun) {
+    Object.assign(work, { begun: now, before: count });
+    say("Writing …");
+  } else work.rate = (1000 * (count - work.before)) / (now - work.begun);
+  work.frame ||= requestAnimationFrame(() => {
+    if (work?.turn !== turn) return;
+    work.frame = 0;
+    view.grow(turn);
+    showMeter();
+  });
+}
+
+async function create(entry, body, signal) {
+  const session = await (await ask("v1/sessions", body, signal)).json();
+  forest.add(session);
+  if (entry) texts.keep(session.id, entry);
+  return session;
+}
+
+// Files
+
+export function openFile(file) {
+  const isState = file.name.endsWith(".state");
+  doing(`Reading ${file.name} (${meter.inBytes(file.size)}) …`, async (signal) => {
+    const headers = { "Content-Type": isState ? STATE : "application/octet-stream" };
+    const entry = isState ? null : texts.ofFile(file.name, await file.text());
+    const session = await create(entry, { method: "POST", body: file, headers }, signal);
+    current = session.id;
+    say(`Read ${file.name}: ${session.tokens.toLocaleString("en")} tokens.`);
+    prompt.focus();
+  });
+}
+
+export async function download() {
+  const { id } = forest.nodes.get(current);
+  try {
+    const data = await (await ask(`v1/sessions/${id}/state`)).blob();
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(data);
+    link.download = `${element("model").textContent}-${id.slice(0, 8)}.state`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    say(`The state after this turn: ${meter.inBytes(data.size)}.`);
+  } catch (error) {
+    await tell(error);
+    show();
+  }
+}
+
+export async function remove() {
+  const ids = forest.subtree(current);
+  const following = ids.length === 1 ? "" : ` and the ${ids.length - 1} that follow${ids.length === 2 ? "s" : ""} it`;
+  if (!(await isSure(`Delete this turn${following}? They cannot be had back.`))) return;
+  const above = forest.nodes.get(current).parent;
+  doing("Deleting …", async (signal) => {
+    for (const id of ids) {
+      await ask(`v1/sessions/${id}`, { method: "DELETE" }, signal).catch((error) => {
+        if (error.status !== 404) throw error; // another tab was quicker
+      });
+      texts.remove(id);
+      forest.nodes.delete(id);
+    }
+    current = forest.nodes.has(above) ? above : null;
+    say("Deleted.");
+  });
+}
+
+// The draft
+
+export function setDraft(text) {
+  prompt.value = text;
+  keepDraft();
+}
+
+export function keepDraft() {
+  texts.wrote(DRAFT, JSON.stringify(prompt.value));
+  prompt.style.height = "auto";
+  prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight / 3)}px`;
+  showWork();
+}

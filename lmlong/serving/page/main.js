@@ -1,0 +1,103 @@
+// The page: what people do with it, and what becomes of the server meanwhile.
+
+import { isThere, page, whenBack } from "./api.js";
+import * as app from "./app.js";
+import { askForKey, pause, say } from "./dialogs.js";
+import * as texts from "./texts.js";
+
+const LOOK = 15; // seconds between two looks at a server that nothing is asked of
+
+const element = (id) => document.getElementById(id);
+const prompt = element("prompt");
+
+// What people do
+
+element("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  app.write();
+});
+prompt.addEventListener("input", app.keepDraft);
+addEventListener("keydown", (event) => {
+  if (document.querySelector("dialog[open]")) return;
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    app.write();
+  } else if (event.key === "Escape") {
+    if (app.card.isOpen) app.card.hide();
+    else if (document.body.classList.contains("tree-open")) element("show-tree").click();
+    else app.stop();
+  }
+});
+element("stop").addEventListener("click", () => {
+  app.stop();
+  prompt.focus();
+});
+element("again").addEventListener("click", app.again);
+element("download").addEventListener("click", app.download);
+element("delete").addEventListener("click", app.remove);
+element("new").addEventListener("click", () => {
+  app.choose(null);
+  prompt.focus();
+});
+element("open").addEventListener("click", () => element("file").click());
+element("file").addEventListener("change", ({ target }) => {
+  if (target.files[0]) app.openFile(target.files[0]);
+  target.value = "";
+});
+element("show-tree").addEventListener("click", ({ currentTarget }) => {
+  const isOpen = document.body.classList.toggle("tree-open");
+  currentTarget.setAttribute("aria-expanded", isOpen);
+  if (isOpen) element("new").focus();
+});
+app.narrow.addEventListener("change", app.showTree);
+
+addEventListener("dragover", (event) => {
+  if (!event.dataTransfer?.types.includes("Files")) return;
+  event.preventDefault();
+  element("drop").hidden = false;
+});
+addEventListener("dragleave", (event) => {
+  if (!event.relatedTarget) element("drop").hidden = true;
+});
+addEventListener("drop", (event) => {
+  element("drop").hidden = true;
+  if (!event.dataTransfer?.files.length) return;
+  event.preventDefault();
+  app.openFile(event.dataTransfer.files[0]);
+});
+
+for (const [id, name] of [["colours", "plain"], ["mono", "mono"]]) {
+  const box = element(id);
+  const key = `lmlong.${id}`;
+  box.checked = texts.read(key) ?? box.checked;
+  const follows = () => document.body.classList.toggle(name, id === "colours" ? !box.checked : box.checked);
+  box.addEventListener("change", () => texts.wrote(key, JSON.stringify(box.checked)));
+  box.addEventListener("change", follows);
+  follows();
+}
+
+// The server's condition
+
+Object.assign(page, {
+  askForKey,
+  pause,
+  back() {
+    say("The server is back.");
+    if (!app.isBusy()) app.begin().catch(app.tell);
+  },
+});
+
+async function look() {
+  if (document.visibilityState === "visible" && !(await isThere())) await whenBack();
+  setTimeout(look, 1000 * LOOK);
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.visibilityState === "visible" && !app.isBusy()) app.load().then(app.show, app.tell);
+});
+
+app.setDraft(texts.read(app.DRAFT) ?? "");
+app.show();
+app.begin().catch(app.tell);
+setTimeout(look, 1000 * LOOK);
+prompt.focus();

@@ -1,0 +1,74 @@
+// The meter: how long the text is, and how large the state that stands for all of it.
+
+import { ask } from "./api.js";
+
+const EDGE = 4; // pixels that stay free for the dot
+const SVG = "http://www.w3.org/2000/svg";
+
+const element = (id) => document.getElementById(id);
+
+/**
+ * A function of tokens: the bytes of a state in memory after so many, as the server tells its metrics. The file of a
+ * session is smaller where parts of its state are empty. null where nothing is told.
+ */
+export async function stateSizes() {
+  const told = await ask("metrics").then((answer) => answer.text()).catch(() => "");
+  const value = (name) => Number(told.match(new RegExp(`^${name} (\\S+)$`, "m"))?.[1] ?? NaN);
+  const [bytes, more] = [value("lmlong_row_state_bytes"), value("lmlong_row_state_bytes_per_token")];
+  return Number.isNaN(bytes + more) ? null : (tokens) => bytes + more * tokens;
+}
+
+/**
+ * @param points [{tokens, bytes}] of the turns so far, the last of them now
+ * @param most   tokens at the right end, where more are being written
+ * @param rate   tokens a second, where something was written
+ */
+export function show(points, most, rate) {
+  const now = points.at(-1);
+  element("text-size").textContent = now ? `${now.tokens.toLocaleString("en")} tokens` : "–";
+  element("state-size").textContent = now ? inBytes(now.bytes) : "–";
+  const end = Math.max(most, 1);
+  const largest = Math.max(...points.map((point) => point.bytes), 1);
+  const tokens = points.map((point) => point.tokens / end);
+  const bytes = points.map((point) => (0.6 * point.bytes) / largest);
+  draw("text-line", tokens, tokens, 0);
+  draw("state-line", tokens, bytes, bytes[0]); // the state of no token is as large
+  element("verdict").textContent = [verdict(points), rate ? `${Math.round(rate).toLocaleString("en")} tokens/s` : ""].filter(Boolean).join(" · ");
+}
+
+/** Draw shares of the height over shares of the width, from one at the left edge on, with a dot at each. */
+function draw(id, across, up, from) {
+  const svg = element(id);
+  const { clientWidth: width, clientHeight: height } = svg;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const place = (x, y) => [EDGE + (width - 2 * EDGE) * x, height - EDGE - (height - 2 * EDGE) * y];
+  const places = across.map((x, number) => place(x, up[number]));
+  const corners = places.length ? [place(0, from), ...places] : [];
+  const line = shape("polyline", { points: corners.map((corner) => corner.join(",")).join(" ") });
+  const dots = places.map(([cx, cy], number) => shape("circle", { cx, cy, r: number === places.length - 1 ? 3.5 : 1.5 }));
+  svg.replaceChildren(line, ...dots);
+}
+
+function shape(name, attributes) {
+  const found = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, value);
+  return found;
+}
+
+function verdict(points) {
+  const first = points.find((point) => point.tokens > 1);
+  const last = points.at(-1);
+  if (!first) return "";
+  const share = last.bytes / last.tokens;
+  if (last.tokens < 1.1 * first.tokens) return `${share < 10 ? share.toFixed(1) : Math.round(share)} bytes of state a token`;
+  return `text × ${times(last.tokens / first.tokens)}, state × ${times(last.bytes / first.bytes)}`;
+}
+
+const times = (factor) => factor.toFixed(factor < 9.95 ? 1 : 0);
+
+export function inBytes(bytes) {
+  const units = ["bytes", "KB", "MB", "GB"];
+  let unit = 0;
+  for (; bytes >= 1000 && unit < units.length - 1; unit++) bytes /= 1000;
+  return `${unit ? bytes.toPrecision(3) : bytes} ${units[unit]}`;
+}

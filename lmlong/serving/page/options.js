@@ -1,0 +1,41 @@
+// The options of sampling, as this browser keeps them.
+
+import { read, wrote } from "./texts.js";
+
+const KEY = "lmlong.options";
+const fields = [...document.querySelectorAll("#sampling input")];
+
+/** {name: number} of the options that are set; null where one is not valid, which is then shown. */
+export function readOptions() {
+  const wrong = fields.find((field) => !field.checkValidity());
+  if (wrong) {
+    document.getElementById("sampling").open = true;
+    wrong.reportValidity();
+    return null;
+  }
+  const set = fields.filter((field) => field.value !== "");
+  return Object.fromEntries(set.map((field) => [field.name, field.valueAsNumber]));
+}
+
+function change() {
+  wrote(KEY, JSON.stringify(Object.fromEntries(fields.map((field) => [field.name, field.value]))));
+  tell();
+}
+
+/** Say in the closed list what is not as usual. */
+function tell() {
+  const changed = fields.filter((field) => field.value !== field.defaultValue);
+  const names = changed.map((field) => `${field.labels[0].firstChild.textContent.trim().toLowerCase()} ${field.value || "any"}`);
+  document.querySelector("#sampling summary").textContent = ["Sampling", ...names].join(" · ");
+}
+
+const kept = read(KEY) ?? {};
+for (const field of fields) {
+  field.value = kept[field.name] ?? field.defaultValue;
+  field.addEventListener("input", change);
+}
+document.getElementById("defaults").addEventListener("click", () => {
+  for (const field of fields) field.value = field.defaultValue;
+  change();
+});
+tell();

@@ -1,0 +1,126 @@
+// The text from the first turn to the chosen one, each written token in the colour of its surprise.
+
+import { bits } from "./tokens.js";
+import * as texts from "./texts.js";
+
+const NEAR = 80; // pixels from the end within which the view follows what is written
+const SOFT = 4; // tokens at once that appear softly; a fast model would never be seen
+
+export class TextView {
+  /**
+   * @param element where the text stands
+   * @param goBack  called with the id of a turn whose end somebody chose in the text
+   */
+  constructor(element, goBack) {
+    this.element = element;
+    this.scroller = element.parentElement;
+    this.places = new WeakMap(); // of each token's span: {token, id, segment, number}
+    this.writing = null; // the part of the turn that is being written, if it is shown,
+    this.shown = 0; // and how many of its tokens are
+    new ResizeObserver(() => this.#clear()).observe(element);
+    element.addEventListener("click", (event) => {
+      const mark = event.target.closest(".mark");
+      if (mark) goBack(mark.dataset.id);
+    });
+  }
+
+  /** Show the turns of a path, and the one that is being written after them; say whether that is another text. */
+  show(path, turn = null) {
+    const key = [...path.map(({ id }) => id), turn?.number].join(" ");
+    if (key === this.key) return false;
+    const [isEnd, place] = [this.writing && !turn, this.scroller.scrollTop];
+    this.key = key;
+    const parts = document.createDocumentFragment();
+    const unknown = path.findLastIndex((session) => !texts.get(session.id));
+    path.slice(Math.max(0, unknown)).forEach((session, number, shown) => {
+      const entry = texts.get(session.id);
+      parts.append(entry ? this.#turn(session.id, entry) : this.#end(session));
+      if (turn || number < shown.length - 1) parts.append(this.#mark(session));
+    });
+    this.writing = null;
+    if (turn) {
+      this.writing = this.#turn(null, turn);
+      this.writing.classList.add("writing");
+      this.shown = turn.written.length;
+      parts.append(this.writing);
+    }
+    this.element.replaceChildren(parts);
+    this.#clear();
+    if (isEnd) this.scroller.scrollTop = place; // of a turn that somebody has read along with
+    else this.toEnd();
+    return true;
+  }
+
+  /** Show what the turn that is being written has got since it was shown last. */
+  grow({ written }) {
+    if (!this.writing || this.shown === written.length) return;
+    const isNear = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < NEAR;
+    const added = span(written.length - this.shown <= SOFT ? "new" : "");
+    added.append(...written.slice(this.shown).map((token) => this.#token(token, {})));
+    this.writing.append(added);
+    this.shown = written.length;
+    if (isNear) this.toEnd();
+  }
+
+  toEnd() {
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  get spans() {
+    return [...this.element.querySelectorAll(".token")];
+  }
+
+  /** The end of a text that this browser never had, or no longer has, as the server tells it. */
+  #end(session) {
+    const part = span("turn");
+    part.append(span("hint", "What stands before is in the state, but not in this browser. "), span("told", session.tail));
+    return part;
+  }
+
+  #turn(id, { segments, name, cut, ended }) {
+    const part = span("turn");
+    if (name) part.append(span("hint", cut ? `${name}, of which this is the end: ` : `${name}: `));
+    segments.forEach(({ told, written }, segment) => {
+      if (told !== undefined) part.append(span("told", told));
+      else part.append(...written.map((token, number) => this.#token(token, { id, segment, number })));
+    });
+    if (ended) {
+      const end = span("end", "∎");
+      end.title = "The model ended the text here.";
+      part.append(end);
+    }
+    return part;
+  }
+
+  #token(token, place) {
+    const found = span("token", token.text);
+    if (token.logprob !== null) found.classList.add(`b${Math.min(10, Math.round(bits(token.logprob)))}`);
+    this.places.set(found, { token, ...place });
+    return found;
+  }
+
+  /** Of the dots of one line show the last alone; the tree has them all. */
+  #clear() {
+    const marks = [...this.element.querySelectorAll(".mark")];
+    for (const mark of marks) mark.hidden = false;
+    const tops = marks.map((mark) => mark.offsetTop);
+    marks.forEach((mark, number) => (mark.hidden = tops[number] === tops[number + 1]));
+  }
+
+  /** A dot between two turns, to go back to the first of them. */
+  #mark({ id, tokens }) {
+    const mark = document.createElement("button");
+    mark.className = "mark";
+    mark.dataset.id = id;
+    mark.title = `Go back to here, after ${tokens.toLocaleString("en")} tokens`;
+    mark.setAttribute("aria-label", mark.title);
+    return mark;
+  }
+}
+
+function span(name, text) {
+  const found = document.createElement("span");
+  found.className = name;
+  if (text !== undefined) found.textContent = text;
+  return found;
+}

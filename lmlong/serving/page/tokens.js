@@ -1,0 +1,86 @@
+// Tokens: which part of a text each of them is, and how surprising.
+
+const encoder = new TextEncoder();
+
+/** The bytes of a token by the name that the server gives it: its text, or "bytes:\xe2\x80". */
+function bytesOf(name) {
+  if (!/^bytes:(\\x[0-9a-f]{2})+$/.test(name)) return encoder.encode(name);
+  return Uint8Array.from(name.slice(6).split("\\x").slice(1), (digits) => parseInt(digits, 16));
+}
+
+/** Whether a token can be told as text: neither part of a character, nor a mark as <eos>. */
+export const isText = (name) => !/^(bytes:|<[^<>\s]+>$)/.test(name);
+export const bits = (logprob) => Math.max(0, -logprob / Math.LN2);
+export const textOf = (segments) =>
+  segments.map(({ told, written }) => told ?? written.map((token) => token.text).join("")).join("");
+
+/** What can be seen of a token, where spaces and line ends matter. */
+export function visible(name) {
+  return name.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "nothing";
+}
+
+/**
+ * Divides the text of a stream among its tokens. The first token may begin with the end of the prompt (its `head`),
+ * and a character may take several tokens, which then are one.
+ */
+export class Aligner {
+  #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+  #isFirst = true;
+  #held = []; // tokens whose characters are not whole yet
+
+  /** The tokens that a choice of a chunk adds: {text, logprob, others: [[name, logprob]], head}. */
+  add({ text, logprobs, finish_reason: reason }) {
+    const names = logprobs?.tokens ?? [];
+    const tokens = [];
+    names.forEach((name, number) => {
+      if (reason === "stop" && number === names.length - 1) return; // the end of the document has no text
+      const others = Object.entries(logprobs.top_logprobs[number]).sort((one, other) => other[1] - one[1]);
+      this.#held.push({ logprob: logprobs.token_logprobs[number], others });
+      const piece = this.#decoder.decode(bytesOf(name), { stream: true });
+      if (piece) tokens.push(this.#join(piece));
+    });
+    return this.#matched(tokens, text);
+  }
+
+  #join(text) {
+    const parts = this.#held.splice(0);
+    const logprob = parts.reduce((sum, part) => sum + part.logprob, 0);
+    return { text, logprob, others: parts.length === 1 ? parts[0].others : [] };
+  }
+
+  /** Tokens that have the text that was told, and no other. */
+  #matched(tokens, text) {
+    const joined = tokens.map((token) => token.text).join("");
+    if (this.#isFirst && tokens.length) {
+      this.#isFirst = false;
+      const first = tokens[0];
+      const size = joined.endsWith(text) ? joined.length - text.length : 0;
+      if (size && size <= first.text.length) {
+        first.head = first.text.slice(0, size);
+        first.text = first.text.slice(size);
+        return tokens;
+      }
+    }
+    if (joined === text) return tokens;
+    if (tokens.length && text.startsWith(joined)) {
+      tokens.at(-1).text += text.slice(joined.length); // the end of a text, where a character stayed incomplete
+      return tokens;
+    }
+    return around(tokens, text);
+  }
+}
+
+/**
+ * Tokens at both ends that have their part of a text, and as one what is between, where bytes that are no characters
+ * are told otherwise than a browser reads them.
+ */
+function around(tokens, text) {
+  let [first, begin, last, end] = [0, 0, tokens.length, text.length];
+  while (first < last && text.startsWith(tokens[first].text, begin)) begin += tokens[first++].text.length;
+  while (first < last && end - tokens[last - 1].text.length >= begin && text.endsWith(tokens[last - 1].text, end)) {
+    end -= tokens[--last].text.length;
+  }
+  const between = text.slice(begin, end);
+  const unknown = between ? [{ text: between, logprob: null, others: [] }] : [];
+  return [...tokens.slice(0, first), ...unknown, ...tokens.slice(last)];
+}

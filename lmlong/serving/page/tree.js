@@ -1,0 +1,177 @@
+// The tree of sessions: a line of turns goes straight down, and each fork leaves it to the right.
+
+import { discarded } from "./turn.js";
+import { textOf } from "./tokens.js";
+import * as texts from "./texts.js";
+
+const LANE = 14; // pixels from one line to the next
+const LANES = 9;
+const SVG = "http://www.w3.org/2000/svg";
+
+/** The sessions by id, and what follows what. */
+export class Forest {
+  constructor(sessions = []) {
+    this.nodes = new Map();
+    this.pending = null; // a turn that is being written: {id, parent, label}
+    for (const session of sessions) if (!discarded.has(session.id)) this.add(session);
+  }
+
+  add(session) {
+    this.nodes.set(session.id, session);
+  }
+
+  /** Ids of the sessions that follow one, the oldest first; of null those that follow none. */
+  children(id) {
+    const found = [...this.nodes.values()].filter((node) => this.parentOf(node) === id);
+    return found.map((node) => node.id);
+  }
+
+  parentOf({ parent }) {
+    return this.nodes.has(parent) ? parent : null;
+  }
+
+  /** The sessions from the first to this one. */
+  path(id) {
+    const found = [];
+    const seen = new Set();
+    for (let node = this.nodes.get(id); node && !seen.has(node.id); node = this.nodes.get(node.parent)) {
+      seen.add(node.id);
+      found.push(node);
+    }
+    return found.reverse();
+  }
+
+  /** A session and all that follow it, the last first. */
+  subtree(id) {
+    return [...this.children(id).flatMap((child) => this.subtree(child)), id];
+  }
+
+  /** Rows from top to bottom: {id, parent, lane, level}. The first that follows a node stays on its line, below the others. */
+  rows() {
+    const children = new Map();
+    const all = [...this.nodes.values(), ...(this.pending ? [this.pending] : [])];
+    for (const node of all) {
+      const parent = this.parentOf(node);
+      children.set(parent, [...(children.get(parent) ?? []), node.id]);
+    }
+    const rows = [];
+    const line = (id, parent, lane, level) => {
+      for (; id !== undefined; level++) {
+        rows.push({ id, parent, lane, level });
+        const [first, ...others] = children.get(id) ?? [];
+        for (const other of others) line(other, id, Math.min(lane + 1, LANES), level + 1);
+        [id, parent] = [first, id];
+      }
+    };
+    for (const root of (children.get(null) ?? []).reverse()) line(root, null, 0, 1);
+    return rows;
+  }
+}
+
+/** What a row tells of a node: what was told to it, and what it wrote. */
+export function label(session) {
+  const entry = texts.get(session.id);
+  if (!entry) return { told: "", written: session.tail ? `… ${session.tail.slice(-60)}` : "(empty)" };
+  if (entry.name) return { told: entry.name, written: "" };
+  const given = entry.segments.slice(0, entry.given);
+  const last = given.at(-1);
+  const told = last?.written ? `… ${last.written.at(-1).text}` : textOf(given).trim(); // the token that was chosen
+  const written = textOf(entry.segments.slice(entry.given)).trim();
+  return { told: told.length > 28 && written ? `${told.slice(0, 27)}…` : told.slice(0, 80), written: written.slice(0, 80) };
+}
+
+/** Shows a forest in an element; `choose` is called with the id of the row that somebody chose. */
+export class TreeView {
+  constructor(element, choose) {
+    this.element = element;
+    element.addEventListener("click", (event) => {
+      const row = event.target.closest("[data-id]");
+      if (row) choose(row.dataset.id);
+    });
+    element.addEventListener("keydown", (event) => this.#move(event, choose));
+  }
+
+  show(forest, current, height) {
+    const rows = forest.rows();
+    const onPath = new Set([current, ...forest.path(current).map((node) => node.id)]);
+    if (current === forest.pending?.id) for (const { id } of forest.path(forest.pending.parent)) onPath.add(id);
+    const hadFocus = this.element.contains(document.activeElement);
+    const items = rows.map((row) => this.#row(row, forest, current));
+    if (items.length && !items.some((item) => item.tabIndex === 0)) items[0].tabIndex = 0;
+    this.element.replaceChildren(lines(rows, onPath, height), ...items);
+    const chosen = this.element.querySelector("[aria-selected=true]");
+    if (hadFocus) (chosen ?? items[0])?.focus();
+    chosen?.scrollIntoView({ block: "nearest" });
+  }
+
+  #row({ id, lane, level }, forest, current) {
+    const item = document.createElement("div");
+    const session = forest.nodes.get(id);
+    item.setAttribute("role", "treeitem");
+    item.setAttribute("aria-level", level);
+    item.setAttribute("aria-selected", id === current);
+    item.tabIndex = id === current ? 0 : -1;
+    item.dataset.id = id;
+    item.style.paddingLeft = `${(lane + 1) * LANE + 10}px`;
+    const { told, written } = session ? label(session) : forest.pending.label;
+    const line = document.createElement("span");
+    line.className = "line";
+    line.append(part("told", told), told && written ? " " : "", part("written", written));
+    if (!told && !written) line.append(part("written", "(empty)"));
+    item.append(line, part("count", session ? compact(session.tokens) : "…"));
+    if (session) item.title = `${session.tokens.toLocaleString("en")} tokens, ${when(session.created)}`;
+    else item.classList.add("pending");
+    return item;
+  }
+
+  #move(event, choose) {
+    const items = [...this.element.querySelectorAll("[data-id]")];
+    const at = items.indexOf(document.activeElement);
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
+    if (at < 0) return;
+    if (event.key === "Enter" || event.key === " ") choose(items[at].dataset.id);
+    else if (to !== undefined) items[Math.max(0, Math.min(to, items.length - 1))].focus();
+    else return;
+    event.preventDefault();
+  }
+}
+
+function part(name, text) {
+  const span = document.createElement("span");
+  span.className = name;
+  span.textContent = text;
+  return span;
+}
+
+const compact = (count) => Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(count);
+
+function when(seconds) {
+  return new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+}
+
+/** The lines between the rows and a dot at each. */
+function lines(rows, onPath, height) {
+  const place = new Map(rows.map(({ id, lane }, number) => [id, [(lane + 1) * LANE, (number + 0.5) * height]]));
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("aria-hidden", "true");
+  svg.setAttribute("height", rows.length * height);
+  svg.setAttribute("width", (LANES + 2) * LANE);
+  const draw = (name, attributes) => {
+    const shape = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) shape.setAttribute(key, value);
+    svg.append(shape);
+  };
+  const state = (id) => (onPath.has(id) ? "on" : "off");
+  for (const { id, parent } of [...rows].sort((one, other) => onPath.has(one.id) - onPath.has(other.id))) {
+    if (!place.has(parent)) continue;
+    const [[x, y], [fromX, fromY]] = [place.get(id), place.get(parent)];
+    const bend = Math.min(10, height / 2);
+    const d = x === fromX ? `M${x} ${fromY}V${y}` : `M${fromX} ${fromY}V${y - bend}Q${fromX} ${y} ${x} ${y}`;
+    draw("path", { d, class: state(id) });
+  }
+  for (const { id } of rows) {
+    const [cx, cy] = place.get(id);
+    draw("circle", { cx, cy, r: onPath.has(id) ? 4.5 : 3.5, class: state(id) });
+  }
+  return svg;
+}

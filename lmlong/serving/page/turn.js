@@ -1,0 +1,147 @@
+// A turn: what is told to a fork of a session, and what the model writes after it.
+
+import { ask, Away, jsonBody, patience, request, sleep, stream } from "./api.js";
+import { Aligner, textOf } from "./tokens.js";
+
+const UNFINISHED = "lmlong.unfinished";
+const ATTEMPTS = 10;
+const ALTERNATIVES = 5;
+const MOMENT = 0.5; // seconds in which a server notices that a reader has gone, and lets go of the session
+
+/** Ids of forks that a turn gave up, which are deleted but may still be listed. */
+export const discarded = new Set();
+
+let turns = 0;
+
+export class Turn {
+  /**
+   * @param parent   id of the session to go on from
+   * @param segments what is told first: [{told: text}, {written: tokens}], the latter of another turn
+   * @param left     tokens to write
+   * @param sampling the other options
+   */
+  constructor(parent, segments, left, sampling) {
+    Object.assign(this, { parent, left, sampling, number: `turn ${++turns}`, ended: false, given: segments.length });
+    this.segments = [...segments, { written: [] }];
+  }
+
+  get written() {
+    return this.segments.at(-1).written;
+  }
+}
+
+/**
+ * Make a turn, through all that a server may do meanwhile. `changed` is called where it got tokens.
+ * Returns {session, error}: the session after exactly the text of the turn, null where nothing was written.
+ */
+export async function perform(turn, signal, changed) {
+  for (let attempt = 0; ; attempt++) {
+    let fork = null;
+    try {
+      if (turn.left <= 0) return { session: await keep(turn), error: null };
+      fork = await forkOf(turn.parent, signal);
+      noteUnfinished(fork);
+      return { session: await write(turn, fork, signal, changed), error: null };
+    } catch (failure) {
+      if (fork) discard(fork.id);
+      const error = await lasting(failure, attempt, signal);
+      if (!error) continue;
+      const session = turn.written.length ? await keep(turn) : null;
+      return { session, error: signal.aborted ? null : error };
+    } finally {
+      noteUnfinished(null);
+    }
+  }
+}
+
+/** Remember the fork that is being written to, for a page that is left meanwhile and comes back. */
+function noteUnfinished(fork) {
+  try {
+    sessionStorage.setItem(UNFINISHED, JSON.stringify(fork));
+  } catch {
+    // where a browser keeps nothing, the fork stays
+  }
+}
+
+/** Delete the fork that this tab was writing to when it was left; say whether there was one. */
+export async function dropUnfinished() {
+  const fork = readUnfinished();
+  noteUnfinished(null);
+  for (let attempt = 0; fork && attempt < ATTEMPTS; attempt++) {
+    await sleep(MOMENT);
+    const { tokens } = await (await ask(`v1/sessions/${fork.id}`)).json();
+    if (tokens !== fork.tokens) return false; // a second tab like this one finished it
+    try {
+      await request(`v1/sessions/${fork.id}`, { method: "DELETE" });
+      return true;
+    } catch (error) {
+      if (error.status !== 409) throw error;
+    }
+  }
+  return false;
+}
+
+function readUnfinished() {
+  try {
+    return JSON.parse(sessionStorage.getItem(UNFINISHED));
+  } catch {
+    return null;
+  }
+}
+
+/** The error that ends a turn; null once it has passed. */
+async function lasting(error, attempt, signal) {
+  try {
+    if (signal.aborted) return error;
+    await patience(error, attempt, signal);
+    return null;
+  } catch (last) {
+    return last;
+  }
+}
+
+/** Let the fork read what was told and what an attempt before this one wrote, and write on. */
+async function write(turn, fork, signal, changed) {
+  const aligner = new Aligner();
+  const body = { session: fork.id, prompt: textOf(turn.segments), logprobs: ALTERNATIVES, max_tokens: turn.left };
+  let session = null;
+  for await (const chunk of stream("v1/completions", { ...body, ...turn.sampling }, signal)) {
+    session = chunk.session ?? session;
+    for (const choice of chunk.choices) {
+      turn.written.push(...aligner.add(choice));
+      turn.left -= choice.logprobs?.tokens.length ?? 0;
+      turn.ended ||= choice.finish_reason === "stop";
+      changed();
+    }
+  }
+  if (!session) throw new Away();
+  return session;
+}
+
+/**
+ * Return a session that has read the text of a turn that was stopped. The fork that was being written to does not hold
+ * it, or, where the end was lost on its way, may hold more; a new one holds what the reader has seen.
+ */
+async function keep(turn) {
+  for (let attempt = 0; ; attempt++) {
+    const fork = await forkOf(turn.parent);
+    try {
+      const path = `v1/sessions/${fork.id}/append`;
+      return await (await request(path, jsonBody({ text: textOf(turn.segments) }))).json();
+    } catch (error) {
+      discard(fork.id);
+      await patience(error, attempt);
+    }
+  }
+}
+
+async function forkOf(id, signal) {
+  return (await ask(`v1/sessions/${id}/fork`, jsonBody({}), signal)).json();
+}
+
+/** Delete a fork that nobody has seen; nobody waits for it. */
+export function discard(id) {
+  discarded.add(id);
+  const remove = () => ask(`v1/sessions/${id}`, { method: "DELETE" });
+  sleep(MOMENT).then(remove).catch(() => {});
+}

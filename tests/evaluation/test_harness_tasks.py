@@ -1,0 +1,190 @@
+"""Whole tasks of one's own, by the commands of both programs, and what is told of mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from evaluation.harness_models import DOCUMENTS, by_forward, loaded
+from interop.exported import write_run
+from interop.tiny_llama import CHAT, CONFIG, weights, write_folder
+
+from lmlong import recipe
+from lmlong.checkpoint.location import LATEST
+from lmlong.checkpoint.write import Contents, point, write
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.errors import UsageError
+from lmlong.evaluation.likelihoods import document_likelihoods
+from lmlong.interop.importing import import_model
+from lmlong.model.build import build
+from lmlong.recipe import file as recipe_file
+
+pytestmark = pytest.mark.interop
+pytest.importorskip("lm_eval")
+
+from lmlong.evaluation.harness import evaluate_tasks, load_tasks, write_tokenizer  # noqa: E402
+from lmlong.evaluation.harness_model import HarnessModel  # noqa: E402
+
+
+def chat_model(folder: Path) -> HarnessModel:
+    import_model(write_folder(folder / "theirs", CONFIG, weights(CONFIG), template=CHAT), folder / "run")
+    return HarnessModel(folder / "run", device="cpu")
+
+
+def test_a_chat_template_makes_the_tokens_of_a_conversation(tmp_path: Path) -> None:
+    model = chat_model(tmp_path)
+    bos, eos, encode = model.tokenizer.bos, model.tokenizer.eos, model.tokenizer.encode
+    said = [{"role": "user", "content": "The </s> quick"}]
+    asked = [bos, *encode("[user]The </s> quick"), eos, *encode("\n[assistant]")]
+    assert model.tokens(model.apply_chat_template(said)) == asked
+    begun = [*said, {"role": "assistant", "content": "fox"}]
+    assert model.tokens(model.apply_chat_template(begun, add_generation_prompt=False)) == [
+        *asked[: -len(encode("\n[assistant]"))],
+        *encode("\n[assistant]fox"),
+    ]
+    pair = model.pair(model.apply_chat_template(said), " jumps <s>")
+    assert model.tokenizer.decode(pair.continuation) == " jumps <s>"
+    assert [*pair.context, *pair.continuation].count(bos) == 1
+    assert model.chat_template(True) == CHAT
+
+
+def test_transformers_counts_the_tokens_of_the_run(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_tokenizer(ByteTokenizer(), tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
+    assert tokenizer("abcé").input_ids == [256, *"abcé".encode()]
+
+
+def write_tasks(folder: Path) -> Path:
+    """Three tasks of one's own, each with its documents."""
+    tasks = folder / "tasks"
+    tasks.mkdir()
+    questions = [{"q": f"abc{letter}", "choices": ["a", "bcab", " x"], "answer": 1} for letter in "abcd"]
+    rows = {"documents": [{"text": text} for text in DOCUMENTS if text], "choices": questions, "written": questions}
+    spec = {
+        "documents": "loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'",
+        "choices": "multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: '{{choices}}'\ndoc_to_target: answer",
+        "written": "generate_until\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{q}}'\n"
+        "generation_kwargs: {until: [b], max_gen_toks: 6}",
+    }
+    metrics = {"documents": "bits_per_byte", "choices": "acc", "written": "exact_match"}
+    for name, text in spec.items():
+        data = folder / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
+        (tasks / f"{name}.yaml").write_text(
+            f"task: my_{name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: '{data}'}}}}\n"
+            f"test_split: test\ntarget_delimiter: ''\noutput_type: {text}\nmetric_list: [{{metric: {metrics[name]}}}]\n"
+        )
+    (tasks / "of_lengths.py").write_text(OF_LENGTHS)
+    (tasks / "of_lengths.yaml").write_text(
+        "task: my_lengths\ndataset_path: ''\ncustom_dataset: !function of_lengths.make\ntest_split: test\n"
+        "output_type: generate_until\ndoc_to_text: '{{text}}'\ndoc_to_target: '{{tokens}}'\n"
+        "generation_kwargs: {until: [], max_gen_toks: 1}\nmetric_list: [{metric: exact_match}]\n"
+    )
+    return tasks
+
+
+OF_LENGTHS = """
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+
+def make(tokenizer, max_seq_lengths, **_):
+    count = AutoTokenizer.from_pretrained(tokenizer)
+    texts = ["x" * (length - 1) for length in max_seq_lengths]
+    return {"test": Dataset.from_list([{"text": text, "tokens": len(count(text).input_ids)} for text in texts])}
+"""
+"""A task that makes texts of the lengths that it is asked for, as RULER's do."""
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_commands_of_both_programs_run_tasks(tmp_path: Path, offline: None) -> None:
+    model, tasks = loaded(tmp_path, "elu"), write_tasks(tmp_path)
+    words = [sys.executable, "-m", "lmlong", "lm-eval", "run", "--tasks", "my_*", "--include-path", str(tasks)]
+    words += ["--lengths", "16,1k", "--json", "told.json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("|   Tasks    |Version|") and len(lines) == 6
+    assert max(map(len, lines)) <= 80
+    found = json.loads((tmp_path / "told.json").read_text())
+    texts = [text for text in DOCUMENTS if text]
+    bits = -sum(document_likelihoods(model, texts)) / torch.tensor(2.0).log() / sum(len(t.encode()) for t in texts)
+    told = {task: next(value for key, value in each.items() if "," in key) for task, each in found["results"].items()}
+    assert told["my_documents"] == pytest.approx(float(bits), rel=1e-6)
+    right = [
+        max(range(3), key=lambda n: by_forward(model.model, [256, *f"abc{q}".encode()], list(choices[n].encode()))[0])
+        for q in "abcd"
+        for choices in [["a", "bcab", " x"]]
+    ]
+    assert told["my_choices"] == right.count(1) / 4
+    assert told["my_written"] == 0
+    assert {task: each["effective"] for task, each in found["n-samples"].items()} == {
+        "my_documents": len(texts),
+        "my_choices": 4,
+        "my_written": 4,
+        "my_lengths": 2,
+    }
+    assert (found["config"]["model"], found["config"]["checkpoint"]) == ("lmlong", str(model.checkpoint))
+
+    words = [sys.executable, "-m", "lmlong.evaluation.harness", "run", "--model", "lmlong", "--model_args", "run=run"]
+    words += ["--tasks", "my_documents,my_choices", "--include_path", str(tasks), "--output_path", "out"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "out").rglob("results*.json")
+    theirs = json.loads(file.read_text())["results"]
+    assert theirs["my_documents"]["bits_per_byte,none"] == told["my_documents"]
+    assert theirs["my_choices"]["acc,none"] == told["my_choices"]
+
+
+def test_mistakes_are_told(tmp_path: Path, offline: None) -> None:
+    model, tasks = loaded(tmp_path, "elu"), write_tasks(tmp_path)
+    (tmp_path / "choices.jsonl").unlink()
+    for names, options, complaint in [
+        (["my_documents"], {"limit": 0}, "--limit: 0"),
+        (["my_documents"], {"batch_size": 0}, "batch_size: 0"),
+        (["my_documents"], {"include_path": tmp_path / "none"}, "is no folder"),
+        (["my_document"], {}, "no 'my_document'. Did you mean 'my_documents'?"),
+        (["my_choices"], {}, r"my_choices cannot be loaded \(.*choices.jsonl"),
+    ]:
+        with pytest.raises(UsageError, match=complaint):
+            evaluate_tasks(model, names, **{"include_path": tasks, **options})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="has no chat template"):
+        HarnessModel(model).apply_chat_template([{"role": "user", "content": "Hello"}])
+    assert [task.config.task for task in load_tasks([str(tasks / "documents.yaml")], None, {})] == ["my_documents"]
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from lmlong.cli.lm_eval import lm_eval as command
+
+    chosen = recipe.Recipe(
+        objective="masked",
+        model=recipe.Model(
+            width=32, layers=2, heads=4, convolution=0, attention=recipe.Attention(kind="linear", decay="none")
+        ),
+        text=recipe.Text(),
+    )
+    encoder, tokenizer = build(chosen, ByteTokenizer().vocabulary), ByteTokenizer()
+    folder = tmp_path / "run" / "checkpoints" / "step-00000001"
+    write(folder, Contents(encoder.state_dict(), {"step": 1}, recipe_file.dump(chosen), tokenizer.file, 1))
+    point(folder.parent / LATEST, folder)
+    result = CliRunner().invoke(command, [str(tmp_path / "run"), "--tasks", "arc_easy"])
+    assert isinstance(result.exception, UsageError) and "encoder (objective: masked)" in str(result.exception)
+
+
+def test_a_missing_harness_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    code = "import sys; sys.modules['lm_eval'] = None; from lmlong.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "lm-eval", str(tmp_path / "run"), "--tasks", "arc_easy"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: lm-eval: is not installed. Install it by pip install 'lmlong[lm-eval]'.\n"

@@ -1,0 +1,92 @@
+"""The page: what it is served with, to whom, and that it needs nothing from anywhere else. How it behaves in a browser
+is in tests/interop."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from serving.engines import loaded
+from serving.servers import Served, served
+
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving.page import FILES
+
+TEXTS = {path: file.read_text(encoding="utf-8") for path, file in FILES.items()}
+SCRIPTS = {path: text for path, text in TEXTS.items() if path.endswith(".js")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
+    return loaded(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(trained: TrainedLanguageModel) -> Iterator[Served]:
+    with served(trained, keys=["secret"]) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_the_page_needs_no_key_and_says_what_it_may_do(server: Served, path: str) -> None:
+    answer = server.client.get(path)
+    assert answer.status_code == 200 and answer.content == FILES[path].read_bytes()
+    kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    assert answer.headers["content-type"].startswith(kinds[FILES[path].suffix])
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    for name in ("default-src", "frame-ancestors", "base-uri", "form-action"):
+        assert policy[name] == "'none'", name
+    for name in ("script-src", "style-src", "connect-src"):
+        assert policy[name] == "'self'", name
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert policy["require-trusted-types-for"] == "'script'" and policy["trusted-types"] == "'none'"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert server.client.get("/v1/models").status_code == 401, "the key is asked for all the same"
+
+
+def test_the_page_is_fetched_again_only_where_it_changed(server: Served) -> None:
+    first = server.client.get("/")
+    assert first.headers["cache-control"] == "no-cache"
+    tag = first.headers["etag"]
+    for known in (tag, f'"other", W/{tag}'):
+        again = server.client.get("/", headers={"If-None-Match": known})
+        assert again.status_code == 304 and not again.content and again.headers["etag"] == tag
+    for unknown in ('"other"', tag.strip('"')):
+        assert server.client.get("/", headers={"If-None-Match": unknown}).status_code == 200
+    head = server.client.head("/")
+    assert head.status_code == 200 and not head.content and head.headers["etag"] == tag
+
+
+def test_another_name_of_the_server_gets_no_page(server: Served) -> None:
+    for path in FILES:
+        assert server.client.get(path, headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_the_page_names_nothing_outside_it() -> None:
+    for path, text in TEXTS.items():
+        found = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text))
+        assert found <= {"http://www.w3.org/2000/svg"}, (path, "a name, which nobody fetches")
+        for place in re.findall(r"""(?:src|href)="([^"#]+)"|from "([^"]+)"|url\(([^)]+)\)""", text):
+            name = next(filter(None, place)).removeprefix("./").removeprefix("page/")
+            assert f"/page/{name}" in FILES, (path, name)
+
+
+def test_no_text_becomes_markup_or_code() -> None:
+    for path, text in SCRIPTS.items():
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"):
+            assert word not in text, (path, word)
+    markup = TEXTS["/"]
+    assert not re.findall(r"""\s(?:on\w+|style)=""", markup), "which the policy would not let be"
+    assert re.findall(r"<script[^>]*>(.*?)</script>", markup, flags=re.DOTALL) == [""]
+    assert "<style" not in markup
+
+
+def test_what_scripts_look_for_is_there() -> None:
+    named = set(re.findall(r'\bid="([\w-]+)"', TEXTS["/"]))
+    sought = {name for text in SCRIPTS.values() for name in re.findall(r'\belement\("([\w-]+)"\)', text)}
+    assert len(sought) > 20 and sought <= named
+    for path, text in SCRIPTS.items():
+        for names, module in re.findall(r'import \{([^}]+)\} from "\./([\w.]+)"', text):
+            for name in re.split(r",\s*", names.strip()):
+                exported = rf"export (?:async )?(?:function\*?|class|const|let) {name}\b"
+                assert re.search(exported, TEXTS[f"/page/{module}"]), (path, module, name)

@@ -1,0 +1,188 @@
+"""Sessions over HTTP: what is read once is never read again, and nothing that was told is lost."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from interop.exported import FORMS
+from serving.engines import loaded, subwords
+from serving.servers import Served, served, until
+
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving.limits import Limits
+from lmlong.serving.sessions import Quota, SessionStore
+
+SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
+TEXT_FILE = {"Content-Type": "application/octet-stream"}
+STATE_FILE = {"Content-Type": "application/vnd.lmlong.state"}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
+BOOK = "abacad cab, bad dab\n" * 30
+
+
+@pytest.fixture(scope="module", params=["elu", "ngram"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
+    return loaded(tmp_path_factory.mktemp("tiny"), tokenizer=subwords(), **FORMS[request.param])
+
+
+@pytest.fixture
+def server(trained: TrainedLanguageModel, tmp_path: Path) -> Iterator[Served]:
+    store = SessionStore(trained, tmp_path / "sessions", memory=0)  # all but one sleep
+    with served(trained, store=store, limits=Limits(max_tokens=10**6, lag=1 << 40)) as server:
+        yield server
+
+
+def made(answer: httpx.Response, status: int = 201) -> dict[str, Any]:
+    """The session that an answer tells of."""
+    assert answer.status_code == status, answer.text
+    told = answer.json()
+    assert told["object"] == "session" and set(told) == {"id", "object", "parent", "created", "tokens", "bytes", "tail"}
+    return told
+
+
+def refused(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_a_session_goes_on_as_if_all_had_been_one_prompt(server: Served) -> None:
+    for parts in ([BOOK, "abac", "ad cab"], [BOOK[:-7], BOOK[-7:] + "a", ""]):
+        first = made(server.post(SESSIONS, text=parts[0]))
+        grown = made(server.post(f"{SESSIONS}/{first['id']}/append", text=parts[1]), 200)
+        assert grown["id"] == first["id"] and grown["tokens"] >= first["tokens"]
+        answer = server.post(COMPLETIONS, session=first["id"], prompt=parts[2], **GREEDY).json()
+        assert [answer["choices"][0]["text"]] == server.texts(prompt="".join(parts), **GREEDY)
+        assert answer["session"]["id"] == first["id"]
+        assert answer["usage"]["prompt_tokens"] < 20, "the book is not read again"
+        text = "".join(parts) + answer["choices"][0]["text"]
+        assert answer["session"]["tail"] == text[-200:]
+        more = server.post(COMPLETIONS, session=first["id"], **GREEDY).json()
+        assert [more["choices"][0]["text"]] == server.texts(prompt=text, **GREEDY)
+        assert server.client.get(f"{SESSIONS}/{first['id']}").json() == more["session"]
+
+
+def test_a_stream_tells_the_session_last(server: Served) -> None:
+    session = made(server.post(SESSIONS, text=BOOK))
+    options = {"stop": ["ab"], "prompt": "ca", "stream_options": {"include_usage": True}, **GREEDY}
+    *events, last = server.events(COMPLETIONS, session=session["id"], **options)
+    text = "".join(choice["text"] for event in events for choice in event["choices"])
+    assert last["choices"] == [] and last["usage"] and not any("session" in event for event in events)
+    assert last["session"]["tail"].endswith((BOOK + "ca" + text)[-100:])
+    assert server.client.get(f"{SESSIONS}/{session['id']}").json() == last["session"]
+
+
+def test_forks_go_their_own_ways(server: Served) -> None:
+    root = made(server.post(SESSIONS, text=BOOK))
+    fork = made(server.post(f"{SESSIONS}/{root['id']}/fork"))
+    assert fork["parent"] == root["id"] and fork["tokens"] == root["tokens"]
+    made(server.post(f"{SESSIONS}/{fork['id']}/append", text="bad bad bad"), 200)
+    answer = server.post(COMPLETIONS, session=root["id"], prompt="ca", **GREEDY).json()
+    assert [answer["choices"][0]["text"]] == server.texts(prompt=BOOK + "ca", **GREEDY)
+    listed = server.client.get(SESSIONS).json()["data"]
+    assert [one["id"] for one in listed] == [root["id"], fork["id"]]
+    answer = server.client.delete(f"{SESSIONS}/{root['id']}")
+    assert answer.json() == {"id": root["id"], "object": "session.deleted", "deleted": True}
+    assert refused(server.client.get(f"{SESSIONS}/{root['id']}")) == (404, "session_not_found")
+    assert [one["id"] for one in server.client.get(SESSIONS).json()["data"]] == [fork["id"]]
+
+
+def test_files_are_taken_and_given(server: Served, trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    book = server.client.post(SESSIONS, content=b"\xef\xbb\xbf" + BOOK.encode(), headers=TEXT_FILE)
+    more = server.client.post(f"{SESSIONS}/{made(book)['id']}/append", content=b"cab", headers=TEXT_FILE)
+    file = server.client.get(f"{SESSIONS}/{made(more, 200)['id']}/state")
+    assert (
+        file.headers["content-type"] == STATE_FILE["Content-Type"] and ".state" in file.headers["content-disposition"]
+    )
+    (tmp_path / "file.state").write_bytes(file.content)
+    state = trained.load_state(tmp_path / "file.state")
+    expected = "".join(trained.stream("", state=state, **GREEDY))
+    again = made(server.client.post(SESSIONS, content=file.content, headers=STATE_FILE))
+    for name in (again["id"], made(more, 200)["id"]):
+        answer = server.post(COMPLETIONS, session=name, **GREEDY).json()
+        assert answer["choices"][0]["text"] == expected == server.texts(prompt=BOOK + "cab", **GREEDY)[0]
+
+
+def test_a_session_lives_through_a_restart(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    def serving() -> Any:
+        return served(trained, store=SessionStore(trained, tmp_path / "sessions"))
+
+    with serving() as server:
+        session = made(server.post(SESSIONS, text=BOOK))
+        expected = server.texts(prompt=BOOK + "ca", **GREEDY)
+    with serving() as server:
+        assert server.client.get(SESSIONS).json()["data"] == [session]
+        assert server.texts(session=session["id"], prompt="ca", **GREEDY) == expected
+
+
+def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(server: Served) -> None:
+    session = made(server.post(SESSIONS, text=BOOK))
+    name, engine = session["id"], server.service.engine
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps({"session": name, "prompt": "ca", "stream": True, "max_tokens": 10**6, "temperature": 0})
+    connection.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
+    until(lambda: engine.active == 1)
+    for call in (
+        lambda: server.post(COMPLETIONS, session=name),
+        lambda: server.post(f"{SESSIONS}/{name}/append", text="a"),
+        lambda: server.client.delete(f"{SESSIONS}/{name}"),
+    ):
+        assert refused(call()) == (409, "session_in_use")
+    assert made(server.post(f"{SESSIONS}/{name}/fork"))["tokens"] == session["tokens"]
+    connection.close()
+    until(lambda: engine.active == 0)
+    until(lambda: server.post(f"{SESSIONS}/{name}/append", text="").status_code == 200)
+    assert server.client.get(f"{SESSIONS}/{name}").json() == session
+
+
+def test_sessions_belong_to_their_key(trained: TrainedLanguageModel) -> None:
+    with served(trained, keys=["mine", "yours"]) as server:
+        mine, yours = ({"Authorization": f"Bearer {key}"} for key in ("mine", "yours"))
+        name = made(server.client.post(SESSIONS, json={"text": BOOK}, headers=mine))["id"]
+        assert refused(server.client.get(SESSIONS)) == (401, "invalid_api_key")
+        assert server.client.get(SESSIONS, headers=yours).json()["data"] == []
+        for method, path, body in [
+            ("GET", name, None),
+            ("GET", f"{name}/state", None),
+            ("DELETE", name, None),
+            ("POST", f"{name}/fork", {}),
+            ("POST", f"{name}/append", {"text": "a"}),
+            ("POST", None, {"session": name}),
+        ]:
+            place = COMPLETIONS if path is None else f"{SESSIONS}/{path}"
+            answer = server.client.request(method, place, json=body, headers=yours)
+            assert refused(answer) == (404, "session_not_found")
+            unknown = server.client.request(method, place.replace(name, "none"), json=body, headers=yours)
+            assert path is None or unknown.json() == json.loads(answer.text.replace(name, "none"))
+        assert len(server.client.get(SESSIONS, headers=mine).json()["data"]) == 1
+
+
+def test_one_key_may_have_so_many(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = SessionStore(trained, tmp_path / "sessions", quota=Quota(sessions=1))
+    with served(trained, store=store) as server:
+        name = made(server.post(SESSIONS, text="a"))["id"]
+        assert refused(server.post(SESSIONS, text="a")) == (429, "insufficient_quota")
+        assert refused(server.post(f"{SESSIONS}/{name}/fork")) == (429, "insufficient_quota")
+        assert server.client.delete(f"{SESSIONS}/{name}").status_code == 200
+        made(server.post(SESSIONS, text="a"))
+
+
+def test_what_is_no_session_is_told(server: Served) -> None:
+    name = made(server.post(SESSIONS))["id"]
+    state = server.client.get(f"{SESSIONS}/{name}/state").content
+    files = {b"noise": STATE_FILE, state[:-9]: STATE_FILE, b"": STATE_FILE, b"\xff": TEXT_FILE, b"a\0": TEXT_FILE}
+    for data, headers in files.items():
+        answer = server.client.post(SESSIONS, content=data, headers=headers)
+        assert answer.status_code == 400 and str(server.service.sessions.store.folder) not in answer.text
+    assert refused(server.post(COMPLETIONS, session=name, n=2)) == (400, "invalid_value")
+    assert refused(server.post(COMPLETIONS, session=name, prompt=["a", "b"])) == (400, "invalid_value")
+    assert refused(server.post(COMPLETIONS, max_tokens=1)) == (400, "invalid_value")
+    assert refused(server.post(f"{SESSIONS}/{name}/fork", text="a")) == (400, "unknown_parameter")
+    for path in (COMPLETIONS, "/v1/score", f"{SESSIONS}/{name}/fork"):
+        assert server.client.post(path, content=b"a", headers=TEXT_FILE).status_code == 415
+    assert len(server.client.get(SESSIONS).json()["data"]) == 1
+    (server.service.sessions.store.folder / f"{name}.state").write_bytes(b"damaged")
+    made(server.post(SESSIONS, text="a"))  # which lets the other one sleep
+    assert refused(server.post(COMPLETIONS, session=name)) == (410, "session_damaged")
+    assert "lmlong_sessions 2.0" in server.client.get("/metrics").text
