@@ -6,6 +6,8 @@
     tools/load_serve.py vanish runs/quickstart --clients 100
     tools/load_serve.py prefix runs/quickstart --prompts 1000
     tools/load_serve.py malformed runs/quickstart --requests 10000
+    tools/load_serve.py sessions runs/linear --sessions 10000 --memory 16m
+    tools/load_serve.py kill runs/quickstart --kills 50
 
 Each starts servers of its own, on free ports of this machine, which it needs quiet: figures are of the server and of
 the client beside it, whose processor time is told. Texts are cut from the standard library of Python. Exits 1 if
@@ -18,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from load import malformed, prefix, prompt, streams, vanish
+from load import kill, malformed, prefix, prompt, sessions, streams, vanish
 from load.findings import Findings
 
 COMMANDS = {
@@ -27,6 +29,8 @@ COMMANDS = {
     "vanish": vanish,
     "prefix": prefix,
     "malformed": malformed,
+    "sessions": sessions,
+    "kill": kill,
 }
 
 

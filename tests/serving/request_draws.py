@@ -14,6 +14,8 @@ VALID: dict[str, dict[str, Any]] = {
     PATH: {"prompt": "a", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
     "/v1/score": {"text": "a"},
+    "/v1/sessions": {"text": "a"},
+    "/v1/sessions/0123456789abcdef01234567/append": {"text": "a"},
 }
 
 KEYS = ["prompt", "max_tokens", "n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs", "stream"]
@@ -67,6 +69,7 @@ LINES += [
 
 HEADERS = [b"Host: localhost", b"Host: localhost", b"Host: evil.example", b"Host:", b"Host: [::1", b"Host: \xff"]
 HEADERS += [b"Content-Type: application/json", b"Content-Type: application/json; charset=\xff", b"Content-Type:"]
+HEADERS += [b"Content-Type: application/octet-stream", b"Content-Type: application/vnd.lmlong.state"]
 HEADERS += [b"Content-Length: 15", b"Content-Length: -1", b"Content-Length: 1e3", b"Content-Length: " + b"9" * 5000]
 HEADERS += [
     b"Content-Length: 15, 16",

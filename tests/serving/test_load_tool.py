@@ -67,3 +67,16 @@ def test_malformed_requests(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (code, wrong) == (0, [])
     answers = {name: count for name, count in figures.items() if " answered by " in name}
     assert sum(answers.values()) == 150 and answers["requests answered by 400"] > 50
+
+
+def test_sessions_that_sleep(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, figures, wrong = load(run, monkeypatch, "sessions --sessions 30 --memory 100k --wake 5")
+    assert (code, wrong) == (0, [])
+    assert figures["files of sessions"] == 30 and figures["bytes on disk for one of a state"] > 0
+    assert figures["first token of a session that slept, median"] > 0
+
+
+def test_a_server_that_is_killed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, figures, wrong = load(run, monkeypatch, "kill --kills 1 --longest 1")
+    assert (code, wrong) == (0, [])
+    assert figures["kills"] == 1 and figures["sessions compared by their next tokens"] > 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 JSON = "application/json"
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, SESSIONS = "/v1/completions", "/v1/sessions"
 
 
 class NoAnswer(Exception):
@@ -104,6 +104,13 @@ class Client:
         answer = await self.ask("POST", path, json.dumps(fields).encode())
         if answer.status not in (200, 201):
             raise Refused(f"POST {path}: {answer.status}, {answer.body[:300]!r}")
+        return answer.json
+
+    async def get(self, path: str) -> Any:
+        """Return the JSON of what stands at a path; Refused where there is none."""
+        answer = await self.ask("GET", path)
+        if answer.status != 200:
+            raise Refused(f"GET {path}: {answer.status}, {answer.body[:300]!r}")
         return answer.json
 
     async def stream(self, seconds: float = 3600.0, **fields: Any) -> Answer:

@@ -3,14 +3,19 @@
 import argparse
 import asyncio
 import random
+import tempfile
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from load.client import COMPLETIONS, Client
 from load.findings import Findings
 from load.server import serving
 from load.texts import cut, shared
+
+CANARIES = 20
+"""Texts of one key that another looks for."""
 
 TIE = 1e-4
 """Two logits so near are in no order that rounding could not change."""
@@ -51,6 +56,7 @@ def measure(options: argparse.Namespace, found: Findings) -> None:
     found.tell("texts that are the same", len(prompts) - len(parted))
     found.tell("texts that part where two logits tie", len(parted) - len(found.wrong))
     tell_tokens(prompts, cached, found)
+    keep_secrets(options, found)
 
 
 def tell_tokens(prompts: Sequence[str], cached: Sequence[Text], found: Findings) -> None:
@@ -65,6 +71,33 @@ def tell_tokens(prompts: Sequence[str], cached: Sequence[Text], found: Findings)
     found.tell("tokens of prompts", total)
     found.tell("tokens not read again", skipped)
     found.tell("tokens read though they had been read before, about", round(read))
+
+
+def keep_secrets(options: argparse.Namespace, found: Findings) -> None:
+    """See whether what one key has sent is of use to another, who could so find out that it was sent."""
+    draw, keys = random.Random(options.seed), ("key-of-one", "key-of-another")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "keys"
+        file.write_text("\n".join(keys))
+        words = ["--prefix-cache", options.memory, "--api-key-file", str(file)]
+        with serving(options.run, options.threads, *words, key=keys[0]) as server:
+            one, another = (Client(server.port, key) for key in keys)
+            canaries = [cut(draw, 100, 1000) for _ in range(CANARIES)]
+            asyncio.run(look_for(canaries, one, another, found))
+            server.check_log(found)
+    found.tell("canaries that no other key found", len(canaries))
+
+
+async def look_for(canaries: Sequence[str], one: Client, another: Client, found: Findings) -> None:
+    for number, canary in enumerate(canaries):
+        begun = [await cached_tokens(client, canary) for client in (one, one, another, another)]
+        kept = begun[0] == begun[2] == 0 and begun[1] == begun[3] > 0
+        found.must(kept, f"canary {number}: {begun} of its tokens are known to one key, twice, and to another")
+
+
+async def cached_tokens(client: Client, prompt: str) -> int:
+    answer = await client.post(COMPLETIONS, prompt=prompt, max_tokens=1)
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def draw_prompts(options: argparse.Namespace) -> list[str]:

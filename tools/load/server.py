@@ -25,9 +25,9 @@ READY = "rows, decodes by"
 class Server:
     """A process that serves."""
 
-    def __init__(self, run: str, threads: int, *options: str, log: Path):
+    def __init__(self, run: str, threads: int, *options: str, log: Path, key: str | None = None):
         words = [sys.executable, "-m", "lmlong", "serve", run, "--port", "0", "--threads", str(threads), *options]
-        self._log = log
+        self._log, self._key = log, key
         with log.open("wb") as file:
             environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
             self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=file, env=environment)
@@ -56,7 +56,7 @@ class Server:
         """What it tells Prometheus, without the counters of each path."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            connection.request("GET", "/metrics")
+            connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {self._key}"})
             lines = connection.getresponse().read().decode().splitlines()
         finally:
             connection.close()
@@ -110,10 +110,13 @@ class Server:
 
 
 @contextmanager
-def serving(run: str, threads: int, *options: str) -> Iterator[Server]:
-    """A server that is ended after the block."""
-    with tempfile.TemporaryDirectory(prefix="load-serve-") as folder:
-        server = Server(run, threads, *options, log=Path(folder) / "log")
+def serving(
+    run: str, threads: int, *options: str, folder: Path | None = None, key: str | None = None
+) -> Iterator[Server]:
+    """A server that is ended after the block; its sessions are kept in a folder, or not at all."""
+    with tempfile.TemporaryDirectory(prefix="load-serve-") as own:
+        words = ["--sessions", str(folder or Path(own) / "sessions"), *options]
+        server = Server(run, threads, *words, log=Path(own) / "log", key=key)
         try:
             yield server
         finally:
