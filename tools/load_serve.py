@@ -16,6 +16,7 @@ anything is wrong; a figure that is missed is told, for it may be the machine's.
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -45,6 +46,7 @@ def main() -> int:
         command.add_argument("--seed", type=int, default=0, help="of what is drawn")
         command.add_argument("--json", type=Path, metavar="FILE", help="write what was found there too")
         module.add_options(command)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that servers are ended too
     options, found, begun = parser.parse_args(), Findings(), time.monotonic()
     COMMANDS[options.command].measure(options, found)
     found.tell("all this took", time.monotonic() - begun, "s")
