@@ -6,8 +6,10 @@
     tools/load_serve.py vanish runs/quickstart --clients 100
     tools/load_serve.py prefix runs/quickstart --prompts 1000
     tools/load_serve.py malformed runs/quickstart --requests 10000
-    tools/load_serve.py sessions runs/linear --sessions 10000 --memory 16m
     tools/load_serve.py kill runs/quickstart --kills 50
+    tools/load_serve.py sessions runs/linear --sessions 10000 --memory 16m
+
+The last is about a state of 160 KB: lmlong train quickstart model.attention.kind=linear --out runs/linear
 
 Each starts servers of its own, on free ports of this machine, which it needs quiet: figures are of the server and of
 the client beside it, whose processor time is told. Texts are cut from the standard library of Python. Exits 1 if
@@ -40,7 +42,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="|".join(COMMANDS), dest="command")
     for name, module in COMMANDS.items():
-        command = commands.add_parser(name, description=module.__doc__, help=module.__doc__)
+        meaning = str(module.__doc__)
+        command = commands.add_parser(name, description=meaning, help=meaning.partition("\n\n")[0])
         command.add_argument("run", metavar="RUN", help="a run folder")
         command.add_argument("--threads", type=int, default=1, help="of the server, and of lmlong generate")
         command.add_argument("--seed", type=int, default=0, help="of what is drawn")

@@ -27,7 +27,7 @@ def measure(options: argparse.Namespace, found: Findings) -> None:
     words += ["--max-prompt", str(options.bytes), "--max-body", str(2 * options.bytes + 1000)]
     with serving(options.run, options.threads, *words) as server:
         streams = [Stream(Client(server.port), seed) for seed in range(options.streams)]
-        sent, answer = asyncio.run(beside(streams, Client(server.port), options))
+        sent, answer, own = asyncio.run(beside(streams, Client(server.port), options))
         server.check_log(found)
     received = answer.pieces[-1][0]
     found.must(answer.status == 200, f"the long prompt: {answer.status}, {answer.body[:300]!r}")
@@ -39,6 +39,7 @@ def measure(options: argparse.Namespace, found: Findings) -> None:
     found.must(len(under) > options.streams, "the streams have not gone on beside it")
     found.tell("longest pause of a stream before", max(calm, default=0.0), "s")
     found.want("longest pause of a stream meanwhile", max(under, default=0.0), "s", most=0.3)
+    found.tell("longest pause of the client itself", own, "s")
     found.tell("the ninth of ten, meanwhile", sorted(under)[len(under) * 9 // 10], "s")
     found.tell("events of the streams meanwhile", len(under))
 
@@ -63,19 +64,31 @@ class Stream:
                 exchange.transport.abort()
 
 
-async def beside(streams: list[Stream], client: Client, options: argparse.Namespace) -> tuple[float, Answer]:
-    """Return when the long prompt was sent, and its answer, beside streams that go on all the time."""
+async def beside(streams: list[Stream], client: Client, options: argparse.Namespace) -> tuple[float, Answer, float]:
+    """Return when the long prompt was sent, its answer, beside streams that go on all the time, and how long the client
+    had to wait for this machine meanwhile."""
     body = json.dumps({"prompt": library()[: options.bytes].encode()[: options.bytes].decode("utf-8", "ignore")})
     whole = body[:-1] + ', "max_tokens": 8}'
+    lags: list[float] = []
     going = [asyncio.ensure_future(stream.go_on()) for stream in streams]
     try:
         await asyncio.sleep(options.before)
+        going.append(asyncio.ensure_future(watch(lags)))
         sent = time.perf_counter()
-        return sent, await client.ask("POST", COMPLETIONS, whole.encode(), seconds=36000)
+        answer = await client.ask("POST", COMPLETIONS, whole.encode(), seconds=36000)
+        return sent, answer, max(lags)
     finally:
         for task in going:
             task.cancel()
         await asyncio.gather(*going, return_exceptions=True)
+
+
+async def watch(lags: list[float]) -> None:
+    """Note how much later than it should each of many short sleeps ends."""
+    while True:
+        begun = time.perf_counter()
+        await asyncio.sleep(0.01)
+        lags.append(time.perf_counter() - begun - 0.01)
 
 
 def pauses(streams: list[Stream], begin: float, end: float) -> list[float]:
