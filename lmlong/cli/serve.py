@@ -107,7 +107,7 @@ def serve(
     """
     keys = keys_of(api_key, api_key_file)
     try:
-        from lmlong.serving.server import Server, bind
+        from lmlong.serving.server import Server, bind, prepare_process
     except ImportError:
         raise UsageError("lmlong serve: its libraries are missing. Run pip install 'lmlong[serve]'.") from None
     from lmlong.inference.loading import load
@@ -146,6 +146,7 @@ def serve(
         hosts=hosts,
         keys=keys,
     )
+    prepare_process()
     with held:
         ended_by = Server(app, listening, grace, tell).serve_until_signal()
     if ended_by:

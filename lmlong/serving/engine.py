@@ -18,6 +18,7 @@ from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import sample_each
 from lmlong.model.row_step import make_row_step
+from lmlong.serving.free_memory import FreeMemory
 from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
 from lmlong.serving.writer import Deliver, Writer
@@ -27,6 +28,9 @@ PIECE = 256
 
 READING_SECONDS = 0.05
 """Time that prompts are read for between two steps, where rows are written."""
+
+REST_SECONDS = 1.0
+"""Time without work after which free memory is given back."""
 
 
 class Busy(LmlongError):
@@ -63,6 +67,7 @@ class Engine:
         self._waiting: deque[Writer] = deque()
         self._reading: deque[tuple[Writer, Iterator[None]]] = deque()
         self._writing: list[Writer] = []
+        self._free_memory = FreeMemory()
         self._changed = Condition()
         self._closing = self._stopped = False
         self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
@@ -116,11 +121,20 @@ class Engine:
 
     def _wait(self) -> bool:
         """Wait for work, and return whether to go on."""
+        if not self._comes(REST_SECONDS):
+            self._free_memory.give_back()
+            self._comes()
+        self._free_memory.tidy()
+        return not self._stopped and (self._has_work or not self._closing)
+
+    def _comes(self, seconds: float | None = None) -> bool:
+        """Return whether there is work, or the end, within so many seconds."""
         with self._changed:
-            while not (self._waiting or self._reading or self._writing or self._closing):
-                self._changed.wait()
-            busy = self._waiting or self._reading or self._writing
-            return not self._stopped and not (self._closing and not busy)
+            return self._changed.wait_for(lambda: self._has_work or self._closing, seconds)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._reading or self._writing)
 
     def _admit(self) -> None:
         """Forget what was cancelled, and let waiting requests have the rows that are free."""

@@ -93,6 +93,7 @@ class Guard:
             scope[BODY] = b"".join(parts)
             await self._app(scope, receive, counted)
         except ApiError as error:
+            await asyncio.sleep(0)  # for uvicorn to notice that it has turned away the body, which is no HTTP, itself
             await error.response()(scope, receive, counted)
         finally:
             self._held -= sum(map(len, parts))

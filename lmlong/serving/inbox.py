@@ -55,8 +55,11 @@ class Inbox:
     async def wait(self, seconds: float | None = None) -> bool:
         """Return whether there are events, once there are or the time is over."""
         if not self._there.is_set():
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._there.wait(), seconds)
+            waiting = asyncio.ensure_future(self._there.wait())
+            try:  # not wait_for, which up to Python 3.11 takes no notice of its end when the event comes at that moment
+                await asyncio.wait({waiting}, timeout=seconds)
+            finally:
+                waiting.cancel()
         return self._there.is_set()
 
     def take(self) -> Batch:
@@ -106,6 +109,7 @@ class Texts:
     def _cancel(self) -> None:
         for writer in self._writers:
             self._engine.cancel(writer)
+        self._writers = []  # they know who reads them: a circle, which would keep their states until it is collected
 
     async def next(self, seconds: float | None = None) -> Batch:
         """Return what was written since the last call: something, or nothing once the time is over; an ApiError where

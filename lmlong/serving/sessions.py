@@ -7,7 +7,7 @@ to let one sleep is to forget it. The file is that of `lmlong state`, with who o
 import hashlib
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from threading import RLock
 from typing import IO, Any, NamedTuple
@@ -92,6 +92,7 @@ class SessionStore:
         self._trained = trained
         self._lock = RLock()
         self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
+        self._used = Counter[str]()  # bytes of the files of each owner
         self._awake: OrderedDict[str, Session] = OrderedDict()  # the latest used last
         self._awake_bytes = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,7 +162,7 @@ class SessionStore:
         self.info(owner, name)
         with self._lock:
             self._forget(name)
-            del self._infos[owner][name]
+            self._used[owner] -= self._infos[owner].pop(name).bytes
             self._path(name).unlink(missing_ok=True)
 
     def file(self, owner: str, name: str) -> bytes:
@@ -177,7 +178,7 @@ class SessionStore:
     @property
     def file_bytes(self) -> int:
         with self._lock:
-            return sum(info.bytes for infos in self._infos.values() for info in infos.values())
+            return self._used.total()
 
     @property
     def awake_bytes(self) -> int:
@@ -187,27 +188,31 @@ class SessionStore:
     def _write(self, owner: str, name: str, session: Session, parent: str | None, made: float) -> SessionInfo:
         path, trained = self._path(name), self._trained
         session = session._replace(state=trained.model.settle(session.state))
-        before = self._used(owner, but=name)
         about: dict[str, Any] = {"owner": owner, "parent": parent, "made": made}
         staged = path.with_suffix(STAGED)
         state_file.save(
             staged, session, trained.model, trained.owners, trained.tokenizer, str(trained.checkpoint), about
         )
         size = staged.stat().st_size
-        if before + size > self.quota.bytes:
+        if self._used[owner] - self._size(owner, name) + size > self.quota.bytes:
             staged.unlink()
             raise QuotaReached(f"{self.quota.bytes:,} bytes of sessions are all that one key may have. Delete some.")
         tail = state_file.tail_of(session, trained.tokenizer)
         info = SessionInfo(name, parent, made, int(session.total), size, tail)
         with self._lock:
             staged.replace(path)
-            self._infos.setdefault(owner, {})[name] = info
+            self._note(owner, info)
             self._keep_awake(name, session)
         return info
 
-    def _used(self, owner: str, but: str) -> int:
-        with self._lock:
-            return sum(info.bytes for info in self._infos.get(owner, {}).values() if info.id != but)
+    def _size(self, owner: str, name: str) -> int:
+        """Return the bytes of a file; 0 where there is none yet."""
+        info = self._infos.get(owner, {}).get(name)
+        return info.bytes if info else 0
+
+    def _note(self, owner: str, info: SessionInfo) -> None:
+        self._used[owner] += info.bytes - self._size(owner, info.id)
+        self._infos.setdefault(owner, {})[info.id] = info
 
     def _find(self, path: Path) -> None:
         """Take up the session of a file."""
@@ -220,7 +225,7 @@ class SessionStore:
             self.damaged += 1
             return
         info = SessionInfo(path.stem, parent, made, about["tokens"], path.stat().st_size, about["tail"])
-        self._infos.setdefault(owner, {})[path.stem] = info
+        self._note(owner, info)
 
     def _load(self, path: Path) -> Session:
         trained = self._trained

@@ -6,6 +6,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,12 @@ import httpx
 import pytest
 from serving.chats import chatting
 from serving.engines import loaded
+from serving.request_draws import ENDLESS, PATH, connections, requests
 from serving.servers import Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.guard import Hosts, warning
 from lmlong.serving.limits import Limits
-
-PATH = "/v1/completions"
-ENDLESS = {"prompt": "a", "max_tokens": 10**6, "temperature": 0, "stream": True}
-"""A text that takes longer than any test: the likeliest tokens go round and round."""
 
 
 @pytest.fixture(scope="module")
@@ -126,68 +124,6 @@ def test_paths_and_methods_that_are_not_there(server: Served) -> None:
         assert answer.status_code == status and error_of(answer)
 
 
-VALID: dict[str, dict[str, Any]] = {
-    PATH: {"prompt": "a", "max_tokens": 2},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
-    "/v1/score": {"text": "a"},
-}
-
-
-def requests(draw: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Paths and bodies, most of which are damaged."""
-    keys = ["prompt", "max_tokens", "n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs", "stream"]
-    keys += ["messages", "text", "stream_options", "repetition_penalty", "model", "\ud800", "\0", "x" * 5000, "best_of"]
-    values: list[Any] = [
-        None,
-        True,
-        0,
-        -1,
-        1,
-        3,
-        1e308,
-        10**40,
-        "",
-        "a",
-        "\ud800",
-        "a\0",
-        [],
-        [[]],
-        {},
-        {"a": {}},
-        "stop",
-    ]
-    values += [["a", "\udfff"], [1], ["b"] * 40, float("nan"), float("-inf"), -0.0, 5e-324, "\u20ac" * 9, [None], [{}]]
-    values += [[{"role": "user", "content": "a"}], [{"role": 3}], {"include_usage": True}, [["a"]]]
-    raw = [
-        b"",
-        b"{",
-        b"[" * 100_000,
-        b'{"prompt":' * 50_000,
-        b"\xff\xfe",
-        b"\x00",
-        b'{"prompt": "\\ud800"}',
-        b"1" * 10_000,
-    ]
-    raw += [b'{"prompt": 1e999}', b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", b"\xef\xbb\xbf{}", b"null", b'"a"']
-    raw += [b'{"prompt": NaN}', b'{"prompt": "\x01"}', b'{"prompt": "\xed\xa0\x80"}', b'{"a": 1, "a": 2}']
-    while True:
-        path = draw.choice(list(VALID))
-        chosen = draw.sample(keys, draw.randint(0, 2))
-        body = {**VALID[path], **{key: draw.choice(values) for key in chosen}}
-        text = bytearray(json.dumps(body).encode())
-        kind = draw.randrange(5)
-        if kind == 0:
-            yield path, draw.choice(raw)
-        elif kind == 1:
-            for _ in range(draw.randint(1, 4)):
-                text[draw.randrange(len(text))] = draw.randrange(256)
-            yield path, bytes(text)
-        elif kind == 2:
-            yield path, bytes(text[: draw.randrange(len(text))])
-        else:
-            yield path, bytes(text)
-
-
 @pytest.mark.parametrize(
     "body", [b'{"prompt": "a", "user": NaN}', b'{"prompt": "a", "user": "\xff"}', b"[" * 10**5, b""]
 )
@@ -201,13 +137,26 @@ def test_no_body_makes_the_server_fail_or_hang(tmp_path: Path) -> None:
     with served(chatting(tmp_path), limits=Limits(max_tokens=3), rows=4) as server:
         for path, body in islice(requests(random.Random(0)), 500):
             answer = server.client.post(path, content=body, headers={"Content-Type": "application/json"}, timeout=20)
-            assert answer.status_code in (200, 400, 404), (body[:200], answer.text)
+            assert answer.status_code in (200, 201, 400, 404), (body[:200], answer.text)
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-            if answer.status_code != 200:
+            if answer.status_code > 201:
                 error_of(answer)
         assert statuses[200] > 40 and statuses[400] > 200
         assert server.service.engine.counts.failed == 0
         assert server.texts(prompt="still there", max_tokens=3)
+
+
+def test_no_bytes_make_the_server_fail(server: Served) -> None:
+    answered = 0
+    for bytes_sent in islice(connections(random.Random(0)), 80):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=0.2) as connection:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(bytes_sent)
+            with suppress(TimeoutError, ConnectionResetError):  # there may be more to come
+                answer = connection.recv(1 << 16)
+                assert not answer.startswith(b"HTTP/1.1 5"), (bytes_sent, answer)
+                answered += answer.startswith(b"HTTP/1.1 4")
+    assert answered > 10 and server.texts(prompt="still there", max_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +175,16 @@ def test_what_is_no_request_is_turned_away(server: Served, bytes_sent: bytes) ->
         answer = connection.recv(1 << 16)
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 421")), answer
     assert server.client.get("/health").status_code == 200
+
+
+def test_a_body_that_is_no_http_is_turned_away_once(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head.encode() + b"no size\r\n")
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+    assert server.client.get("/health").status_code == 200
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -31,9 +31,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(run: Path, *options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    run: Path, *options: str, python: tuple[str, ...] = ("-m", "lmlong"), **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command as a process, and the address that it tells."""
-    words = [sys.executable, "-m", "lmlong", "serve", str(run), "--port", "0", *options]
+    words = [sys.executable, *python, "serve", str(run), "--port", "0", *options]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
     try:
         assert process.stderr is not None
@@ -93,6 +95,13 @@ def test_the_key_is_asked_for_and_not_shown(run: Path) -> None:
         models = f"{address}/v1/models"
         assert httpx.get(models).status_code == 401
         assert httpx.get(models, headers={"Authorization": "Bearer a-secret"}).status_code == 200
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="only Linux tells the limits of others")
+def test_it_may_have_as_many_connections_as_the_system_allows(run: Path) -> None:
+    lower = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))"
+    with serving(run, python=("-c", f"{lower}; from lmlong.cli.main import main; main()")) as (process, _):
+        assert re.search(r"Max open files +300 +300 ", Path(f"/proc/{process.pid}/limits").read_text())
 
 
 def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,15 @@ def test_an_owner_has_so_many_sessions_and_bytes(tmp_path: Path) -> None:
     with pytest.raises(QuotaReached, match="bytes"):
         small.create(ME, trained.read("abc"))
     assert len(list((tmp_path / "small").iterdir())) == 2
+    for _ in range(3):  # what is written anew, or deleted, leaves room
+        first, second = small.list(ME)
+        small.update(ME, first.id, trained.read("abcd"))
+        small.delete(ME, second.id)
+        small.create(ME, trained.read("abc"))
+    again = SessionStore(trained, tmp_path / "small", quota=small.quota)
+    assert again.file_bytes == small.file_bytes == sum(path.stat().st_size for path in again.folder.iterdir())
+    with pytest.raises(QuotaReached, match="bytes"):
+        again.create(ME, trained.read("abc"))
 
 
 def test_what_anybody_uploads_is_refused_unless_it_is_a_state_of_this_model(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Malformed requests and bytes that are no requests: each is turned away, and the server is as before."""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+from load.client import COMPLETIONS, Client, NoAnswer
+from load.findings import Findings
+from load.server import Server, comes_to_hold, serving
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from serving.request_draws import VALID, connections, requests
+
+MB = 1e6
+
+PATIENCE = 20.0
+"""Seconds within which each is answered."""
+
+MORE = 0.5
+"""Seconds after which a connection that the server may wait on for more is ended by the client."""
+
+WARM_UP = 0.2
+"""Share of the requests before the memory is looked at first."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--raw", type=float, default=0.2, help="share of them that are bytes of any kind")
+    parser.add_argument("--clients", type=int, default=16, help="at a time")
+
+
+def measure(options: argparse.Namespace, found: Findings) -> None:
+    words = ["--max-tokens", "8", "--rows", "8", "--prefix-cache", "0", "--memory", "0"]
+    with serving(options.run, options.threads, *words) as server:
+        hostile = Hostile(Client(server.port), options, found)
+        first = int(options.requests * WARM_UP)
+        asyncio.run(hostile.send(first))
+        asyncio.run(use_all(Client(server.port)))
+        comes_to_hold(lambda: server.is_idle, PATIENCE)
+        before, files = server.resident_at_rest(), (server.descriptors, server.threads)
+        asyncio.run(hostile.send(options.requests - first))
+        answer = asyncio.run(Client(server.port).post(COMPLETIONS, prompt="def ", max_tokens=2))
+        found.must(bool(answer["choices"]), "no text afterwards")
+        examine(server, files, found)
+        found.tell("memory after the first fifth", before / MB, "MB")
+        found.want("grown since then", (server.resident_at_rest() - before) / MB, "MB", least=-1e9, most=8)
+    for name, number in sorted(hostile.outcomes.items()):
+        found.tell(name, number)
+
+
+async def use_all(client: Client) -> None:
+    """Send a request of each kind, some of which begin a thread that stays."""
+    for path, body in VALID.items():
+        await client.ask("POST", path, json.dumps(body).encode())
+
+
+def examine(server: Server, files: tuple[int, int], found: Findings) -> None:
+    """See whether a server is as it was before."""
+    found.must(comes_to_hold(lambda: server.is_idle, PATIENCE), f"not idle afterwards: {server.metrics()}")
+    same = comes_to_hold(lambda: (server.descriptors, server.threads) == files, PATIENCE)
+    found.must(same, f"open files and threads: {server.descriptors}, {server.threads}, before {files}")
+    failed = server.metrics()["failed_texts"]
+    found.must(failed == 0, f"{failed:.0f} texts failed in the engine")
+    server.check_log(found)
+
+
+class Hostile:
+    """A few clients that send what they should not, and what came of it."""
+
+    def __init__(self, client: Client, options: argparse.Namespace, found: Findings):
+        self.outcomes = Counter[str]()
+        self._client, self._found, self._clients, self._raw = client, found, options.clients, options.raw
+        self._draw = random.Random(options.seed)
+        self._requests = requests(random.Random(options.seed + 1))
+        self._connections = connections(random.Random(options.seed + 2))
+
+    async def send(self, number: int) -> None:
+        """Send so many more of them."""
+        drawn = ["raw" if self._draw.random() < self._raw else "request" for _ in range(number)]
+        bodies = list(islice(self._requests, drawn.count("request")))
+        raw = list(islice(self._connections, drawn.count("raw")))
+
+        async def go_on() -> None:
+            while drawn:
+                await (self._bytes(raw.pop()) if drawn.pop() == "raw" else self._request(*bodies.pop()))
+
+        await asyncio.gather(*(go_on() for _ in range(self._clients)))
+
+    async def _request(self, path: str, body: bytes) -> None:
+        try:
+            answer = await self._client.ask("POST", path, body, seconds=PATIENCE)
+        except (NoAnswer, OSError) as error:
+            self._found.must(False, f"{path} {body[:200]!r}: {type(error).__name__} {error}")
+            return
+        self.outcomes[f"requests answered by {answer.status}"] += 1
+        self._found.must(answer.status < 500, f"{path} {body[:200]!r}: {answer.status} {answer.body[:200]!r}")
+
+    async def _bytes(self, data: bytes) -> None:
+        exchange = await self._client.connect()
+        exchange.transport.write(data)
+        if not await exchange.end(MORE) and exchange.transport.can_write_eof() and not exchange.transport.is_closing():
+            exchange.transport.write_eof()
+        ended = await exchange.end(PATIENCE)
+        exchange.transport.abort()
+        status = exchange.received[9:12].decode("latin-1") if exchange.received else "no word"
+        self.outcomes[f"bytes answered by {status}"] += 1
+        self._found.must(ended, f"{data[:200]!r}: the connection is still open after {PATIENCE:g} s")
+        self._found.must(not status.startswith("5"), f"{data[:200]!r}: {exchange.received[:200]!r}")

@@ -1,0 +1,131 @@
+"""`lmlong serve` as a process of its own, and what Linux tells of it."""
+
+import http.client
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from load.findings import Findings
+
+STARTS_WITHIN = 120.0
+"""Seconds."""
+
+REST = 2.5
+"""Seconds."""
+
+READY = "rows, decodes by"
+"""A part of the line by which a server says that it is there."""
+
+
+class Server:
+    """A process that serves."""
+
+    def __init__(self, run: str, threads: int, *options: str, log: Path, key: str | None = None):
+        words = [sys.executable, "-m", "lmlong", "serve", run, "--port", "0", "--threads", str(threads), *options]
+        self._log, self._key = log, key
+        with log.open("wb") as file:
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=file, env=environment)
+        self._wait_until_it_serves()
+        first = next(line for line in self._lines if READY in line)
+        self.port = int(first.partition(": ")[0].rpartition(":")[2])
+
+    def check_log(self, found: Findings) -> None:
+        """See whether it wrote to its log more than the lines that it starts with."""
+        lines = [line for line in self._lines if READY not in line and not line.startswith("WARNING: ")]
+        found.must(not lines, f"the server logged {len(lines)} lines:\n" + "\n".join(lines[-25:]))
+
+    @property
+    def _lines(self) -> list[str]:
+        return self._log.read_text(errors="replace").splitlines()
+
+    def _wait_until_it_serves(self) -> None:
+        end = time.monotonic() + STARTS_WITHIN
+        while not any(READY in line for line in self._lines):
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.process.kill()
+                raise RuntimeError("lmlong serve has not started:\n" + "\n".join(self._lines[-20:]))
+            time.sleep(0.02)
+
+    def metrics(self) -> dict[str, float]:
+        """What it tells Prometheus, without the counters of each path."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {self._key}"})
+            lines = connection.getresponse().read().decode().splitlines()
+        finally:
+            connection.close()
+        pairs = (line.split() for line in lines if line.startswith("lmlong_") and "{" not in line)
+        return {name.removeprefix("lmlong_").removesuffix("_total"): float(value) for name, value in pairs}
+
+    @property
+    def resident(self) -> int:
+        """Bytes of it that are in memory now."""
+        return 1024 * int(self._status("VmRSS"))
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of it that were in memory, since it began or the peak was forgotten."""
+        return 1024 * int(self._status("VmHWM"))
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    @property
+    def threads(self) -> int:
+        return int(self._status("Threads"))
+
+    @property
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    @property
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime of proc(5)
+
+    def _status(self, name: str) -> str:
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(line for line in lines if line.startswith(f"{name}:")).split()[1]
+
+    def resident_at_rest(self) -> int:
+        """Bytes of it that are in memory once it had time to give back what it does not need."""
+        time.sleep(REST)
+        return self.resident
+
+    @property
+    def is_idle(self) -> bool:
+        told = self.metrics()
+        return told["active_rows"] == told["queued_texts"] == 0
+
+    def kill(self) -> None:
+        """End it as a machine that loses its power would."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def serving(
+    run: str, threads: int, *options: str, folder: Path | None = None, key: str | None = None
+) -> Iterator[Server]:
+    """A server that is ended after the block; its sessions are kept in a folder, or not at all."""
+    with tempfile.TemporaryDirectory(prefix="load-serve-") as own:
+        words = ["--sessions", str(folder or Path(own) / "sessions"), *options]
+        server = Server(run, threads, *words, log=Path(own) / "log", key=key)
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def comes_to_hold(holds: Callable[[], bool], seconds: float) -> bool:
+    """Return whether something came to hold within so many seconds."""
+    end = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return held
