@@ -77,6 +77,6 @@ def test_sessions_that_sleep(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_server_that_is_killed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "kill --kills 1 --longest 1")
+    code, figures, wrong = load(run, monkeypatch, "kill --kills 1 --longest 3")
     assert (code, wrong) == (0, [])
     assert figures["kills"] == 1 and figures["sessions compared by their next tokens"] > 0
