@@ -3,6 +3,7 @@
 import json
 import re
 import secrets
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -121,9 +122,9 @@ class WritingBody(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    @abstractmethod
     def alternatives(self) -> int | None:
         """Of how many tokens the log-probability is told beside the one that was written; None: of none at all."""
-        raise NotImplementedError
 
     def sampling(self) -> Sampling:
         """Return the options of sampling; without a seed each call draws another."""

@@ -21,7 +21,8 @@ OPEN = frozenset({"/health", "/ready", *page.FILES})
 BODY, OWNER = "lmlong.body", "lmlong.owner"
 """The keys of a request's scope that hold its body, and who its key stands for."""
 
-FILES = frozenset({"application/octet-stream", "application/vnd.lmlong.state"})
+STATE = "application/vnd.lmlong.state"
+FILES = frozenset({"application/octet-stream", STATE})
 """Types of bodies that are files; a page of another site may send none of them, as little as JSON."""
 
 OF_FILES = re.compile(r"/v1/sessions(/[^/]+/append)?")

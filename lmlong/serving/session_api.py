@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from lmlong.serving.answers import Usage, session_body
 from lmlong.serving.bodies import NoBody, TextBody, parse, text_of_file
 from lmlong.serving.engine import Engine
-from lmlong.serving.guard import BODY, OWNER, media_type
+from lmlong.serving.guard import BODY, OWNER, STATE, media_type
 from lmlong.serving.inbox import Texts
 from lmlong.serving.limits import Limits, check_prompt
 from lmlong.serving.metrics import Metrics
@@ -18,8 +18,6 @@ from lmlong.serving.session_change import Sessions
 from lmlong.serving.streaming import Deadline, while_connected, written
 
 Result = TypeVar("Result")
-
-STATE = "application/vnd.lmlong.state"
 
 
 class SessionApi:

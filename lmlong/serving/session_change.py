@@ -27,7 +27,7 @@ class Sessions:
         try:
             return await self._worker.run(lambda _: call(*what))
         except UnknownSession as error:
-            raise ApiError(404, str(error), "session", "session_not_found") from None
+            raise _not_found(error) from None
         except QuotaReached as error:
             raise ApiError(429, str(error), "session", "insufficient_quota") from None
         except NoState as error:
@@ -45,7 +45,7 @@ class Sessions:
             try:
                 self.store.info(owner, name)
             except UnknownSession as error:
-                raise ApiError(404, str(error), "session", "session_not_found") from None
+                raise _not_found(error) from None
             if name in self._in_use:
                 message = "Another request works on this session. Wait until it ends, or fork the session."
                 raise ApiError(409, message, "session", "session_in_use")
@@ -57,6 +57,10 @@ class Sessions:
 
     def close(self) -> None:
         self._worker.close()
+
+
+def _not_found(error: UnknownSession) -> ApiError:
+    return ApiError(404, str(error), "session", "session_not_found")
 
 
 class Change:
