@@ -36,9 +36,24 @@ def _csv(folder: Path, step: int) -> Logger:
     return CSVLogger(str(folder), name="csv", version=f"from-{step:08d}", flush_logs_every_n_steps=1)
 
 
+class _OneFileOfEvents(TensorBoardLogger):
+    """A logger of TensorBoard that stays open when Lightning's fit ends: the figures of the end follow.
+
+    Closed and opened anew, it would write them to a second file. Files are read in the order of their names, which have
+    whole seconds and a number without leading zeros: of two in one second, the second may be read first, and what it
+    says is then forgotten at the beginning of the other.
+    """
+
+    def finalize(self, status: str) -> None:
+        if status == "success":  # Lightning's word at the end of fit; `finish_loggers` has another
+            self.experiment.flush()
+        else:
+            super().finalize(status)
+
+
 def _tensorboard(folder: Path, step: int) -> Logger:
     """Return a logger of TensorBoard, which forgets what was told of later steps: they are taken again."""
-    return TensorBoardLogger(str(folder), name="", version="tensorboard", default_hp_metric=False, purge_step=step + 1)
+    return _OneFileOfEvents(str(folder), name="", version="tensorboard", default_hp_metric=False, purge_step=step + 1)
 
 
 LOGGERS: dict[str, Callable[[Path, int], Logger]] = {
