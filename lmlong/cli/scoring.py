@@ -1,5 +1,6 @@
 """Input and output of `lmlong score`."""
 
+import io
 import json
 import signal
 import sys
@@ -20,7 +21,7 @@ from lmlong.evaluation.surprise import Surprise, Totals, Unit
 from lmlong.evaluation.surprise_figure import SurpriseAlong
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.io.arriving import QUIET, arriving, follow
+from lmlong.io.arriving import CHUNK, QUIET, arriving, follow
 from lmlong.io.system_errors import named
 
 STDIN = Path("-")
@@ -185,10 +186,17 @@ def _opened(path: Path, follow_it: bool, quiet: float | None) -> Iterator[Iterat
     if follow_it:
         yield follow(path, quiet)
     elif path == STDIN:
-        yield arriving(sys.stdin.fileno(), quiet)
+        yield _standard_input(quiet)
     else:
         with named(path), path.open("rb", buffering=0) as file:
             yield arriving(file.fileno(), None)
+
+
+def _standard_input(quiet: float | None) -> Iterator[bytes]:
+    try:
+        return arriving(sys.stdin.fileno(), quiet)
+    except io.UnsupportedOperation:  # what a test or a notebook has put in its place
+        return iter(lambda: sys.stdin.buffer.read(CHUNK), b"")
 
 
 def _restored(job: Job, path: Path, source: str) -> TextScore:
