@@ -58,11 +58,12 @@ class Input(options.InFile):
     help="--by record: lines are JSON objects, and go on with the text of those with the same value of this field.",
 )
 @click.option(
-    "--streams-in-memory",
-    default=256,
+    "--streams-memory",
+    default="1g",
     show_default=True,
-    type=click.IntRange(1),
-    help="--streams: how many states; others are in files.",
+    metavar="BYTES",
+    type=options.Length(0),
+    help="--streams: states of so many bytes are in memory, others in files below TMPDIR.",
 )
 @click.option(
     "--most-streams",
@@ -96,7 +97,7 @@ def score(
     keep: int,
     field: str | None,
     streams: str | None,
-    streams_in_memory: int,
+    streams_memory: int,
     most_streams: int,
     follow: bool,
     quiet: float,
@@ -139,5 +140,5 @@ def score(
 
     job = Job(load(run, device, weights, state_dtype), inputs, unit, keep, quiet or None, follow)
     show = Show(form, above, plot is not None)
-    run_job(job, show, field, streams, streams_in_memory, most_streams, load_state, save_state)
+    run_job(job, show, field, streams, streams_memory, most_streams, load_state, save_state)
     show.finish(plot, run)

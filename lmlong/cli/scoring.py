@@ -90,7 +90,7 @@ def run_job(
     show: Show,
     field: str | None,
     streams: str | None,
-    in_memory: int,
+    memory: int,
     most: int,
     load_state: Path | None,
     save_state: Path | None,
@@ -98,7 +98,7 @@ def run_job(
     """Score all inputs and write what is found; a signal ends it after what was read, saved."""
     totals, not_read = Totals(), 0
     with Stop() as stop, tempfile.TemporaryDirectory(prefix="lmlong-streams-") as folder:
-        states = States(job.trained, Path(folder), in_memory, most) if streams else None
+        states = States(job.trained, Path(folder), memory, most) if streams else None
         records = RecordScore(job.trained, totals, job.keep, field, streams, states)
         for path in job.inputs:
             with _opened(path, job.follow, job.quiet) as arrived:

@@ -116,8 +116,8 @@ def score(
     ...     if line.z is not None and line.z > 8:
     ...         print(line.number, round(line.bits), line.text)
 
-    The text may come in pieces, or be an open file, and need not end: units are `by` token, byte, line, or position, which are stretches
-    each as long as all before. With a `state` it goes on from that.
+    The text may come in pieces, or be an open file, and need not end: units are `by` token, byte, line, or position,
+    which are stretches each as long as all before. With a `state` it goes on from that.
     """
     if by not in ("token", "byte", "line", "position"):
         raise UsageError(f"by: {by!r} is no unit of a text. Choose token, byte, line or position.")

@@ -113,12 +113,14 @@ def test_records_and_streams(run: Path, tmp_path: Path) -> None:
     assert [row["text"] for row in rows(out)] == [line["message"] for line in lines]
     assert "skipped 1 records: no JSON" in err
     streams = ("--by", "record", "--field", "message", "--streams", "host")
-    one, _ = scored(run, *streams, "--streams-in-memory", "1", piped=data)
+    one, _ = scored(run, *streams, "--streams-memory", "1", piped=data)
     many, _ = scored(run, *streams, piped=data)
     assert one == many != out
     assert "6 streams were forgotten" not in err
-    _, err = scored(run, *streams, "--streams-in-memory", "1", "--most-streams", "2", piped=data)
+    _, err = scored(run, *streams, "--streams-memory", "1", "--most-streams", "2", piped=data)
     assert "streams were forgotten" in err
+    _, err = scored(run, *streams, "--most-streams", "1", piped=data)  # all of them in memory
+    assert "8 streams were forgotten" in err
 
 
 def test_a_picture_is_drawn(run: Path, book: Path, tmp_path: Path) -> None:
