@@ -75,11 +75,10 @@ class Input(options.InFile):
 @click.option("--follow", is_flag=True, help="Wait for more at the end of FILE, for ever, as tail -F does.")
 @click.option(
     "--quiet",
-    default=1.0,
-    show_default=True,
     metavar="SECONDS",
     type=click.FloatRange(0),
-    help="Where nothing came for so long, read the last tokens as they are; 0 for never.",
+    help="Where nothing came for so long, read the last tokens as they are; 0 for never.  [default: 1 with --follow, "
+    "otherwise never]",
 )
 @click.option("--load-state", type=options.InFile(), help="Go on from what --save-state remembered.")
 @click.option("--save-state", type=File, help="Remember all that was read in this file.")
@@ -100,7 +99,7 @@ def score(
     streams_memory: int,
     most_streams: int,
     follow: bool,
-    quiet: float,
+    quiet: float | None,
     load_state: Path | None,
     save_state: Path | None,
     plot: Path | None,
@@ -117,7 +116,7 @@ def score(
 
     A line is told when no further bytes could change its tokens, which may take the first of the next line, or
     --quiet. --save-state leaves what is not certain yet to a call with --load-state, and is written on Ctrl-C and
-    SIGTERM too.
+    SIGTERM too. --load-state reads on in the same FILE where it has grown since, and another one from its beginning.
 
     \b
     Example: what is strange in a log that goes on, then a picture of a book.
@@ -135,10 +134,13 @@ def score(
     if follow and (len(inputs) > 1 or inputs == [STDIN]):
         raise UsageError("--follow: waits at the end of one FILE. Name one.")
     check_files(None, plot)
+    quiet = (1.0 if follow else None) if quiet is None else quiet or None
 
     from lmlong.inference.loading import load
 
-    job = Job(load(run, device, weights, state_dtype), inputs, unit, keep, quiet or None, follow)
+    job = Job(load(run, device, weights, state_dtype), inputs, unit, keep, quiet, follow)
     show = Show(form, above, plot is not None)
-    run_job(job, show, field, streams, streams_memory, most_streams, load_state, save_state)
+    code = run_job(job, show, field, streams, streams_memory, most_streams, load_state, save_state)
     show.finish(plot, run)
+    if code:
+        raise click.exceptions.Exit(code)
