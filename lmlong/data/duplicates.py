@@ -1,6 +1,6 @@
 """Documents whose text is the same as that of another one, found by the digests of all."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 

@@ -5,9 +5,7 @@ files, and the size and sha256 of each file by then. Work that was cut off goes 
 which is fast, and what stands in the files already is not encoded again.
 """
 
-import json
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from hashlib import sha256
 from pathlib import Path
