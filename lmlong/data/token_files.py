@@ -11,7 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lmlong.data.token_encoding import BATCH, Encoded, Place
+from lmlong.data import token_encoding
+from lmlong.data.token_encoding import Encoded, Place
 from lmlong.data.token_file import Count, starts_path
 from lmlong.io import files
 from lmlong.io.cache import PROGRESS
@@ -74,7 +75,7 @@ class TokenFiles:
         for file in self._files.values():
             file.flush()
         said = {
-            "characters": BATCH,
+            "characters": token_encoding.BATCH,
             "batches": self.batches,
             "files": {name: [file.size, file.digest] for name, file in self._files.items()},
             "counts": [[*place, *count] for place, count in self.counts.items()],
@@ -129,7 +130,7 @@ def _begun(folder: Path, names: set[str]) -> Begun:
     nothing = Begun(0, {}, {})
     try:
         said = files.read_checksummed((folder / PROGRESS).read_bytes())
-        if said["characters"] != BATCH or said["files"].keys() != names:
+        if said["characters"] != token_encoding.BATCH or said["files"].keys() != names:
             return nothing
         found = {name: (size, _hash(folder / name, size)) for name, (size, _) in said["files"].items()}
         if any(found[name][1].hexdigest() != digest for name, (_, digest) in said["files"].items()):
