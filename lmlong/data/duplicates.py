@@ -65,6 +65,11 @@ class DigestSet:
         self._table = bytearray(SIZE * self._slots)
         self._used = 0
 
+    @property
+    def memory(self) -> int:
+        """Return the bytes of the table: 24 to 48 for each digest."""
+        return len(self._table)
+
     def __contains__(self, digest: bytes) -> bool:
         start = self._place(digest[:SIZE])
         return self._table[start : start + SIZE] != EMPTY

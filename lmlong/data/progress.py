@@ -54,11 +54,11 @@ class Progress:
     def line(self) -> str:
         """Return what is done by now as a line."""
         speed = (self.read - self._initial) / max(time.monotonic() - self._begun, 1e-3)
-        done = f"{self.read / 1e6:,.1f} MB, {speed / 1e6:.1f} MB/s"
         if not self.total or self.read > self.total:
-            return f"{self.name}: {done}"
+            return f"{self.name}: {self.read / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s"
         left = tqdm.format_interval((self.total - self.read) / max(speed, 1.0))
-        return f"{self.name}: {self.read / self.total:.0%} of {self.total / 1e6:,.1f} MB, {done}, {left} left"
+        done = f"{self.read / self.total:.0%} of {self.total / 1e6:,.1f} MB"
+        return f"{self.name}: {done}, {speed / 1e6:,.1f} MB/s, {left} left"
 
 
 def size_of(inputs: list[Input]) -> int | None:

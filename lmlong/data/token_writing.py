@@ -125,8 +125,8 @@ def _full_disk(files: TokenFiles, progress: Progress) -> Iterator[None]:
         need = "how much more is needed is not known"
         if progress.total and progress.read:
             rest = files.size * max(progress.total / progress.read - 1, 0)
-            need = f"about {rest / 1e6:,.0f} MB more are needed"
+            need = f"about {rest / 1e6:,.1f} MB more are needed"
         raise LmlongError(
-            f"{files.folder}: {error.strerror}. {files.size / 1e6:,.0f} MB of tokens are written, and {need}. Free "
+            f"{files.folder}: {error.strerror}. {files.size / 1e6:,.1f} MB of tokens are written, and {need}. Free "
             "some space and give the same command again, which goes on; or set LMLONG_CACHE to a folder elsewhere."
         ) from error
