@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lmlong.attention.window import WindowAttention
     from lmlong.evaluation.perplexity import evaluate
     from lmlong.evaluation.results import PerplexityReport
+    from lmlong.evaluation.score import score
+    from lmlong.evaluation.surprise import Surprise
     from lmlong.inference.hidden_states import HiddenStates
     from lmlong.inference.loading import TrainedLanguageModel, load
     from lmlong.model.language_model import LanguageModel
@@ -45,6 +47,7 @@ __all__ = [
     "PerplexityReport",
     "Recipe",
     "SoftmaxAttention",
+    "Surprise",
     "TrainedLanguageModel",
     "TrainingResult",
     "WindowAttention",
@@ -54,6 +57,7 @@ __all__ = [
     "load",
     "load_plugin",
     "recipe",
+    "score",
     "train",
 ]
 
@@ -66,6 +70,7 @@ _HOMES = {
     "PerplexityReport": "lmlong.evaluation.results",
     "Recipe": "lmlong.recipe",
     "SoftmaxAttention": "lmlong.attention.softmax",
+    "Surprise": "lmlong.evaluation.surprise",
     "TrainedLanguageModel": "lmlong.inference.loading",
     "TrainingResult": "lmlong.training.run",
     "WindowAttention": "lmlong.attention.window",
@@ -73,6 +78,7 @@ _HOMES = {
     "evaluate": "lmlong.evaluation.perplexity",
     "load": "lmlong.inference.loading",
     "load_plugin": "lmlong.attention.plugins",
+    "score": "lmlong.evaluation.score",
     "train": "lmlong.training.run",
 }
 """The module of each public name that is imported when it is first used: importing lmlong alone costs nothing."""

@@ -25,6 +25,7 @@ COMMANDS = {
     "convert": ("lmlong.cli.convert:convert", "Give a trained model another attention."),
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
     "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
+    "score": ("lmlong.cli.score:score", "Tell how surprising a text is, as it comes."),
     "serve": ("lmlong.cli.serve:serve", "Serve a trained model over HTTP."),
     "state": ("lmlong.cli.state:state", "Keep what a model has read as a file, and go on from it."),
     "check": ("lmlong.cli.check:check", "Hold the laws of causal attention against a model or plug-in."),

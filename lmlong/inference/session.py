@@ -66,20 +66,32 @@ def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> 
         yield held
 
 
-@torch.inference_mode()
 def _read(model: LanguageModel, tokens: list[int], session: Session | None) -> Session:
-    """Return the session after new tokens: reads the last token of `session` and all new ones but the last."""
-    new = torch.tensor([tokens], device=model.embedding.weight.device)
+    """Return the session after new tokens, from `session` or from none."""
     if session is None:
-        nothing = torch.full((1, RECENT), NO_TOKEN, device=new.device)
-        unread_text = as_tensors(UnreadText(), new.device)
-        session = Session(model.init_state(1), new[:, :1], nothing, torch.zeros_like(new[:, 0]), unread_text)
-        unread = new[:, :-1]
-    else:
-        unread = torch.cat([session.last[:, None], new[:, :-1]], dim=1)
-    state = model.hidden_states(unread, session.state)[1] if unread.shape[1] else session.state
+        session, tokens = first(model, tokens[0]), tokens[1:]
+    return read_tokens(model, tokens, session)[0] if tokens else session
+
+
+@torch.inference_mode()
+def first(model: LanguageModel, token: int) -> Session:
+    """Return the session of one row after its first token."""
+    last = torch.tensor([token], device=model.embedding.weight.device)
+    recent = torch.cat([last.new_full((1, RECENT - 1), NO_TOKEN), last[:, None]], dim=1)
+    unread = as_tensors(UnreadText(), last.device)
+    return Session(model.init_state(1), last, recent, torch.ones_like(last), unread)
+
+
+@torch.inference_mode()
+def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> tuple[Session, Tensor]:
+    """Return the session after some new tokens, and the hidden states (1, N, width) before each of them: those of the
+    last token of `session` and of all new ones but the last."""
+    new = torch.tensor([tokens], device=model.embedding.weight.device)
+    unread = torch.cat([session.last[:, None], new[:, :-1]], dim=1)
+    hidden, state = model.hidden_states(unread, session.state)
     recent = torch.cat([session.recent, new], dim=1)[:, -RECENT:].clone()
-    return session._replace(state=state, last=new[:, -1].clone(), recent=recent, total=session.total + new.shape[1])
+    total = session.total + new.shape[1]
+    return session._replace(state=state, last=new[:, -1].clone(), recent=recent, total=total), hidden
 
 
 @torch.inference_mode()

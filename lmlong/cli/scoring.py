@@ -1,0 +1,236 @@
+"""Input and output of `lmlong score`."""
+
+import io
+import json
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.evaluation.records import Lines, RecordScore, States
+from lmlong.evaluation.score import TextScore
+from lmlong.evaluation.surprise import Surprise, Totals, Unit
+from lmlong.evaluation.surprise_figure import SurpriseAlong
+from lmlong.inference import state_file
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.io.arriving import CHUNK, QUIET, arriving, follow
+from lmlong.io.system_errors import named
+
+STDIN = Path("-")
+
+SAVED = "score"
+"""The name in a state file of what a score goes on with."""
+
+COLUMNS = ("source", "number", "offset", "bytes", "tokens", "bits", "bits_per_byte", "mean", "z", "text")
+
+
+class Job(NamedTuple):
+    """What is scored, and how."""
+
+    trained: TrainedLanguageModel
+    inputs: list[Path]
+    unit: Unit
+    keep: int  # bytes of a unit that are told
+    quiet: float | None  # seconds
+    follow: bool
+
+
+class Show:
+    """Writes units to standard output as they come."""
+
+    def __init__(self, form: Literal["json", "tsv", "text"], above: float | None, plot: bool):
+        self._form, self._above = form, above
+        self._along = SurpriseAlong() if plot else None
+        if form == "tsv":
+            print("\t".join(COLUMNS), flush=True)
+
+    def write(self, units: Iterator[Surprise]) -> None:
+        """Write all units, or those that are unusual enough, and let the reader have them."""
+        for unit in units:
+            if self._along:
+                self._along.add(unit)
+            if self._above is None or (unit.z is not None and unit.z >= self._above):
+                sys.stdout.write(self._line(unit) + "\n")
+        sys.stdout.flush()
+
+    def finish(self, plot: Path | None, run: str) -> None:
+        if plot and self._along:
+            from lmlong.report.plot import save
+
+            with named(plot):
+                save(self._along.figure(Path(run).name), plot)
+
+    def _line(self, unit: Surprise) -> str:
+        if self._form == "text":
+            return unit.text.removesuffix("\n")
+        values = _values(unit)
+        if self._form == "json":
+            return json.dumps(values)
+        values["text"] = json.dumps(unit.text)[1:-1]
+        return "\t".join("" if value is None else str(value) for value in values.values())
+
+
+def _values(unit: Surprise) -> dict[str, Any]:
+    """Return what is told of a unit."""
+    rounded = {"bits": unit.bits, "bits_per_byte": unit.bits_per_byte, "mean": unit.mean, "z": unit.z}
+    numbers = {name: value if value is None else round(value, 6) for name, value in rounded.items()}
+    return {name: numbers[name] if name in numbers else getattr(unit, name) for name in COLUMNS}
+
+
+def run_job(
+    job: Job,
+    show: Show,
+    field: str | None,
+    streams: str | None,
+    in_memory: int,
+    most: int,
+    load_state: Path | None,
+    save_state: Path | None,
+) -> None:
+    """Score all inputs and write what is found; a signal ends it after what was read, saved."""
+    totals, not_read = Totals(), 0
+    with Stop() as stop, tempfile.TemporaryDirectory(prefix="lmlong-streams-") as folder:
+        states = States(job.trained, Path(folder), in_memory, most) if streams else None
+        records = RecordScore(job.trained, totals, job.keep, field, streams, states)
+        for path in job.inputs:
+            with _opened(path, job.follow, job.quiet) as arrived:
+                chunks = stop.until(arrived)
+                if job.unit == "record":
+                    _score_records(records, chunks, str(path), show)
+                    continue
+                text = TextScore(job.trained, job.unit, str(path), totals, keep=job.keep)
+                if load_state:
+                    text = _restored(job, load_state, str(path))
+                _score_text(text, chunks, show, finish=save_state is None)
+                totals, not_read = text.totals, not_read + text.not_read
+                if save_state:
+                    _save(job, text, save_state)
+        _tell(totals, not_read, records, states)
+    if stop.received is not None:
+        raise click.exceptions.Exit(128 + stop.received)
+
+
+def _score_text(text: TextScore, chunks: Iterator[bytes], show: Show, finish: bool) -> None:
+    for data in chunks:
+        show.write(text.settle() if data == QUIET else text.read(data))
+    if finish:
+        show.write(text.finish())
+
+
+def _score_records(records: RecordScore, chunks: Iterator[bytes], source: str, show: Show) -> None:
+    lines, number = Lines(), 0
+    for data in chunks:
+        for line in lines.read(data):
+            number += 1
+            show.write(records.read(line, source, number))
+    for line in lines.finish():
+        show.write(records.read(line, source, number + 1))
+
+
+class Stop:
+    """SIGINT or SIGTERM: the first ends the wait for input, and the work after what was read; the second all at once.
+
+    Signals reach the main thread alone, so in another thread none is noted.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._waiting = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            self._before = {number: signal.signal(number, self._receive) for number in numbers}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def until(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Iterate over pieces until a signal has come."""
+        while self.received is None:
+            try:
+                self._waiting = True
+                data = next(chunks, None)
+            except InterruptedError:
+                return
+            finally:
+                self._waiting = False
+            if data is None:
+                return
+            yield data
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+        if self._waiting:
+            raise InterruptedError
+
+
+@contextmanager
+def _opened(path: Path, follow_it: bool, quiet: float | None) -> Iterator[Iterator[bytes]]:
+    """Open an input, and give its bytes as they arrive."""
+    if follow_it:
+        yield follow(path, quiet)
+    elif path == STDIN:
+        yield _standard_input(quiet)
+    else:
+        with named(path), path.open("rb", buffering=0) as file:
+            yield arriving(file.fileno(), None)
+
+
+def _standard_input(quiet: float | None) -> Iterator[bytes]:
+    try:
+        return arriving(sys.stdin.fileno(), quiet)
+    except io.UnsupportedOperation:  # what a test or a notebook has put in its place
+        return iter(lambda: sys.stdin.buffer.read(CHUNK), b"")
+
+
+def _restored(job: Job, path: Path, source: str) -> TextScore:
+    """Return the score of a text that goes on from a state file."""
+    session, saved = job.trained.load_state(path), state_file.describe(path).get(SAVED)
+    if saved is None:  # by `lmlong state build`
+        return TextScore(job.trained, job.unit, source, session=session, keep=job.keep)
+    try:
+        text = TextScore(job.trained, job.unit, source, Totals.from_json(saved["totals"]), session, job.keep)
+        text.restore(saved)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise CheckpointError(f"{path}: what it says of a score cannot be read. Read the text again.") from None
+    if saved["by"] != job.unit:
+        raise UsageError(
+            f"{path}: remembers a score by {saved['by']}. Give --by {saved['by']}, or read the text again."
+        )
+    return text
+
+
+def _save(job: Job, text: TextScore, path: Path) -> None:
+    trained = job.trained
+    more = {SAVED: {**text.to_json(), "by": job.unit}}
+    belongs = (trained.owners, trained.tokenizer, str(trained.checkpoint))
+    state_file.save(path, text.session, trained.model, *belongs, more)
+
+
+def _tell(totals: Totals, not_read: int, records: RecordScore, states: States | None) -> None:
+    """Tell what was read, on standard error."""
+    bits = f", {totals.bits / totals.bytes:.3f} bits per byte" if totals.bytes else ""
+    lines = [f"{totals.bytes:,} bytes, {totals.tokens:,} tokens{bits}"]
+    if not_read:
+        lines.append(f"{not_read:,} bytes are no UTF-8 or have no token: read as U+FFFD, or not at all")
+    lines += [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
+    if states and states.forgotten:
+        lines.append(f"{states.forgotten:,} streams were forgotten, those not used for longest: raise --most-streams")
+    for line in lines:
+        print(line, file=sys.stderr)

@@ -1,0 +1,156 @@
+"""Records, each a line of the input: a text of its own, or the next line of one of many texts."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lmlong.evaluation.surprise import Surprise, Totals
+from lmlong.evaluation.token_bits import TextReader
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.session import Session
+from lmlong.io.files import parse_json
+
+LONGEST = 1 << 26
+"""Bytes of the longest line that is a record; a longer one is skipped, as it would have to be in memory."""
+
+
+class Line(NamedTuple):
+    """A line without its end; of one that is too long nothing but its size."""
+
+    data: bytes | None
+    offset: int
+    size: int  # with its end
+
+
+class Lines:
+    """Cuts bytes that come in pieces into lines, in bounded memory."""
+
+    def __init__(self, longest: int = LONGEST):
+        self._longest = longest
+        self._held = bytearray()
+        self._size = self._offset = 0
+
+    def read(self, data: bytes) -> Iterator[Line]:
+        """Iterate over the lines that these bytes complete."""
+        begin = 0
+        while (end := data.find(b"\n", begin)) >= 0:
+            self._hold(data[begin:end])
+            self._size += 1
+            yield self._take()
+            begin = end + 1
+        self._hold(data[begin:])
+
+    def finish(self) -> Iterator[Line]:
+        """Iterate over the last line, if it has no end."""
+        if self._size:
+            yield self._take()
+
+    def _hold(self, data: bytes) -> None:
+        self._size += len(data)
+        self._held += data[: max(self._longest + 1 - len(self._held), 0)]
+
+    def _take(self) -> Line:
+        line = Line(None if len(self._held) > self._longest else bytes(self._held), self._offset, self._size)
+        self._offset, self._size = self._offset + self._size, 0
+        self._held.clear()
+        return line
+
+
+class States:
+    """The sessions of many texts by name: those used last in memory, others in files, of so many texts at most."""
+
+    def __init__(self, trained: TrainedLanguageModel, folder: Path, in_memory: int, most: int):
+        self._trained, self._folder, self._in_memory, self._most = trained, folder, in_memory, most
+        self._awake: OrderedDict[str, Session] = OrderedDict()
+        self._asleep: OrderedDict[str, Path] = OrderedDict()
+        self._files = 0
+        self.forgotten = 0
+        """Texts whose state was dropped, since others were used after it."""
+
+    def take(self, name: str) -> Session | None:
+        """Return the session of a text, and let go of it; None for a new one."""
+        if name in self._awake:
+            return self._awake.pop(name)
+        if path := self._asleep.pop(name, None):
+            session = self._trained.load_state(path)
+            path.unlink()
+            return session
+        return None
+
+    def put(self, name: str, session: Session) -> None:
+        self._awake[name] = session
+        if len(self._awake) > self._in_memory:
+            oldest, asleep = self._awake.popitem(last=False)
+            self._files += 1
+            path = self._folder / f"{self._files}.state"
+            self._trained.save_state(asleep, path)
+            self._asleep[oldest] = path
+        if len(self._awake) + len(self._asleep) > self._most:
+            _, path = self._asleep.popitem(last=False)
+            path.unlink()
+            self.forgotten += 1
+
+
+class RecordScore:
+    """Scores records: each along a state of its own, from begin to end of a document, or with `states`, along that of
+    the text that it is a line of, named by a field."""
+
+    def __init__(
+        self,
+        trained: TrainedLanguageModel,
+        totals: Totals,
+        keep: int,
+        field: str | None = None,
+        stream: str | None = None,
+        states: States | None = None,
+    ):
+        self._trained, self._totals, self._keep = trained, totals, keep
+        self._field, self._stream, self._states = field, stream, states
+        self.skipped: Counter[str] = Counter()
+        """Records that were not scored, by reason."""
+
+    def read(self, line: Line, source: str, number: int) -> Iterator[Surprise]:
+        """Iterate over the one record of a line, unless it has none."""
+        try:
+            text, name = self._parse(line)
+        except ValueError as error:
+            self.skipped[str(error)] += 1
+            return
+        bits, tokens = self._score(text, name)
+        self._totals.add(bits, line.size, tokens)
+        z = self._totals.scores.add(bits)
+        mean = self._totals.bits / self._totals.bytes
+        shown = text.encode("utf-8", "surrogatepass")[: self._keep].decode("utf-8", "ignore")
+        yield Surprise(source, number, line.offset, line.size, tokens, bits, mean, z, shown)
+
+    def _parse(self, line: Line) -> tuple[str, str]:
+        """Return the text of a line, and the name of what it belongs to; ValueError says why there is none."""
+        if line.data is None:
+            raise ValueError(f"longer than {LONGEST:,} bytes")
+        if not line.data.strip():
+            raise ValueError("empty")
+        if self._field is None and self._stream is None:
+            return line.data.decode("utf-8", "replace"), ""
+        try:
+            record = parse_json(line.data.decode("utf-8"))
+        except ValueError:
+            raise ValueError("no JSON") from None
+        if not isinstance(record, dict):
+            raise ValueError("no JSON object")
+        text = line.data.decode("utf-8") if self._field is None else record.get(self._field)
+        if not isinstance(text, str):
+            raise ValueError(f"no text in field '{self._field}'")
+        if self._stream is not None and not isinstance(record.get(self._stream), (str, int)):
+            raise ValueError(f"no name in field '{self._stream}'")
+        return text, str(record.get(self._stream)) if self._stream is not None else ""
+
+    def _score(self, text: str, name: str) -> tuple[float, int]:
+        """Return the bits and tokens of a record."""
+        reader = TextReader(self._trained, self._states.take(name) if self._states else None)
+        found = list(reader.read([text if self._states is None else text + "\n"], more=False))
+        if self._states is None:
+            found.append(reader.read_end())
+        else:
+            self._states.put(name, reader.session)
+        return sum(float(each.bits.sum()) for each in found), sum(len(each.tokens) for each in found)

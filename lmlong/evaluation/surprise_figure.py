@@ -1,0 +1,85 @@
+"""A picture of surprise along a text, from units as they come, in constant memory."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lmlong.evaluation.surprise import Surprise
+from lmlong.report.figure import Figure, Line, Mark, Panel, style
+
+STRETCHES = 256
+"""Stretches that a text is drawn in, at most; half of them at least once it is long."""
+
+MARKED = 6
+"""The most unusual units that are marked."""
+
+SHOWN = 90
+"""Characters of a marked unit."""
+
+
+class Along(NamedTuple):
+    """The most unusual units so far."""
+
+    z: float
+    place: int  # bytes before it, of all texts
+    text: str
+
+
+class SurpriseAlong:
+    """Bits and bytes of even stretches of all that was scored: where there are too many, two become one."""
+
+    def __init__(self) -> None:
+        self._size = 1  # bytes of a stretch
+        self._bits, self._bytes = np.zeros(STRETCHES), np.zeros(STRETCHES)
+        self._highest = np.full(STRETCHES, np.nan)
+        self._place = 0
+        self._marked: list[Along] = []
+
+    def add(self, unit: Surprise) -> None:
+        while self._place // self._size >= STRETCHES:
+            self._halve()
+        at = self._place // self._size
+        self._bits[at] += unit.bits
+        self._bytes[at] += unit.bytes
+        if unit.z is not None:
+            self._highest[at] = np.fmax(self._highest[at], unit.z)
+            self._marked.append(Along(unit.z, self._place, unit.text))
+            self._marked = sorted(self._marked, reverse=True)[:MARKED]
+        self._place += unit.bytes
+
+    def figure(self, name: str) -> Figure:
+        """Return bits per byte along the text, and the most unusual unit of each stretch."""
+        filled = self._bytes > 0
+        place = (np.flatnonzero(filled) + 0.5) * self._size / 1000
+        bits, sizes = self._bits[filled], self._bytes[filled]
+        lines = [
+            Line("of a stretch", place, bits / sizes, style(0)._replace(marker=None)),
+            Line("so far", place, bits.cumsum() / sizes.cumsum(), style(1)._replace(marker=None)),
+        ]
+        along = Panel(lines, title=f"{name}: surprise along the text", y_label="bits per byte", legend=True)
+        scored = ~np.isnan(self._highest)
+        where = (np.flatnonzero(scored) + 0.5) * self._size / 1000
+        unusual = Line(None, where, self._highest[scored], style(0)._replace(marker=None))
+        marks = [Mark(found.place / 1000, str(number), "above") for number, found in enumerate(self._marked, 1)]
+        told = [f"{number}  {_short(found.text)}" for number, found in enumerate(self._marked, 1)]
+        below = Panel(
+            [unusual],
+            x_label="\n".join(["kB of text", *told]),
+            y_label="z of the most unusual\nunit of a stretch",
+            marks=marks,
+        )
+        return Figure([[along], [below]], (11, 7), share_x=True)
+
+    def _halve(self) -> None:
+        for values in (self._bits, self._bytes):
+            values[: STRETCHES // 2] = values.reshape(-1, 2).sum(1)
+            values[STRETCHES // 2 :] = 0
+        self._highest[: STRETCHES // 2] = np.fmax.reduce(self._highest.reshape(-1, 2), axis=1)
+        self._highest[STRETCHES // 2 :] = np.nan
+        self._size *= 2
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    shown = line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
+    return shown.replace("$", r"\$")  # which would begin a formula

@@ -1,0 +1,61 @@
+"""The bits that each token of a text takes, read along a state as the text comes.
+
+N tokens.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lmlong.inference import session as sessions
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.session import Session, even_pieces, with_unread
+from lmlong.inference.unread import Encoding, UnreadText
+
+
+class TokenBits(NamedTuple):
+    """Consecutive tokens, and how many bits each takes after all before it."""
+
+    tokens: np.ndarray  # (N,) int64
+    bits: np.ndarray  # (N,) float64
+
+
+def begin(trained: TrainedLanguageModel) -> Session:
+    """Return the session at the begin of a document."""
+    return sessions.first(trained.model, trained.tokenizer.bos)
+
+
+class TextReader:
+    """Reads one text along a state, however it is divided: tokens that the next bytes could change wait for them."""
+
+    def __init__(self, trained: TrainedLanguageModel, session: Session | None = None):
+        self._trained = trained
+        self.session = begin(trained) if session is None else session
+
+    def read(self, text: Iterable[str], more: bool) -> Iterator[TokenBits]:
+        """Iterate over the tokens of the next text. Without `more`, the last ones are taken as they are."""
+        unread = self.session.unread.row(0)
+        encoding = Encoding(self._trained.tokenizer, unread, text, heal=more)
+        read = with_unread(self.session, UnreadText())
+        for piece in even_pieces(encoding):
+            read, found = _score(self._trained, piece, read)
+            self.session = read
+            yield found
+        self.session = with_unread(read, encoding.unread)
+
+    def read_end(self) -> TokenBits:
+        """Return the token that ends a document."""
+        self.session, found = _score(self._trained, [self._trained.tokenizer.eos], self.session)
+        return found
+
+
+@torch.inference_mode()
+def _score(trained: TrainedLanguageModel, tokens: list[int], session: Session) -> tuple[Session, TokenBits]:
+    model = trained.model
+    session, hidden = sessions.read_tokens(model, tokens, session)
+    targets = torch.tensor(tokens, device=hidden.device)
+    nats = model.target_nll(hidden[0], targets).cpu().double().numpy()
+    return session, TokenBits(np.array(tokens, dtype=np.int64), nats / math.log(2))

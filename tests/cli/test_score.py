@@ -1,0 +1,209 @@
+"""`lmlong score` as its user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from inference.conftest import prose
+from inference.conftest import run as run
+
+import lmlong
+from lmlong.cli.score import score
+from lmlong.errors import CheckpointError, UsageError
+
+COMMAND = [sys.executable, "-m", "lmlong", "score"]
+
+
+def scored(*words: object, piped: bytes = b"") -> tuple[str, str]:
+    """What the command writes to standard output and to standard error."""
+    done = CliRunner().invoke(score, [str(word) for word in words], input=piped, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout_bytes.decode(), done.stderr
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_bytes(prose(400).encode())
+    return path
+
+
+def test_each_line_is_told_as_the_library_finds_it(run: Path, book: Path) -> None:
+    out, err = scored(run, book)
+    expected = list(lmlong.score(lmlong.load(run, "cpu"), book.read_text()))
+    found = rows(out)
+    assert [row["text"] for row in found] == [each.text for each in expected]
+    assert [row["bits"] for row in found] == pytest.approx([each.bits for each in expected], abs=1e-5)
+    assert [row["z"] is None for row in found] == [each.z is None for each in expected]
+    assert {row["source"] for row in found} == {str(book)}
+    assert err.startswith(f"{book.stat().st_size:,} bytes, ")
+    piped = subprocess.run([*COMMAND, run], input=book.read_bytes(), capture_output=True, check=True).stdout.decode()
+    assert [row | {"source": str(book)} for row in rows(piped)] == found
+
+
+def test_a_table_and_the_text_alone(run: Path, book: Path) -> None:
+    head, *lines = scored(run, book, "--format", "tsv")[0].splitlines()
+    expected = rows(scored(run, book)[0])
+    assert head.split("\t") == list(expected[0])
+    assert [line.split("\t")[5] for line in lines] == [str(row["bits"]) for row in expected]
+    text, _ = scored(run, book, "--format", "text", "--text", "5000")
+    assert text.rstrip("\n") == book.read_text().rstrip("\n")
+
+
+def test_above_passes_only_what_stands_out(run: Path, book: Path) -> None:
+    everything = rows(scored(run, book)[0])
+    limit = sorted(row["z"] for row in everything if row["z"] is not None)[-4]
+    assert rows(scored(run, book, "--above", limit)[0]) == [
+        row for row in everything if row["z"] is not None and row["z"] >= limit
+    ]
+
+
+def test_files_are_documents_of_their_own(run: Path, book: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("to be\nor not")
+    both = rows(scored(run, book, other)[0])
+    alone = rows(scored(run, other)[0])
+    mine = [row for row in both if row["source"] == str(other)]
+    assert [(row["bits"], row["offset"], row["number"]) for row in mine] == [
+        (row["bits"], row["offset"], row["number"]) for row in alone
+    ]
+
+
+def test_tomorrow_goes_on_where_today_ended(run: Path, tmp_path: Path) -> None:
+    data = prose(500).encode()
+    whole = rows(scored(run, piped=data)[0])
+    today, _ = scored(run, "--save-state", tmp_path / "log.state", piped=data[:1500])
+    tomorrow, _ = scored(run, "--load-state", tmp_path / "log.state", piped=data[1500:])
+    found = rows(today) + rows(tomorrow)
+    assert [row["offset"] for row in found] == [row["offset"] for row in whole]
+    for name in ("bits", "mean"):
+        assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-4)
+    assert [row["z"] is None for row in found] == [row["z"] is None for row in whole]
+    with pytest.raises(UsageError, match="remembers a score by line"):
+        scored(run, "--load-state", tmp_path / "log.state", "--by", "token", piped=data)
+
+
+def test_a_state_of_reading_goes_on_too_and_that_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:
+    model = lmlong.load(run, "cpu")
+    model.save_state(model.read("to be "), tmp_path / "read.state")
+    (found,) = rows(scored(run, "--load-state", tmp_path / "read.state", piped=b"or not")[0])
+    assert found["offset"] == 0 and found["bytes"] == 6
+    file = bytearray((tmp_path / "read.state").read_bytes())
+    file[-1] ^= 1
+    (tmp_path / "bad.state").write_bytes(file)
+    with pytest.raises(CheckpointError, match="sha256"):
+        scored(run, "--load-state", tmp_path / "bad.state", piped=b"or not")
+
+
+def test_records_and_streams(run: Path, tmp_path: Path) -> None:
+    lines = [{"host": number % 3, "message": prose(5, number)} for number in range(9)]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode() + b"no json\n"
+    out, err = scored(run, "--by", "record", "--field", "message", piped=data)
+    assert [row["text"] for row in rows(out)] == [line["message"] for line in lines]
+    assert "skipped 1 records: no JSON" in err
+    streams = ("--by", "record", "--field", "message", "--streams", "host")
+    one, _ = scored(run, *streams, "--streams-in-memory", "1", piped=data)
+    many, _ = scored(run, *streams, piped=data)
+    assert one == many != out
+    assert "6 streams were forgotten" not in err
+    _, err = scored(run, *streams, "--streams-in-memory", "1", "--most-streams", "2", piped=data)
+    assert "streams were forgotten" in err
+
+
+def test_a_picture_is_drawn(run: Path, book: Path, tmp_path: Path) -> None:
+    scored(run, book, "--plot", tmp_path / "surprise.png")
+    assert (tmp_path / "surprise.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--field", "x"), "--by record"),
+        (("--by", "record", "--save-state", "s"), "of one text"),
+        (("--follow",), "Name one"),
+        (("nothing.txt",), "cannot be read"),
+        (("--plot", "missing/x.png"), "folder is missing"),
+        (("--plot", "x.txt"), "png"),
+    ],
+)
+def test_mistakes_are_told(run: Path, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        scored(run, *words)
+
+
+def started(*words: object, **options: Any) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*COMMAND, *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
+
+
+def test_a_line_of_a_quiet_pipe_is_told_before_it_ends(run: Path) -> None:
+    with started(run, "--quiet", "0.2") as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(b"to be\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["text"] == "to be\n"
+        process.stdin.write(b"or not")
+        process.stdin.close()
+        assert json.loads(process.stdout.readline())["text"] == "or not"
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_and_the_state_is_saved(run: Path, tmp_path: Path, number: int, code: int) -> None:
+    log, state = tmp_path / "app.log", tmp_path / "log.state"
+    log.write_bytes(b"to be\nor not\nto ")
+    with started(run, "--follow", log, "--save-state", state, "--quiet", "0") as process:
+        assert process.stdout
+        assert json.loads(process.stdout.readline())["text"] == "to be\n"
+        assert json.loads(process.stdout.readline())["text"] == "or not\n"
+        with log.open("ab") as file:
+            file.write(b"be or\n")
+        assert json.loads(process.stdout.readline())["text"] == "to be or\n"
+        process.send_signal(number)
+        assert process.wait(30) == code
+    (found,) = rows(scored(run, "--load-state", state, piped=b"not\n")[0])
+    assert (found["number"], found["offset"], found["text"]) == (4, 22, "not\n")
+
+
+def test_a_reader_that_leaves_ends_it(run: Path, tmp_path: Path) -> None:
+    endless = tmp_path / "long.txt"
+    endless.write_bytes(prose(3000).encode())
+    line = f"{' '.join(COMMAND)} {run} --by byte < {endless} | head -n 3; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, encoding="utf-8", timeout=120)
+    *first, code = done.stdout.splitlines()
+    assert len(first) == 3 and code == "141" and done.stderr == ""
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc")
+def test_memory_is_flat_along_a_pipe(run: Path, tmp_path: Path) -> None:
+    data = prose(2500).encode()  # one line of it ends nowhere
+    piece = data.replace(b"\n", b" ") + data
+    with started(run, "--above", "1000", "--threads", "1") as process:
+        assert process.stdin
+        after = []
+        for round_number in range(24):
+            process.stdin.write(piece)
+            process.stdin.flush()
+            if round_number >= 11:
+                time.sleep(0.05)
+                after.append(resident(process.pid))
+        process.stdin.close()
+        assert process.wait(120) == 0
+    assert max(after) - after[0] < 5 << 20
