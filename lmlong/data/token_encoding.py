@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -97,8 +98,13 @@ def _encode(cuts: list[Cut], tokenizer: Tokenizer) -> Encoded:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many cores this process may use; a container may be given fewer than the machine has."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(allowed, ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no such limit
+        return allowed
 
 
 def encode_all(

@@ -86,6 +86,10 @@ class TokenFiles:
         """Flush the files; the work is done."""
         for file in self._files.values():
             file.flush()
+        self.discard()
+
+    def discard(self) -> None:
+        """Let nothing go on from what is written."""
         for path in (self.folder / PROGRESS, *self.folder.glob(f".{PROGRESS}.*")):
             path.unlink(missing_ok=True)
 

@@ -38,7 +38,7 @@ def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: D
         _full_disk(files, progress),
     ):
         batches = batches_of(_cuts(divide(inputs, duplicates), found))
-        _pass_over(batches, files.batches, progress)
+        _pass_over(batches, files, progress)
         with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
             for batch in encoded:
                 files.write(batch)
@@ -104,13 +104,14 @@ def _cuts(entries: Iterable[tuple[int, Part | Skipped]], found: list[_Source]) -
             yield place, Cut(last, begins, True)
 
 
-def _pass_over(batches: Iterator[Batch], number: int, progress: Progress) -> None:
-    """Read so many batches, whose tokens are there, once more: for the counts, and to find the next one."""
+def _pass_over(batches: Iterator[Batch], files: TokenFiles, progress: Progress) -> None:
+    """Read the batches whose tokens are there once more: for the counts, and to find the next one."""
     passed = 0
-    for batch in islice(batches, number):
+    for batch in islice(batches, files.batches):
         progress.skip(sum(len(cut.text.encode("utf-8", "surrogatepass")) for cuts in batch.values() for cut in cuts))
         passed += 1
-    if passed < number:
+    if passed < files.batches:
+        files.discard()
         raise UsageError("the text became shorter while it was read. Try again when it is at rest.")
 
 

@@ -4,12 +4,15 @@ import random
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lmlong import recipe
 from lmlong.data.duplicates import DigestSet
 from lmlong.data.token_dataset import prepare, validation_fields
+from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.evaluation.perplexity import validation_text
 
 from .conftest import sentences
 from .test_tokens import documents
@@ -99,3 +102,12 @@ def test_the_set_of_digests_takes_48_bytes_a_document() -> None:
     for number in range(20_000):
         found.add(sha256(bytes(str(number), "ascii")).digest())
         assert number < 1000 or found.memory <= 48 * (number + 1)
+
+
+def test_a_text_that_is_measured_is_read_as_it_is(text_of: TextOf) -> None:
+    """`lmlong eval --data FILE` makes token files that train on the same files, which must not lose them."""
+    texts = sentences(3)
+    text = text_of([*texts, texts[0]], duplicates="drop")
+    loaded = SimpleNamespace(recipe=SimpleNamespace(text=text), tokenizer=ByteTokenizer())
+    folder = Path(text.sources[0].paths[0])  # type: ignore[union-attr]
+    assert documents(validation_text(loaded, [folder]), ByteTokenizer()) == [*texts, texts[0]]  # type: ignore[arg-type]

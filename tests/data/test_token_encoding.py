@@ -259,3 +259,9 @@ def test_a_mistake_in_a_process_is_told_as_it_is(
     monkeypatch.setattr("lmlong.data.tokenizer.Tokenizer.save", lambda self, path: None)
     with pytest.raises(LmlongError, match="a process that tokenizes ended with exit code 1"):
         made_by(text, 2, tmp_path / "cache", monkeypatch)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
+def test_no_more_processes_than_this_one_may_use_cores() -> None:
+    code = "import os; os.sched_setaffinity(0, {0}); from lmlong.data.token_encoding import cores; print(cores())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1\n"
