@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
+from lmlong.data.character_tokenizer import UnknownCharacter
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import by_reason
 from lmlong.data.reading import Skipped
@@ -101,7 +102,10 @@ def _write_source(entry: Input, writers: dict[str, TokenWriter], bar: tqdm) -> d
         if isinstance(part, Skipped):
             skipped.append(part)
             continue
-        written = writers[part.split].write(part.pieces())
+        try:
+            written = writers[part.split].write(part.pieces())
+        except UnknownCharacter as error:
+            raise error.within(part.document) from None
         counts[part.split] = counts[part.split].add(written)
         bar.update(written.bytes)
         if part.start == 0:

@@ -24,11 +24,13 @@ class TokenFile(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Size of one split of a source; bytes are of text, tokens include bos and eos."""
+    """Size of one split of a source; bytes are of text, tokens include bos and eos, some stand for U+FFFD in the place
+    of characters that the tokenizer does not know."""
 
     documents: int = 0
     bytes: int = 0
     tokens: int = 0
+    replaced: int = 0
 
     def add(self, other: "Count") -> "Count":
         """Return the sum of two counts."""
@@ -47,17 +49,18 @@ class TokenWriter:
 
     def write(self, pieces: Iterable[str]) -> Count:
         """Append a document; one without text is not written."""
-        size, start = 0, self._place
+        size, replaced, start = 0, 0, self._place
         for tokens in self._tokenizer.encode_pieces(pieces):
             if self._place == start:
                 self._put(np.array([self._tokenizer.bos]))
                 self._starts.write(np.int64(start).tobytes())
             self._put(tokens)
             size += int(self._tokenizer.token_bytes[tokens].sum())
+            replaced += 0 if self._tokenizer.replacement is None else int((tokens == self._tokenizer.replacement).sum())
         if self._place == start:
             return Count()
         self._put(np.array([self._tokenizer.eos]))
-        return Count(1, size, self._place - start)
+        return Count(1, size, self._place - start, replaced)
 
     def close(self) -> None:
         """Flush the files to disk and close them."""
