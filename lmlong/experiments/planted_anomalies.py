@@ -1,17 +1,20 @@
 """Planted anomalies of a log, found by what its lines cost a model, by their length, and by the rarity of templates."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from lmlong.evaluation.robust_score import RobustScore
 from lmlong.evaluation.score import score
 from lmlong.experiments.anomaly_ranking import Alarms, Curve, alarms_above, curve_of
 from lmlong.experiments.service_log import ServiceLog
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.language_model import PIECE
 
 MASKED = re.compile(r"\b(?=[a-z]*\d)[0-9a-f]{6}\b|\d+")
 """Request ids, and numbers."""
@@ -35,6 +38,26 @@ def by_surprise(loaded: TrainedLanguageModel, log: ServiceLog) -> dict[str, np.n
         "bits": np.array([np.nan if line.z is None else line.z for line in lines]),
         "bits per byte": _robust(of_bytes, (line.bits_per_byte or 0.0 for line in lines)),
     }
+
+
+@torch.inference_mode()
+def bits_above_entropy(loaded: TrainedLanguageModel, log: ServiceLog) -> np.ndarray:
+    """Return by how much the bits of each line exceed what the model itself expects of them: the sum of -log2 p of its
+    tokens, less the entropy of their distributions. What is random in every line, such as an id, adds nothing. A token
+    that goes on in the next line is of the first."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    ids = torch.tensor([tokenizer.bos, *tokenizer.encode(log.text)], device=loaded.device)
+    state, excess = None, []
+    for begin in range(0, len(ids) - 1, PIECE):
+        tokens = ids[begin : begin + PIECE + 1]
+        hidden, state = model.hidden_states(tokens[None, :-1], state)
+        log_p = model.logits(hidden[0]).double().log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        excess.append(-log_p.gather(-1, tokens[1:, None])[:, 0] - entropy)
+    sizes = tokenizer.token_bytes[ids[1:].cpu().numpy()]
+    ends = np.cumsum([len(line.encode()) + 1 for line in log.lines])
+    lines = np.searchsorted(ends, np.cumsum(sizes) - sizes, side="right")
+    return np.bincount(lines, torch.cat(excess).cpu().numpy() / math.log(2), minlength=len(ends))
 
 
 def by_length(log: ServiceLog) -> np.ndarray:
@@ -70,6 +93,7 @@ def compare_methods(
     for name, loaded in models.items():
         for unit, scores in by_surprise(loaded, log).items():
             found.append(_found(f"{name}, {unit}", scores, log, above if unit == "bits" else ()))
+        found.append(_found(f"{name}, above entropy", bits_above_entropy(loaded, log), log, ()))
     found.append(_found("length of the line", by_length(log), log, ()))
     found.append(_found("rarity of the template", by_rarity(log, normal), log, ()))
     return found

@@ -77,7 +77,7 @@ def _along(found: Found, log: ServiceLog) -> Panel:
     """Describe the scores of all lines, and of each anomaly the highest of its lines."""
     place = np.arange(1, len(log.lines) + 1)
     normal = ~anomalous(len(log.lines), log.planted) & ~np.isnan(found.scores)
-    lines = [Line("normal", place[normal], found.scores[normal], Style("0.75", "", ".", 3))]
+    lines = [Line("normal", place[normal], found.scores[normal], Style("0.6", "", "o", 3, hollow=True))]
     for number, kind in enumerate(ANOMALIES):
         some = [one for one in log.planted if one.kind == kind]
         highest = [float(np.nanmax(found.scores[one.first - 1 : one.last])) for one in some]
