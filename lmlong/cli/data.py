@@ -11,6 +11,7 @@ from lmlong.cli.plugins import load_recipe
 
 if TYPE_CHECKING:
     from lmlong.data.token_dataset import TokenDataset
+    from lmlong.recipe import Text
 
 SPLITS = ("train", "validation")
 
@@ -60,6 +61,41 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps({"folder": str(found.folder), **found.info}, indent=2))
     else:
         click.echo("\n\n".join([*map(_table, found.info["sources"]), f"{found.folder}"]))
+
+
+@data.command()
+@click.argument("places", nargs=-1, required=True, metavar="RECIPE|PATH...")
+@click.option("--documents", default=10, show_default=True, type=click.IntRange(1), help="Show so many.")
+@click.option("--characters", default=1000, show_default=True, type=click.IntRange(0), help="Of each, so many.")
+@click.option("--all", "everything", is_flag=True, help="All of all documents.")
+@click.option("--column", default="text", show_default=True, help="PATH: the field of records that holds the text.")
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each document.")
+def show(
+    places: tuple[str, ...], documents: int, characters: int, everything: bool, column: str, as_json: bool
+) -> None:
+    """Print what documents became: those of a RECIPE's sources, or of files, folders and globs.
+
+    Only their text goes to standard output; their names and sizes, and what was skipped, to standard error.
+
+    \b
+    Example: a book as text, and the beginnings of what a folder holds.
+      lmlong data show book.epub --all > book.txt
+      lmlong data show papers --documents 3
+    """
+    from lmlong.cli.showing import show_documents
+
+    text = _text_of(places, column)
+    show_documents(text, None if everything else documents, None if everything else characters, as_json)
+
+
+def _text_of(places: tuple[str, ...], column: str) -> "Text":
+    """Return the text of a recipe, or of files by their names."""
+    from lmlong.recipe import Files, Text
+    from lmlong.recipe.file import shipped_recipes
+
+    if len(places) == 1 and (places[0] in shipped_recipes() or places[0].endswith((".yaml", ".yml"))):
+        return load_recipe(places[0], ()).text
+    return Text(sources=[Files(kind="files", paths=list(places), column=column)])
 
 
 def _prepare(recipe: str, overrides: tuple[str, ...]) -> "TokenDataset":

@@ -108,7 +108,7 @@ def score(
 ) -> Iterator[Surprise]:
     """Iterate over the units of a text with what each cost the model: its bits, how unusual they are, its beginning.
 
-    >>> for line in lmlong.score(lmlong.load("runs/logs"), open("today.log")):
+    >>> for line in lmlong.score(model, open("book.txt")):
     ...     if line.z is not None and line.z > 8:
     ...         print(line.number, round(line.bits), line.text)
 

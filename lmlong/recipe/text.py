@@ -22,15 +22,18 @@ class PythonStdlib(Options):
 
 
 class Files(Options):
-    """Files on disk: plain text as one document a file; .jsonl, .ndjson, .json, .csv, .tsv, .parquet and .arrow as one
-    document a record."""
+    """Files on disk: plain text, .epub, .docx, .pdf and .html as one document a file; .jsonl, .ndjson, .json, .csv,
+    .tsv, .parquet and .arrow, and FASTA, as one document a record; each text in a ZIP or TAR archive."""
 
     kind: Literal["files"]
     paths: list[str] = Field(min_length=1)
-    """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz and .zst too. Of a
-    folder .txt, .md, .py, .jsonl, .ndjson, .parquet and .arrow are read, and all else is told as left out."""
+    """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz, .zst, .bz2 and .xz
+    too. Of a folder .txt, .md, .py, .jsonl, .ndjson, .parquet, .arrow, FASTA, documents and archives are read, and all
+    else is told as left out."""
     column: str = "text"
     """Field of a record that holds the text."""
+    soft_masks: Literal["keep", "upper"] = "keep"
+    """Letters in lower case of a FASTA sequence, which mark repeats: keep, or make them upper case."""
     weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Share of the training tokens, relative to the other sources."""
 
