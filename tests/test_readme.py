@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     folder = tmp_path_factory.mktemp("newcomer")
     (folder / "my-book.txt").write_text("It was a dark and stormy night. " * 200)
     (folder / "app.log").write_text(write_log(400, seed=0).text)
-    (folder / "genome.txt").write_text("GATTACA" * 500 + "\n")
+    (folder / "genome.fa").write_text(">one\n" + "GATTACA" * 500 + "\n")
     (folder / "decayed.py").write_text(blocks("docs/plugins.md", "python")[0])
     first = shortened(FIRST.split(" && ")[1])
     result = run(["-m", *shlex.split(first)], folder, cache)

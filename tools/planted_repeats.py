@@ -1,11 +1,11 @@
 #!/usr/bin/env python
 """What the second copies of planted repeats cost a model of bases, against their distance from the first.
 
-    python tools/planted_repeats.py write genome.txt --bases 2m --seed 1
-    lmlong train genome text.sources.0.paths=[genome.txt]
+    python tools/planted_repeats.py write genome.fa --bases 2m --seed 1
+    lmlong train genome text.sources.0.paths=[genome.fa]
     python tools/planted_repeats.py measure runs/genome --plot repeats.png
 
-`write` writes a sequence to train on, a third of it copies of what stood up to 6,000 bases before. `measure` makes a
+`write` writes a FASTA file to train on, a third of it copies of what stood up to 6,000 bases before. `measure` makes a
 sequence of another seed with segments of 192 bases that come again at each distance, --each exact and as many with one
 base in twenty mutated, and reads it with each RUN along one state. Prints bits per base of first and second copies,
 what a second one saves with its standard error over the repeats, and the cost of second ones with mutations. Without a
@@ -14,6 +14,7 @@ model each base costs two bits.
 
 import argparse
 from pathlib import Path
+from textwrap import wrap
 
 import torch
 
@@ -52,7 +53,8 @@ def main() -> None:
 
 
 def write_file(options: argparse.Namespace) -> None:
-    options.file.write_text(training_sequence(options.bases, options.seed) + "\n", encoding="utf-8")
+    bases = training_sequence(options.bases, options.seed)
+    options.file.write_text(f">made-up, seed {options.seed}\n" + "\n".join(wrap(bases, 80)) + "\n", encoding="utf-8")
 
 
 def measure_runs(options: argparse.Namespace) -> None:

@@ -106,16 +106,17 @@ def test_costs_are_of_the_bases_of_each_copy(genome: Genome, tmp_path: Path) -> 
 def test_the_tool_writes_a_sequence_and_measures_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(tmp_path / "runs" / "tiny", CharacterTokenizer("ACGTN\n"))
+    write_run(tmp_path / "runs" / "tiny", CharacterTokenizer("ACGTN"))
     monkeypatch.chdir(tmp_path)
     for words in (
-        "write genome.txt --bases 9000",
+        "write genome.fa --bases 9000",
         "measure runs/tiny --bases 8k --distances 256 1k --each 2 --json found.json --plot found.png",
     ):
         monkeypatch.setattr(sys, "argv", [str(TOOL), *words.split()])
         runpy.run_path(str(TOOL), run_name="__main__")
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 3 and max(map(len, shown)) <= 80 and [line.split()[-6] for line in shown[1:]] == ["256", "1k"]
-    assert len(Path("genome.txt").read_text()) == 9001
+    header, *lines = Path("genome.fa").read_text().splitlines()
+    assert header == ">made-up, seed 1" and "".join(lines) == training_sequence(9000, 1)
     (model,) = json.loads(Path("found.json").read_text())["models"]
     assert [len(cost["second"]) for cost in model["costs"]] == [2] * 4 and Path("found.png").stat().st_size > 1000
