@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lmlong.data.character_tokenizer import UnknownCharacter
 from lmlong.data.duplicates import Duplicates, divide
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import count
@@ -39,7 +40,7 @@ def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: D
     ):
         batches = batches_of(_cuts(divide(inputs, duplicates), found))
         _pass_over(batches, files, progress)
-        with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
+        with closing(encode_all(batches, tokenizer, model, processes)) as encoded, _named_document(inputs, duplicates):
             for batch in encoded:
                 files.write(batch)
                 progress.update(sum(tokens.bytes for tokens in batch.values()))
@@ -113,6 +114,18 @@ def _pass_over(batches: Iterator[Batch], files: TokenFiles, progress: Progress) 
     if passed < files.batches:
         files.discard()
         raise UsageError("the text became shorter while it was read. Try again when it is at rest.")
+
+
+@contextmanager
+def _named_document(inputs: list[Input], duplicates: Duplicates) -> Iterator[None]:
+    """Let the error of a character without a token name its document, which is looked for among all."""
+    try:
+        yield
+    except UnknownCharacter as error:
+        for _, part in divide(inputs, duplicates):
+            if isinstance(part, Part) and part.start == 0 and (found := error.within(part.document)) is not error:
+                raise found from None
+        raise
 
 
 @contextmanager

@@ -45,6 +45,8 @@ class Tokenizer(ABC):
     """Characters of each sort on which it depends where a text is cut before pieces are joined, if it is."""
     special: Mapping[str, int] = {}
     """Tokens that stand for no bytes, by the names that a chat template has for them."""
+    replacement: int | None = None
+    """The token of U+FFFD, where that stands for characters without a token of their own."""
     chat_template: str | None = None
     """How messages become text, as a template of Jinja, where the model was made for chat."""
 
@@ -158,6 +160,10 @@ def load(path: Path | str) -> Tokenizer:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). A tokenizer is a file.") from None
     if file == BYTES_FILE:
         return ByteTokenizer()
+    if file.startswith(b"lmlong characters"):
+        from lmlong.data import character_tokenizer
+
+        return character_tokenizer.load(file, str(path))
     if file.lstrip()[:1] == b"{":
         from lmlong.data import huggingface_tokenizer
 
@@ -169,6 +175,11 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> Tokenizer:
     """Return the tokenizer of a recipe, trained on these pieces of text unless there is nothing to train."""
     if options.kind == "bytes":
         return ByteTokenizer()
+    if options.kind == "characters":
+        from lmlong.data.character_tokenizer import CharacterTokenizer
+
+        assert options.alphabet is not None, "the recipe asks for it"
+        return CharacterTokenizer(options.alphabet, options.unknown)
     if options.path is not None:
         return load(options.path)
     return SentencePieceTokenizer(sentencepiece_model.train(pieces, options), "the tokenizer just trained")

@@ -19,7 +19,7 @@ FORMAT = Format("tokenizer", 1)  # also raised when the same text and options gi
 
 def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates = "keep") -> Tokenizer:
     """Return the tokenizer of a recipe, from its file, from the cache, or trained now."""
-    if options.kind == "bytes" or options.path is not None:
+    if not options.trained:
         return tokenizers.train([], options)
     content = [(entry.source.fingerprint, entry.weight, entry.held_out) for entry in inputs]
     folder = fetch(
