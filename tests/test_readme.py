@@ -19,6 +19,7 @@ import torch
 from lmlong.attention import laws
 from lmlong.cli.main import lmlong
 from lmlong.data import tokenizer as tokenizers
+from lmlong.experiments.service_log import write_log
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build
 from lmlong.recipe import file as recipe_file
@@ -73,6 +74,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """A folder in which the README's first command was run."""
     folder = tmp_path_factory.mktemp("newcomer")
     (folder / "my-book.txt").write_text("It was a dark and stormy night. " * 200)
+    (folder / "app.log").write_text(write_log(400, seed=0).text)
+    (folder / "genome.fa").write_text(">one\n" + "GATTACA" * 500 + "\n")
     (folder / "decayed.py").write_text(blocks("docs/plugins.md", "python")[0])
     first = shortened(FIRST.split(" && ")[1])
     result = run(["-m", *shlex.split(first)], folder, cache)
@@ -220,7 +223,7 @@ def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:
     for name, millions in rows.items():
         recipe = recipe_file.load(name)
         with torch.device("meta"):
-            model = build(recipe, recipe.text.tokenizer.vocabulary)
+            model = build(recipe, recipe.text.tokenizer.most_tokens)
         assert round(count_parameters(model) / 1e6, 1) == pytest.approx(
             float(millions), abs=0.5 if "." not in millions else 0.01
         )

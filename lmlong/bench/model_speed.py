@@ -28,7 +28,7 @@ def build_model(name: str, options: recipe.Recipe, device: torch.device) -> Lang
     torch.manual_seed(options.seed)
     model = LanguageModel(
         options.model.model_copy(update={"attention": attention}),
-        options.text.tokenizer.vocabulary,
+        options.text.tokenizer.most_tokens,
         options.training.activation_checkpointing,
     )
     set_kernel(model, options.training.kernel)

@@ -161,7 +161,7 @@ def _grid(given: SpeedOptions, known: Sequence[str]) -> SpeedGrid:
 
 def _shape(chosen: "Recipe") -> str:
     model = chosen.model
-    return f"{model.layers} layers of width {model.width}, vocabulary {chosen.text.tokenizer.vocabulary:,}"
+    return f"{model.layers} layers of width {model.width}, vocabulary {chosen.text.tokenizer.most_tokens:,}"
 
 
 def _device(given: SpeedOptions) -> "torch.device":

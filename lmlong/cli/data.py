@@ -11,6 +11,7 @@ from lmlong.cli.plugins import load_recipe
 
 if TYPE_CHECKING:
     from lmlong.data.token_dataset import TokenDataset
+    from lmlong.recipe import Text
 
 SPLITS = ("train", "validation")
 
@@ -28,8 +29,14 @@ def data() -> None:
 @data.command()
 @options.recipe(default="quickstart")
 @options.overrides
-def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Make the token files of RECIPE (a file or a shipped name) unless they are there, and print their folder.
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1024),
+    help="Processes that tokenize; the files are the same for any number.  [default: one for each core]",
+)
+def prepare(recipe: str, overrides: tuple[str, ...], processes: int | None) -> None:
+    """Make the token files of RECIPE (a file or a shipped name) unless they are there, and print their folder. What was
+    cut off goes on.
 
     \b
     Example: tokenize your own books before the first training.
@@ -37,7 +44,7 @@ def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
     """
     from lmlong.data.notes import notes
 
-    found = _prepare(recipe, overrides)
+    found = _prepare(recipe, overrides, processes)
     for source in found.info["sources"]:
         for line in notes(source):
             click.echo(f"{source['name']}: {line}", err=True)
@@ -62,13 +69,48 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
         click.echo("\n\n".join([*map(_table, found.info["sources"]), f"{found.folder}"]))
 
 
-def _prepare(recipe: str, overrides: tuple[str, ...]) -> "TokenDataset":
+@data.command()
+@click.argument("places", nargs=-1, required=True, metavar="RECIPE|PATH...")
+@click.option("--documents", default=10, show_default=True, type=click.IntRange(1), help="Show so many.")
+@click.option("--characters", default=1000, show_default=True, type=click.IntRange(0), help="Of each, so many.")
+@click.option("--all", "everything", is_flag=True, help="All of all documents.")
+@click.option("--column", default="text", show_default=True, help="PATH: the field of records that holds the text.")
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each document.")
+def show(
+    places: tuple[str, ...], documents: int, characters: int, everything: bool, column: str, as_json: bool
+) -> None:
+    """Print what documents became: those of a RECIPE's sources, or of files, folders and globs.
+
+    Only their text goes to standard output; their names and sizes, and what was skipped, to standard error.
+
+    \b
+    Example: a book as text, and the beginnings of what a folder holds.
+      lmlong data show book.epub --all > book.txt
+      lmlong data show papers --documents 3
+    """
+    from lmlong.cli.showing import show_documents
+
+    text = _text_of(places, column)
+    show_documents(text, None if everything else documents, None if everything else characters, as_json)
+
+
+def _text_of(places: tuple[str, ...], column: str) -> "Text":
+    """Return the text of a recipe, or of files by their names."""
+    from lmlong.recipe import Files, Text
+    from lmlong.recipe.file import shipped_recipes
+
+    if len(places) == 1 and (places[0] in shipped_recipes() or places[0].endswith((".yaml", ".yml"))):
+        return load_recipe(places[0], ()).text
+    return Text(sources=[Files(kind="files", paths=list(places), column=column)])
+
+
+def _prepare(recipe: str, overrides: tuple[str, ...], processes: int | None = None) -> "TokenDataset":
     from lmlong.data import first_look
     from lmlong.data import token_dataset as tokens
 
     text = load_recipe(recipe, overrides).text
     first_look.check(text)
-    return tokens.prepare(text)
+    return tokens.prepare(text, processes=processes)
 
 
 def _table(source: dict[str, Any]) -> str:

@@ -3,9 +3,11 @@
 import os
 from collections.abc import Iterator
 from glob import glob, has_magic
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from lmlong.data import documents, fasta
+from lmlong.data.archives import is_archive
 from lmlong.data.reading import COMPRESSED, Skipped
 from lmlong.errors import UsageError
 
@@ -15,14 +17,12 @@ RECORDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".arrow":
 NAMED_RECORDS = {".json": "json", ".csv": "csv", ".tsv": "csv"}
 """Records too, or anything else; so in a folder they are left out."""
 
-ARCHIVE, DOCUMENT, EBOOK = "an archive", "a document of a word processor", "an e-book"
 NOT_TEXT = {
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz"), f"{ARCHIVE}: unpack it"),
-    **dict.fromkeys((".doc", ".docx", ".odt", ".rtf"), f"{DOCUMENT}: save it as plain text"),
-    **dict.fromkeys((".epub", ".mobi", ".azw3"), f"{EBOOK}: convert it to plain text"),
-    ".pdf": "a PDF: convert it to plain text",
+    **dict.fromkeys((".7z", ".rar"), "an archive of a kind that is not read: unpack it"),
+    **dict.fromkeys((".doc", ".odt", ".rtf"), "a document of a kind that is not read: save it as .docx or plain text"),
+    **dict.fromkeys((".mobi", ".azw3"), "an e-book of a kind that is not read: convert it to EPUB or plain text"),
 }
-MARKUP = (".html", ".htm", ".xhtml", ".xml")
+MARKUP = (".xml", ".svg")
 
 SHOWN = 50
 """Most mistakes that are told of one source."""
@@ -63,10 +63,10 @@ def refuse(mistakes: list[str]) -> None:
         raise UsageError(mistakes[0])
 
 
-def kind(path: Path) -> str:
+def kind(path: PurePath) -> str:
     """Return the suffix that says how a file is read, in lower case, without that of its compression."""
     suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
+    return PurePath(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
 def builder_of(path: Path) -> str | None:
@@ -74,16 +74,44 @@ def builder_of(path: Path) -> str | None:
     return {**RECORDS, **NAMED_RECORDS}.get(kind(path))
 
 
+def is_document(path: PurePath) -> bool:
+    """Return whether a file is converted to text by another process."""
+    return path.suffix.lower() in documents.KINDS
+
+
+def is_fasta(path: PurePath) -> bool:
+    """Return whether each record of a file is a sequence."""
+    return kind(path) in fasta.KINDS
+
+
 def _entries(pattern: str, column: str) -> Iterator[Path | Skipped]:
     path = Path(pattern).expanduser()
     if path.is_dir():
         yield from _in_folder(path, column)
     elif path.exists():
-        yield Skipped(str(path), NOT_TEXT[kind(path)]) if kind(path) in NOT_TEXT else path
+        reason = _unreadable(path)
+        yield Skipped(str(path), reason) if reason else path
     elif has_magic(pattern):
         for file in map(Path, glob(str(path), recursive=True)):
             if file.is_file():
-                yield _skipped(file, NOT_TEXT[kind(file)]) if kind(file) in NOT_TEXT else file
+                reason = _unreadable(file)
+                yield _skipped(file, reason) if reason else file
+
+
+def _unreadable(path: PurePath) -> str | None:
+    """Return why a file is not read even where it is named; None where it is."""
+    if kind(path) in documents.KINDS and not is_document(path):
+        return "a compressed document: unpack it"
+    return NOT_TEXT.get(kind(path)) or documents.why_not(kind(path))
+
+
+def why_not_inside(path: PurePath) -> str | None:
+    """Return why a file of an archive is not read; None where it is."""
+    if any(part.startswith(".") for part in path.parts):
+        return "hidden"
+    if path.suffix.lower() in PLAIN:
+        return None
+    return "inside an archive only plain text is read: unpack it"
 
 
 def _nothing(pattern: str, skipped: list[Skipped]) -> str:
@@ -94,10 +122,11 @@ def _nothing(pattern: str, skipped: list[Skipped]) -> str:
     if path.is_file():
         return f"{pattern}: {skipped[0].reason}. Correct text.sources."
     left_out = f" (left out: {', '.join(f'{entry.name}, {entry.reason}' for entry in skipped[:3])})" if skipped else ""
-    known = ", ".join((*PLAIN, *RECORDS))
+    known = ", ".join((*PLAIN, *RECORDS, *fasta.KINDS))
     return (
         f"{pattern}: matches no file that is read{left_out}. A folder is searched for {known}, each also compressed as "
-        f"{' or '.join(COMPRESSED)}; other files must be named. Correct the paths of text.sources."
+        f"{', '.join(COMPRESSED)}, for {', '.join(documents.KINDS)}, and for ZIP and TAR archives; other files must be "
+        "named. Correct the paths of text.sources."
     )
 
 
@@ -126,8 +155,10 @@ def _why_not(path: Path, column: str) -> str | None:
         return "no file" if path.exists() else "a link to nothing"
     if suffix == ".arrow" and path.name.startswith("cache-"):
         return "a cache of `datasets`"
-    if suffix in PLAIN or suffix in RECORDS:
+    if suffix in PLAIN or suffix in RECORDS or suffix in fasta.KINDS or is_archive(path):
         return None
+    if suffix in documents.KINDS:
+        return _unreadable(path)
     if suffix in NAMED_RECORDS:
         return f"maybe no records: name it to read column '{column}' of them"
     if suffix in MARKUP:

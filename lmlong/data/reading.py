@@ -1,6 +1,8 @@
 """Bytes on disk -> text in pieces of bounded size, exactly: no newline is translated."""
 
+import bz2
 import gzip
+import lzma
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +19,11 @@ from lmlong.errors import UsageError
 CHUNK = 1 << 16
 # Bounds the size of one decompressed chunk: a zstd block of four bytes may stand for 128 kB.
 COMPRESSED_CHUNK = 1 << 10
-COMPRESSED = (".gz", ".zst")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+
+RATIO, HARMLESS = 1000, 1 << 30
+"""A file that unpacks to so many times its size, and to more bytes than that, is refused: it may be a bomb."""
+
 
 Errors = Literal["strict", "replace"]
 
@@ -92,16 +98,32 @@ def text_document(name: str, text: str, errors: Errors, fields: Mapping[str, Any
     return Document(name, lambda: slices(data), errors, fields=fields or {})
 
 
+OPENERS: Mapping[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
 def read(path: Path, decompress: bool = True) -> Iterator[bytes]:
-    """Iterate over the bytes of a file in chunks, decompressed if its name ends in .gz or .zst."""
+    """Iterate over the bytes of a file in chunks, decompressed if its name ends in .gz, .zst, .bz2 or .xz."""
     suffix = path.suffix.lower() if decompress else ""
     try:
-        with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
-            yield from _decompress_zst(file) if suffix == ".zst" else _chunks(file, CHUNK)
-    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
+        with OPENERS[suffix](path) if suffix in OPENERS else path.open("rb") as file:
+            chunks = _decompress_zst(file) if suffix == ".zst" else _chunks(file, CHUNK)
+            yield from _bounded(path, chunks) if suffix in COMPRESSED else chunks
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError, EOFError) as error:
         raise UsageError(f"{path}: damaged or not a {path.suffix} file ({error}).") from None
     except OSError as error:
+        if suffix == ".bz2" and error.errno is None:  # bz2 has no error of its own
+            raise UsageError(f"{path}: damaged or not a .bz2 file ({error}).") from None
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from None
+
+
+def _bounded(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Iterate over unpacked chunks, as long as they are not too many for a file of this size."""
+    left = max(RATIO * path.stat().st_size, HARMLESS)
+    for chunk in chunks:
+        left -= len(chunk)
+        if left < 0:
+            raise UsageError(f"{path}: unpacks to more than {RATIO:,} times its size. Unpack it, if it is no bomb.")
+        yield chunk
 
 
 def slices(data: bytes) -> Iterator[bytes]:
@@ -109,12 +131,12 @@ def slices(data: bytes) -> Iterator[bytes]:
     return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
 
 
-def _chunks(file: BinaryIO | gzip.GzipFile, size: int) -> Iterator[bytes]:
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
     while chunk := file.read(size):
         yield chunk
 
 
-def _decompress_zst(file: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+def _decompress_zst(file: BinaryIO) -> Iterator[bytes]:
     """Decompress all frames of a zstd file; unlike the library's stream reader, this notices a truncated last one."""
     frame = None
     for data in _chunks(file, COMPRESSED_CHUNK):

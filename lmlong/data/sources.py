@@ -9,15 +9,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmlong import recipe
+from lmlong.data import documents as converted
+from lmlong.data.archives import archive_documents, is_archive
 from lmlong.data.encoding import UTF8, find_encoding, marked
-from lmlong.data.files import builder_of, find_files, kind, refuse
-from lmlong.data.reading import COMPRESSED, Document, Errors, Skipped, file_document, place_of, read, text_document
+from lmlong.data.fasta import fasta_documents
+from lmlong.data.files import builder_of, find_files, is_document, is_fasta, kind, refuse, why_not_inside
+from lmlong.data.reading import (
+    COMPRESSED,
+    Document,
+    Errors,
+    Skipped,
+    file_document,
+    place_of,
+    read,
+    slices,
+    text_document,
+)
 from lmlong.data.records import documents_of, file_records, hub_records, hub_revision
 from lmlong.errors import UsageError
 
 NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
-Records = Callable[[Path, str], Iterator[Document | Skipped]]
+Records = Callable[[Path], Iterator[Document | Skipped] | None]
 
 
 class Source(NamedTuple):
@@ -76,13 +89,20 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
     if not any(path.stat().st_size for path in paths):
         raise UsageError(f"{', '.join(map(str, paths[:5]))}: empty. Add text, or name other paths in text.sources.")
 
-    def records(path: Path, builder: str) -> Iterator[Document | Skipped]:
-        load = partial(file_records, path, builder, kind(path) == ".tsv", encoding)
-        return documents_of(str(path), load, options.column, errors)
+    def records(path: Path) -> Iterator[Document | Skipped] | None:
+        """Return what a file holds several of; None where it is one document."""
+        if is_archive(path):
+            return archive_documents(path, errors, encoding, why_not_inside)
+        if is_fasta(path):
+            return fasta_documents(read(path), str(path), options.soft_masks)
+        if builder := builder_of(path):
+            load = partial(file_records, path, builder, kind(path) == ".tsv", encoding)
+            return documents_of(str(path), load, options.column, errors)
+        return None
 
     @cache
     def judged() -> dict[Path, str | UsageError]:
-        """Return what each file that is not empty is read as, or its mistake."""
+        """Return the encoding that each file of plain text is read in, or the mistake of any that is not empty."""
         return {path: _judge(path, records, errors, encoding) for path in paths if path.stat().st_size}
 
     def mistakes() -> list[str]:
@@ -93,15 +113,17 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
         for path in paths:
             if not path.stat().st_size:
                 yield Skipped(str(path), "empty")
-            elif builder := builder_of(path):
-                yield from records(path, builder)
+            elif (inside := records(path)) is not None:
+                yield from inside
+            elif is_document(path):
+                yield _converted_document(path)
             else:
                 yield file_document(path, errors, str(judged().get(path, UTF8)))
 
-    plain = all(path.suffix.lower() not in COMPRESSED and not builder_of(path) for path in paths)
+    plain = not any(path.suffix.lower() in COMPRESSED or is_document(path) or records(path) for path in paths)
     return Source(
         f"files {' '.join(options.paths)}",
-        _fingerprint((_label(path, options.column, encoding), path) for path in paths),
+        _fingerprint((_label(path, options, encoding), path) for path in paths),
         sum(path.stat().st_size for path in paths) if plain else None,
         False,
         documents,
@@ -111,16 +133,29 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
 
 
 def _judge(path: Path, records: Records, errors: Errors, encoding: str) -> str | UsageError:
-    """Return the builder or the encoding that a file is read by, or its mistake."""
+    """Return the encoding that a file of plain text is read in, or the mistake of any file."""
     try:
-        if builder := builder_of(path):
-            next(records(path, builder), None)
-            return builder
-        if errors == "strict":
+        if builder_of(path):
+            next(records(path) or iter(()), None)
+        elif (inside := records(path)) is not None:
+            for _ in inside:
+                pass
+        elif errors == "strict" and not is_document(path):
             return find_encoding(partial(read, path), str(path), encoding)
         return _told(path, encoding) or UTF8
     except UsageError as error:
         return error
+
+
+def _converted_document(path: Path) -> Document | Skipped:
+    """Return a document of a word processor, an e-book, a page or a PDF as text."""
+    try:
+        size = len(converted.converted(path, kind(path)))
+    except converted.ConversionError as error:
+        return Skipped(str(path), f"cannot be converted ({error})", path.stat().st_size)
+    if not size:
+        return Skipped(str(path), "no text in it", path.stat().st_size)
+    return Document(str(path), lambda: slices(converted.converted(path, kind(path))), fields=place_of(path))
 
 
 def _told(path: Path, encoding: str) -> str | None:
@@ -133,10 +168,17 @@ def _told(path: Path, encoding: str) -> str | None:
         return None
 
 
-def _label(path: Path, column: str, encoding: str) -> str:
+def _label(path: Path, options: recipe.Files, encoding: str) -> str:
     """Return what the text of a file depends on beside its bytes."""
+    label = f"{options.column} {kind(path)} {path.suffix}"
+    if is_document(path):
+        return f"{label} by {converted.reader_of(kind(path))}"
+    if is_fasta(path):
+        return f"{label} soft masks {options.soft_masks}"
+    if is_archive(path):
+        return f"{label} archive {encoding}"
     how = builder_of(path) or _told(path, encoding)
-    return f"{column} {kind(path)} {path.suffix}" + (f" as {how} {encoding}" if how else "")
+    return label + (f" as {how} {encoding}" if how else "")
 
 
 def _hub(options: recipe.Hub, errors: Errors) -> Source:

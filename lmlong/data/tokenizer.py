@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,8 @@ class Tokenizer(ABC):
     """Characters of each sort on which it depends where a text is cut before pieces are joined, if it is."""
     special: Mapping[str, int] = {}
     """Tokens that stand for no bytes, by the names that a chat template has for them."""
+    replacement: int | None = None
+    """The token of U+FFFD, where that stands for characters without a token of their own."""
     chat_template: str | None = None
     """How messages become text, as a template of Jinja, where the model was made for chat."""
 
@@ -60,6 +63,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_part(self, text: str) -> list[int]:
         """Return the ids of a text short enough to be encoded at once."""
+
+    def encode_parts(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        """Return the ids of each of several texts, each short enough to be encoded at once."""
+        return map(self.encode_part, texts)
 
     def representable(self, text: str) -> str:
         """Return a text without the characters that the tokenizer has no tokens for, if there are any."""
@@ -115,6 +122,12 @@ class SentencePieceTokenizer(Tokenizer):
                 tokens.extend(self.processor.encode(run))
         return tokens
 
+    def encode_parts(self, texts: list[str]) -> list[list[int]]:
+        safe = [not sentencepiece_model.UNSAFE.search(text) for text in texts]
+        # all at once; by default the library would take all cores, which other processes have
+        encoded = iter(self.processor.encode(list(compress(texts, safe)), num_threads=1) if any(safe) else ())
+        return [next(encoded) if one else self.encode_part(text) for text, one in zip(texts, safe, strict=True)]
+
 
 class ByteTokenizer(Tokenizer):
     """One token for each byte of UTF-8."""
@@ -124,6 +137,9 @@ class ByteTokenizer(Tokenizer):
 
     def encode_part(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "surrogatepass"))
+
+    def encode_parts(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        return (text.encode("utf-8", "surrogatepass") for text in texts)
 
 
 class TextStream:
@@ -151,6 +167,10 @@ def load(path: Path | str) -> Tokenizer:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). A tokenizer is a file.") from None
     if file == BYTES_FILE:
         return ByteTokenizer()
+    if file.startswith(b"lmlong characters"):
+        from lmlong.data import character_tokenizer
+
+        return character_tokenizer.load(file, str(path))
     if file.lstrip()[:1] == b"{":
         from lmlong.data import huggingface_tokenizer
 
@@ -162,6 +182,11 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> Tokenizer:
     """Return the tokenizer of a recipe, trained on these pieces of text unless there is nothing to train."""
     if options.kind == "bytes":
         return ByteTokenizer()
+    if options.kind == "characters":
+        from lmlong.data.character_tokenizer import CharacterTokenizer
+
+        assert options.alphabet is not None, "the recipe asks for it"
+        return CharacterTokenizer(options.alphabet, options.unknown)
     if options.path is not None:
         return load(options.path)
     return SentencePieceTokenizer(sentencepiece_model.train(pieces, options), "the tokenizer just trained")

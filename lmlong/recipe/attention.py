@@ -88,7 +88,7 @@ class Linformer(Options):
         return None
 
 
-MAX_NGRAM = 8
+MAX_NGRAM = 32
 """Largest n of an n-gram head."""
 
 

@@ -22,15 +22,18 @@ class PythonStdlib(Options):
 
 
 class Files(Options):
-    """Files on disk: plain text as one document a file; .jsonl, .ndjson, .json, .csv, .tsv, .parquet and .arrow as one
-    document a record."""
+    """Files on disk: plain text, .epub, .docx, .pdf and .html as one document a file; .jsonl, .ndjson, .json, .csv,
+    .tsv, .parquet and .arrow, and FASTA, as one document a record; each text in a ZIP or TAR archive."""
 
     kind: Literal["files"]
     paths: list[str] = Field(min_length=1)
-    """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz and .zst too. Of a
-    folder .txt, .md, .py, .jsonl, .ndjson, .parquet and .arrow are read, and all else is told as left out."""
+    """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz, .zst, .bz2 and .xz
+    too. Of a folder .txt, .md, .py, .jsonl, .ndjson, .parquet, .arrow, FASTA, documents and archives are read, and all
+    else is told as left out."""
     column: str = "text"
     """Field of a record that holds the text."""
+    soft_masks: Literal["keep", "upper"] = "keep"
+    """Letters in lower case of a FASTA sequence, which mark repeats: keep, or make them upper case."""
     weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Share of the training tokens, relative to the other sources."""
 
@@ -68,9 +71,9 @@ class Validation(Options):
 class Tokenizer(Options):
     """How text becomes numbers, losslessly."""
 
-    kind: Literal["sentencepiece", "bytes", "huggingface"] = "sentencepiece"
-    """sentencepiece (subwords, trained on the corpus), bytes (256 symbols, nothing to train) or huggingface (a
-    tokenizer.json of others, named by path)."""
+    kind: Literal["sentencepiece", "bytes", "characters", "huggingface"] = "sentencepiece"
+    """sentencepiece (subwords, trained on the corpus), bytes (256 symbols, nothing to train), characters (those of
+    alphabet, nothing to train) or huggingface (a tokenizer.json of others, named by path)."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """Algorithm that sentencepiece trains its pieces by."""
     vocabulary: int = Field(default=4096, ge=300, le=bounds.VOCABULARY)
@@ -79,8 +82,31 @@ class Tokenizer(Options):
     """How much of the training text the sentencepiece trainer reads, spread over the corpus."""
     path: str | None = None
     """An existing sentencepiece .model or tokenizer.json, used as it is instead of training one."""
+    alphabet: str | None = Field(default=None, min_length=1, max_length=bounds.VOCABULARY)
+    """The characters of kind characters, such as ACGTN, each one token."""
+    unknown: Literal["error", "replace"] = "error"
+    """What to do with a character that alphabet lacks: error names it and stops, replace puts U+FFFD, a token too,
+    counted."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether a sample of the text is read to make it."""
+        return self.kind == "sentencepiece" and self.path is None
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens it has at most, those of the ends of a document among them."""
+        if self.kind == "characters" and self.alphabet is not None:
+            return len(set(self.alphabet) | ({"\ufffd"} if self.unknown == "replace" else set())) + 2
+        return 258 if self.kind == "bytes" else self.vocabulary
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
+        if self.kind == "characters" and self.alphabet is None:
+            yield mistake("alphabet", "a tokenizer of this kind needs one. Name its characters, such as ACGTN.")
+        if self.kind != "characters" and self.alphabet is not None:
+            yield mistake("alphabet", f"a tokenizer of kind {self.kind} has none. Set text.tokenizer.kind=characters.")
+        if twice := sorted({one for one in self.alphabet or "" if (self.alphabet or "").count(one) > 1}):
+            yield mistake("alphabet", f"has {twice[0]!r} more than once. Name each character once.")
         if self.kind == "huggingface" and self.path is None:
             yield mistake("path", "a tokenizer of this kind is read from a file. Name a tokenizer.json.")
 
@@ -114,6 +140,10 @@ class Text(Options):
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes that are not of the encoding: strict names all such files and stops, replace puts U+FFFD,
     counted."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """Documents of the same text: keep reads all of them, drop only the first and tells the others as skipped; of a
+    text that is in text.validation.sources too, the training text loses it. It takes up to 72 bytes of memory a
+    document."""
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from lmlong.data.character_tokenizer import UnknownCharacter
 from lmlong.serving.engine import Busy, Closed
 
 LOG = logging.getLogger("lmlong.serving")
@@ -58,6 +59,8 @@ def told(error: Exception) -> ApiError:
         return busy(str(error))
     if isinstance(error, Closed):
         return shutting_down()
+    if isinstance(error, UnknownCharacter):
+        return ApiError(400, error.to_a_client)
     place, where = error.__traceback__, "unknown"
     while place is not None:
         code = place.tb_frame.f_code

@@ -37,11 +37,14 @@ def subwords() -> Tokenizer:
     return tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=400))
 
 
-@pytest.fixture(params=["bpe", "unigram", "bytes"], scope="session")
+@pytest.fixture(params=["bpe", "unigram", "bytes", "characters"], scope="session")
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     """Every kind of tokenizer in turn."""
     if request.param == "bytes":
         return tokenizers.train([], recipe.Tokenizer(kind="bytes"))
+    if request.param == "characters":
+        alphabet = "abcdefghijklmnopqrstuvwxyz▁\n 中é😀\0"
+        return tokenizers.train([], recipe.Tokenizer(kind="characters", alphabet=alphabet, unknown="replace"))
     return tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=400, algorithm=request.param))
 
 

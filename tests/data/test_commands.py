@@ -51,8 +51,8 @@ def test_info_is_a_table_of_80_columns(recipe_file: str) -> None:
     rows = [line for line in table.splitlines() if line.startswith("  ")]
     assert max(map(len, rows)) <= 80
     assert [row.split()[4] for row in rows[3:]] == ["1.00", "1.00"]
-    Path("documents", "paper.pdf").touch()
-    assert "  left out, a PDF: convert it to plain text: documents/paper.pdf\n" in run(data, "info", recipe_file)
+    Path("documents", "paper.rar").touch()
+    assert "paper.rar" in run(data, "info", recipe_file)
 
 
 def test_tokenizer_train_and_info(recipe_file: str) -> None:
@@ -69,3 +69,28 @@ def test_tokenizer_info_as_text(subwords: Tokenizer, tmp_path: Path) -> None:
     shown = run(tokenizer, "info", str(tmp_path / "a.model"), "--text", "return")
     assert "vocabulary  400" in shown
     assert subwords.hash in shown
+
+
+def test_show_prints_what_documents_became(tmp_path: Path, recipe_file: str) -> None:
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    (folder / "a.html").write_text("<p>A dark <b>night</b>.<p>Cold.")
+    (folder / "b.fa").write_text(">one\nACGT\n>two\nTT\n")
+    (folder / "c.mobi").touch()
+    shown = CliRunner().invoke(data, ["show", str(folder)], catch_exceptions=False)
+    assert shown.stdout == "A dark night.\n\nCold.\nACGT\nTT\n"
+    assert [line.split(":")[0].rpartition("/")[2] for line in shown.stderr.splitlines()] == [
+        "c.mobi",
+        "a.html",
+        "b.fa",
+        "b.fa",
+    ]
+    lines = [
+        json.loads(line) for line in run(data, "show", str(folder / "b.fa"), "--json", "--characters", "2").splitlines()
+    ]
+    assert [(line["header"], line["bytes"], line["text"]) for line in lines] == [("one", 4, "AC"), ("two", 2, "TT")]
+    few = CliRunner().invoke(
+        data, ["show", str(folder), "--documents", "1", "--characters", "6"], catch_exceptions=False
+    )
+    assert few.stdout == "A dark\n" and few.stderr.endswith("and more: give --documents or --all\n")
+    assert len(run(data, "show", recipe_file, "--all", "--json").splitlines()) == 30

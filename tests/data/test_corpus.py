@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -17,8 +18,8 @@ from lmlong.errors import UsageError
 ROWS = [{"text": "one\r\n\n", "n": 1}, {"text": None, "n": 2}, {"text": "", "n": 3}, {"text": "中\u2028", "n": 4}]
 
 
-def files(*paths: object, column: str = "text") -> Source:
-    return open_source(recipe.Files(kind="files", paths=[str(path) for path in paths], column=column), "strict")
+def files(*paths: object, **options: Any) -> Source:
+    return open_source(recipe.Files(kind="files", paths=[str(path) for path in paths], **options), "strict")
 
 
 def texts(source: Source) -> list[str]:

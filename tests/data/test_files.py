@@ -20,11 +20,11 @@ READ = ["A.TXT", "b.Md", "c.ndjson"]
 LEFT_OUT = {
     ".git": "hidden",
     ".hidden": "hidden",
-    "a.html": "markup",
-    "a.epub": "an e-book",
-    "a.pdf": "a PDF",
-    "a.docx": "a document of a word processor",
-    "a.zip": "an archive",
+    "a.xml": "markup",
+    "a.mobi": "an e-book",
+    "a.prc.7z": "an archive",
+    "a.doc": "a document",
+    "a.html.gz": "a compressed document: unpack it",
     "a.json": "maybe no records: name it to read column 'text' of them",
     "a.csv": "maybe no records",
     "README": "of no known kind",
@@ -86,11 +86,11 @@ def test_tables_that_are_named_are_records_not_raw_text(tmp_path: Path, name: st
 
 
 def test_no_text_is_refused_where_it_is_named_and_left_out_of_a_glob(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"a\.pdf: a PDF: convert it to plain text"):
-        files(folder / "a.pdf")
-    found = find_files([str(folder / "[Aa].[Tp]*")], "text")
+    with pytest.raises(UsageError, match=r"a\.mobi: an e-book of a kind that is not read"):
+        files(folder / "a.mobi")
+    found = find_files([str(folder / "[Aa].[Tm]*")], "text")
     assert [path.name for path in found.files] == ["A.TXT"]
-    assert [Path(entry.name).name for entry in found.left_out] == ["a.pdf"]
+    assert [Path(entry.name).name for entry in found.left_out] == ["a.mobi"]
 
 
 def test_all_that_cannot_be_read_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +123,8 @@ def test_encodings_and_what_is_left_out_are_told_also_of_cached_tokens(folder: P
         assert f"read as utf-16: {folder / 'd.txt'}" in list(notes(source))
         assert f"left out, hidden: {folder / '.git'}, {folder / '.hidden'}" in list(notes(source))
         (folder / ".git" / "y.txt").write_text("nothing of it is read")
-    (folder / "new.pdf").touch()
-    assert any("new.pdf" in line for line in notes(prepare(text(folder)).info["sources"][0]))
+    (folder / "new.mobi").touch()
+    assert any("new.mobi" in line for line in notes(prepare(text(folder)).info["sources"][0]))
 
 
 def test_tokens_of_another_encoding_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

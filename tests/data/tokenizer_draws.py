@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
+from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.token_boundaries import Cover, settled
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
@@ -82,6 +83,9 @@ def draw_text(draw: random.Random, size: int) -> str:
 def draw_file(draw: random.Random) -> bytes | recipe.Tokenizer:
     """Draw a file, whole or damaged, or options to train by."""
     kind = draw.random()
+    if draw.random() < 0.1:
+        file = CharacterTokenizer("".join(sorted(set(draw_text(draw, 100)))), draw.choice(["error", "replace"])).file
+        return damaged(draw, file) if kind < 0.5 else file
     if kind < 0.4:
         algorithm: Any = draw.choice(["bpe", "bpe", "unigram"])
         return recipe.Tokenizer(vocabulary=draw.choice([300, 350, 500, 1000]), algorithm=algorithm)
@@ -232,6 +236,8 @@ def fuzz(number: int) -> tuple[str, list[str]]:
         return "refused", [] if said.endswith(".") and ":" in said else [f"does not say what to do: {said}"]
     what = "trained" if not isinstance(drawn, bytes) else "loaded"
     texts = [draw_text(draw, draw.choice([0, 1, 30, 300])) for _ in range(5)]
+    if isinstance(tokenizer, CharacterTokenizer) and tokenizer.unknown == "error":
+        texts = ["".join(one for one in text if one in tokenizer.alphabet) for text in texts]
     if (
         isinstance(drawn, bytes) and b'"Unigram"' in drawn
     ):  # names of bytes are encoded by themselves: no tokens cover them

@@ -19,6 +19,7 @@ from torch import Tensor
 import lmlong
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
+from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.hf.export import export_hf
@@ -149,7 +150,7 @@ def trained(algorithm: Any) -> Tokenizer:
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize("kind", ["bytes", "bpe", "unigram", "huggingface"])
+@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe", "unigram", "huggingface"])
 def test_1200_hostile_strings_have_the_same_tokens(tmp_path: Path, transformers: Any, kind: str) -> None:
     """Of unigram ties, as runs of one letter are, may be cut otherwise: the scores of the tokens are the same. Literal
     U+2581, which sentencepiece has for a space, halves of surrogate pairs and NUL are told apart by lmlong alone."""
@@ -157,7 +158,8 @@ def test_1200_hostile_strings_have_the_same_tokens(tmp_path: Path, transformers:
         import_model(write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG)), tmp_path / "run")
         ours = lmlong.load(tmp_path / "run").tokenizer
     else:
-        ours = ByteTokenizer() if kind == "bytes" else trained(kind)
+        untrained = {"bytes": ByteTokenizer(), "characters": CharacterTokenizer("abdefinorstu <>/中é\n", "replace")}
+        ours = untrained.get(kind) or trained(kind)
         write_run(tmp_path / "run", ours, **FORMS["elu"])
     export_hf(str(tmp_path / "run"), tmp_path / "hf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
@@ -169,13 +171,24 @@ def test_1200_hostile_strings_have_the_same_tokens(tmp_path: Path, transformers:
         assert theirs(string)["input_ids"] == [ours.bos, *found]
         if found != ours.encode(string):
             wrong.append(string)
-        if ours.decode(found) != string or theirs.decode(found) != string:
+        kept = ours.representable(string)
+        if ours.decode(found) != kept or theirs.decode(found) != kept:
             lossy.append(string)
     assert not lossy and (kind == "unigram" or not wrong)
     for string in wrong:
         assert isinstance(ours, SentencePieceTokenizer)
         one, other = theirs(string, add_special_tokens=False)["input_ids"], ours.encode(string)
         assert sum(map(ours.processor.get_score, one)) == pytest.approx(sum(map(ours.processor.get_score, other)))
+
+
+@pytest.mark.interop
+def test_a_character_that_the_alphabet_lacks_is_an_error_there_too(tmp_path: Path, transformers: Any) -> None:
+    write_run(tmp_path / "run", CharacterTokenizer("ACGT"), **FORMS["elu"])
+    export_hf(str(tmp_path / "run"), tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    assert theirs("GATTACA")["input_ids"] == [4, 2, 0, 3, 3, 0, 1, 0]
+    with pytest.raises(Exception, match="UNK"):
+        theirs("GATTAXA")
 
 
 @pytest.mark.interop

@@ -103,7 +103,7 @@ text:
         f"file:3: text.sources.0.kind: 'fils' is not one of {kinds}. Did you mean 'files'?",
         f"file:4: text.sources.1.kind: missing. Expected one of {kinds}.",
         "file:5: text.sources.2.paths.0: expected text, got 1. Put it in quotes.",
-        "file:5: text.sources.2.files: unknown key. Known here: kind, paths, column, weight.",
+        "file:5: text.sources.2.files: unknown key. Known here: kind, paths, column, soft_masks, weight.",
         f"file:6: text.sources.3: expected a section of kind {kinds}, got 3.",
         "file:7: text.sources.4.paths: expected a list of 1 or more, each text, got an empty list.",
         "file:8: text.sources.5.paths: expected a list of 1 or more, each text, got 'a.txt'. Write [a.txt].",

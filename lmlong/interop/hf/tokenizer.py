@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from lmlong.data.character_tokenizer import REPLACEMENT, CharacterTokenizer
 from lmlong.data.huggingface_tokenizer import BYTE_OF, HuggingFaceTokenizer, lossless
 from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from lmlong.interop.gguf_tokenizer import added_token, by_scores, byte_level, whole
@@ -10,6 +11,8 @@ from lmlong.interop.gguf_tokenizer import added_token, by_scores, byte_level, wh
 BEGIN, END = "<s>", "</s>"
 UNBOUNDED = 10**30
 """How many tokens transformers takes a text to have at most, where there is no limit."""
+NO_TOKEN = "no such character"
+"""The name of a token that a tokenizer.json does not have, so that the library stops where it would be needed."""
 NEVER = -1e4
 """The score in a unigram model of special tokens and those of bytes: their names, as <0x41>, are text in a text."""
 
@@ -17,7 +20,7 @@ NEVER = -1e4
 def tokenizer_files(tokenizer: Tokenizer, longest: int) -> dict[str, str]:
     """Return the files by their names. A text is encoded after the token that begins a document, which
     `add_special_tokens=False` leaves out; the name of a special token in a text is text."""
-    spec = lossless(_spec(tokenizer))
+    spec = _of_characters(tokenizer) if isinstance(tokenizer, CharacterTokenizer) else lossless(_spec(tokenizer))
     names = {token["id"]: token["content"] for token in spec["added_tokens"]}
     bos, eos = names[tokenizer.bos], names[tokenizer.eos]
     spec["post_processor"] = {
@@ -61,6 +64,17 @@ def _spec(tokenizer: Tokenizer) -> dict[str, Any]:
         return whole({"type": "BPE", "vocab": vocabulary, "merges": []}, added, byte_level(False), None)
     assert isinstance(tokenizer, SentencePieceTokenizer)
     return _of_sentencepiece(tokenizer.processor)
+
+
+def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
+    """Return a tokenizer.json by which each character is a word of its own. One that the alphabet lacks is an error
+    there too, unless it is replaced."""
+    added = [added_token(BEGIN, tokenizer.bos), added_token(END, tokenizer.eos)]
+    vocabulary = {character: number for number, character in enumerate(tokenizer.characters)}
+    unknown = REPLACEMENT if tokenizer.replacement is not None else NO_TOKEN
+    model = {"type": "WordLevel", "vocab": vocabulary | {BEGIN: tokenizer.bos, END: tokenizer.eos}}
+    split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    return whole({**model, "unk_token": unknown}, added, split, {"type": "Fuse"})
 
 
 def _of_sentencepiece(processor: Any) -> dict[str, Any]:

@@ -123,16 +123,17 @@ def test_what_is_no_number_stays_in_its_row_and_document() -> None:
 
 
 @needs_compiler
-def test_native_decode_over_more_tokens_than_both_lists_hold() -> None:
+@pytest.mark.parametrize("sizes", [[1, 3], [9, recipe.MAX_NGRAM]], ids=str)
+def test_native_decode_over_more_tokens_than_both_lists_hold(sizes: list[int]) -> None:
     options = recipe.Model(
         width=24,
         layers=2,
         heads=3,
-        attention=recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=[1, 3], buckets=40)),
+        attention=recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=sizes, buckets=40)),
     )
     torch.manual_seed(0)
     model = stirred(LanguageModel(options, 6), 0.5).eval()
-    tokens = torch.randint(6, (2, WAITING + 2 * RECENT + 20))
+    tokens = torch.randint(6, (2, 90)).repeat(1, 13)[:, : WAITING + 2 * RECENT + 20]  # long n-grams come again too
     with torch.inference_mode():
         truth, end = model(tokens)
         model.fast_step = make_fast_step(model)

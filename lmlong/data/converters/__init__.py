@@ -1,0 +1,1 @@
+"""Files of word processors, e-books, web pages and PDFs -> text, in a process of its own."""

@@ -1,0 +1,120 @@
+"""A tokenizer of an alphabet: each character one token, and what it lacks is told."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lmlong import recipe
+from lmlong.cli.main import lmlong
+from lmlong.data import token_encoding
+from lmlong.data import tokenizer as tokenizers
+from lmlong.data.character_tokenizer import CharacterTokenizer
+from lmlong.data.notes import notes
+from lmlong.data.token_boundaries import settled
+from lmlong.data.token_dataset import prepare
+from lmlong.errors import RecipeError, UsageError
+
+GENOME = {"kind": "characters", "alphabet": "ACGTN"}
+
+
+def test_each_character_is_one_token_in_the_order_of_the_alphabet() -> None:
+    tokenizer = tokenizers.train([], recipe.Tokenizer.model_validate(GENOME))
+    assert tokenizer.encode("GATTACAN") == [2, 0, 3, 3, 0, 1, 0, 4]
+    assert (tokenizer.vocabulary, tokenizer.bos, tokenizer.eos) == (7, 5, 6)
+    assert tokenizer.token_bytes.tolist() == [1, 1, 1, 1, 1, 0, 0]
+
+
+def test_no_text_changes_the_characters_before_it() -> None:
+    tokenizer = CharacterTokenizer("aé中😀")
+    covers = tokenizer.boundaries.covers("é中😀")
+    assert tokenizer.boundaries.longest == 1
+    assert covers == [([1, 2, 3], b"")] and settled(covers) == 3
+
+
+@pytest.mark.parametrize(
+    ("alphabet", "unknown", "tokens"), [("ACGT", "error", 6), ("ACGT", "replace", 7), ("A\ufffd", "replace", 4)]
+)
+def test_a_recipe_knows_how_many_tokens_there_are(alphabet: str, unknown: str, tokens: int) -> None:
+    options = recipe.Tokenizer.model_validate({"kind": "characters", "alphabet": alphabet, "unknown": unknown})
+    assert options.most_tokens == tokenizers.train([], options).vocabulary == tokens
+    assert not options.trained
+
+
+def test_what_the_alphabet_lacks_is_replaced_where_that_is_wanted() -> None:
+    tokenizer = CharacterTokenizer("ACGT", "replace")
+    assert tokenizer.decode(tokenizer.encode("ACRT\nyA😀")) == tokenizer.representable("ACRT\nyA😀") == "AC�T��A�"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "characters"}, "alphabet: a tokenizer of this kind needs one"),
+        ({"kind": "bytes", "alphabet": "AC"}, "alphabet: a tokenizer of kind bytes has none"),
+        ({"kind": "characters", "alphabet": "ACGTA"}, "alphabet: has 'A' more than once"),
+        ({"kind": "characters", "alphabet": "A\ud800"}, "alphabet: expected text"),
+        ({"kind": "characters", "alphabet": ""}, "alphabet: "),
+    ],
+)
+def test_alphabets_that_are_none_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipe.Tokenizer(**options)  # type: ignore[arg-type]
+
+
+def test_a_document_is_named_with_the_place_and_all_that_the_alphabet_lacks(
+    text_of: Callable[..., recipe.Text],
+) -> None:
+    text = text_of(
+        ["ACGT\n" * 30_000 + "ACGTRA\nYA", "ACGT" * 10], tokenizer={"kind": "characters", "alphabet": "ACGT\n"}
+    )
+    with pytest.raises(UsageError) as caught:
+        prepare(text)
+    told = (
+        "000.txt: line 30,001, character 5: 'R' (U+0052) is not in the alphabet of the tokenizer, nor are 'Y' (U+0059)."
+    )
+    assert told in str(caught.value) and "text.tokenizer.unknown=replace" in str(caught.value)
+
+
+def test_what_is_replaced_is_counted(text_of: Callable[..., recipe.Text]) -> None:
+    tokenizer = {"kind": "characters", "alphabet": "ACGT", "unknown": "replace"}
+    dataset = prepare(text_of(["ACGT" * 30 + "\n" + "ACGN" * 30 + "\n"] * 3, tokenizer=tokenizer))
+    (source,) = dataset.info["sources"]
+    assert source["train"]["replaced"] + source["validation"]["replaced"] == 3 * 32
+    assert "U+FFFD in the place of 96 characters that text.tokenizer.alphabet lacks" in list(notes(source))
+
+
+def test_a_prompt_with_another_character_is_refused_with_its_place() -> None:
+    with pytest.raises(UsageError, match=r"^character 8: 'X'"):
+        list(CharacterTokenizer("ACGT").encode_pieces(["GATT", "", "ACAX"]))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda file: file[:-9], lambda file: file.replace(b"AC", b"AA"), lambda file: file[:30]]
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(change(CharacterTokenizer("ACGT").file))
+    with pytest.raises(UsageError, match=r"tokenizer\.model: .*damaged"):
+        tokenizers.load(path)
+
+
+def test_the_commands_make_and_describe_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("genome.txt").write_text("ACGT" * 100)
+    changes = ["text.sources=[{kind: files, paths: [genome.txt]}]", "text.tokenizer={kind: characters, alphabet: ACGT}"]
+    made = CliRunner().invoke(lmlong, ["tokenizer", "train", "quickstart", *changes, "--out", "dna.model"])
+    assert made.exit_code == 0, made.output
+    found = CliRunner().invoke(lmlong, ["tokenizer", "info", "dna.model", "--text", "GATTACA", "--json"])
+    assert json.loads(found.stdout)["tokens"] == [2, 0, 3, 3, 0, 1, 0]
+
+
+def test_other_processes_name_the_document_too(
+    text_of: Callable[..., recipe.Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_encoding, "ALONE", 0)
+    monkeypatch.setattr(token_encoding, "BATCH", 64)
+    text = text_of(["ACGT" * 100, "ACGTx" + "ACGT" * 100], tokenizer={"kind": "characters", "alphabet": "ACGT"})
+    with pytest.raises(UsageError, match=r"001\.txt: line 1, character 5: 'x'"):
+        prepare(text, processes=2)
