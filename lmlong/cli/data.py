@@ -29,8 +29,14 @@ def data() -> None:
 @data.command()
 @options.recipe(default="quickstart")
 @options.overrides
-def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Make the token files of RECIPE (a file or a shipped name) unless they are there, and print their folder.
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1024),
+    help="Processes that tokenize; the files are the same for any number.  [default: one for each core]",
+)
+def prepare(recipe: str, overrides: tuple[str, ...], processes: int | None) -> None:
+    """Make the token files of RECIPE (a file or a shipped name) unless they are there, and print their folder. What was
+    cut off goes on.
 
     \b
     Example: tokenize your own books before the first training.
@@ -38,7 +44,7 @@ def prepare(recipe: str, overrides: tuple[str, ...]) -> None:
     """
     from lmlong.data.notes import notes
 
-    found = _prepare(recipe, overrides)
+    found = _prepare(recipe, overrides, processes)
     for source in found.info["sources"]:
         for line in notes(source):
             click.echo(f"{source['name']}: {line}", err=True)
@@ -98,13 +104,13 @@ def _text_of(places: tuple[str, ...], column: str) -> "Text":
     return Text(sources=[Files(kind="files", paths=list(places), column=column)])
 
 
-def _prepare(recipe: str, overrides: tuple[str, ...]) -> "TokenDataset":
+def _prepare(recipe: str, overrides: tuple[str, ...], processes: int | None = None) -> "TokenDataset":
     from lmlong.data import first_look
     from lmlong.data import token_dataset as tokens
 
     text = load_recipe(recipe, overrides).text
     first_look.check(text)
-    return tokens.prepare(text)
+    return tokens.prepare(text, processes=processes)
 
 
 def _table(source: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
 
     text = load_recipe(recipe, overrides).text
     first_look.check(text)
-    made = tokenizer_of(open_inputs(text), text.tokenizer)
+    made = tokenizer_of(open_inputs(text), text.tokenizer, text.duplicates)
     made.save(out)
     click.echo(out)
 

@@ -6,10 +6,12 @@ TinyLlama). What would change a text is left out: normal forms, and the space pu
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,29 @@ class HuggingFaceTokenizer(Tokenizer):
             elif run:
                 tokens.extend(self._encoder.encode(run, add_special_tokens=False).ids)
         return tokens
+
+    def encode_parts(self, texts: list[str]) -> list[list[int]]:
+        texts = [self.representable(text) for text in texts]
+        safe = [not self._unsafe.search(text) for text in texts]
+        with _one_thread():  # without offsets, which take a third of the time of `encode`
+            found = self._encoder.encode_batch_fast(list(compress(texts, safe)), add_special_tokens=False)
+        encoded = iter(found)
+        return [next(encoded).ids if one else self.encode_part(text) for text, one in zip(texts, safe, strict=True)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let the library encode in this thread alone: processes share the cores, and its threads survive no fork."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def wrapped(

@@ -15,19 +15,24 @@ def by_reason(entries: Iterable[Skipped]) -> dict[str, dict[str, Any]]:
     """Return counts of documents and bytes for each reason, with the first names."""
     found: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        of_reason = found.setdefault(entry.reason, {"documents": 0, "bytes": 0, "names": []})
-        of_reason["documents"] += 1
-        of_reason["bytes"] += entry.bytes
-        if len(of_reason["names"]) < NAMED:
-            of_reason["names"].append(entry.name)
+        count(found, entry)
     return found
+
+
+def count(found: dict[str, dict[str, Any]], entry: Skipped) -> None:
+    """Add a document to the counts by reason."""
+    of_reason = found.setdefault(entry.reason, {"documents": 0, "bytes": 0, "names": []})
+    of_reason["documents"] += 1
+    of_reason["bytes"] += entry.bytes
+    if len(of_reason["names"]) < NAMED:
+        of_reason["names"].append(entry.name)
 
 
 def notes(source: dict[str, Any]) -> Iterator[str]:
     """Iterate over sentences on one source, as the info of token files describes it."""
     for encoding, found in source.get("encodings", {}).items():
         yield f"read as {encoding}: {named(found)}"
-    if replaced := sum(source.get(split, {}).get("replaced", 0) for split in ("train", "validation")):
+    if replaced := source["read"].get("replaced_characters"):
         yield f"U+FFFD in the place of {replaced:,} characters that text.tokenizer.alphabet lacks"
     for reason, found in source["left_out"].items():
         yield f"left out, {reason}: {named(found)}"

@@ -1,6 +1,6 @@
 """The split into training and validation text, by each document's content, never by its position among others."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -34,9 +34,12 @@ class Part(NamedTuple):
             raise UsageError(f"{self.document.name}: became shorter while it was read. Try again when it is at rest.")
 
 
-def split(entries: Iterable[Document | Skipped], fraction: float) -> Iterator[Part | Skipped]:
-    """Divide documents so that about `fraction` of their text is validation; 0 and 1 give all of it to one split."""
-    measured = _measure(entries)
+def split(
+    entries: Iterable[Document | Skipped], fraction: float, why_not: Callable[[bytes], str | None] = lambda digest: None
+) -> Iterator[Part | Skipped]:
+    """Divide documents so that about `fraction` of their text is validation; 0 and 1 give all of it to one split. One
+    is skipped where `why_not` has a reason for its digest."""
+    measured = _measure(entries, why_not)
     first: list[tuple[Document, Measure]] = []
     for entry in measured:
         if isinstance(entry, Skipped):
@@ -53,14 +56,16 @@ def split(entries: Iterable[Document | Skipped], fraction: float) -> Iterator[Pa
             yield from divide(*entry, fraction)
 
 
-def _measure(entries: Iterable[Document | Skipped]) -> Iterator[tuple[Document, Measure] | Skipped]:
+def _measure(
+    entries: Iterable[Document | Skipped], why_not: Callable[[bytes], str | None]
+) -> Iterator[tuple[Document, Measure] | Skipped]:
     for entry in entries:
         if isinstance(entry, Skipped):
             yield entry
-        elif (measure := entry.measure()).bytes:
-            yield entry, measure
-        else:
-            yield Skipped(entry.name, "empty", measure.read_bytes)
+            continue
+        measure = entry.measure()
+        reason = why_not(measure.digest) if measure.bytes else "empty"
+        yield Skipped(entry.name, reason, measure.read_bytes) if reason else (entry, measure)
 
 
 def _by_hash(document: Document, measure: Measure, fraction: float) -> Iterator[Part]:

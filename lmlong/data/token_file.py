@@ -1,6 +1,5 @@
 """Tokens on disk: one flat file of token ids, mapped into memory, and one of the positions at which documents begin."""
 
-import os
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -24,59 +23,20 @@ class TokenFile(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Size of one split of a source; bytes are of text, tokens include bos and eos, some stand for U+FFFD in the place
-    of characters that the tokenizer does not know."""
+    """Size of one split of a source; bytes are of text, tokens include bos and eos."""
 
     documents: int = 0
     bytes: int = 0
     tokens: int = 0
-    replaced: int = 0
 
     def add(self, other: "Count") -> "Count":
         """Return the sum of two counts."""
         return Count(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
-class TokenWriter:
-    """A writer that appends documents to a token file."""
-
-    def __init__(self, path: Path, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._type = token_type(tokenizer)
-        self._tokens = path.open("wb")
-        self._starts = _starts_path(path).open("wb")
-        self._place = 0
-
-    def write(self, pieces: Iterable[str]) -> Count:
-        """Append a document; one without text is not written."""
-        size, replaced, start = 0, 0, self._place
-        for tokens in self._tokenizer.encode_pieces(pieces):
-            if self._place == start:
-                self._put(np.array([self._tokenizer.bos]))
-                self._starts.write(np.int64(start).tobytes())
-            self._put(tokens)
-            size += int(self._tokenizer.token_bytes[tokens].sum())
-            replaced += 0 if self._tokenizer.replacement is None else int((tokens == self._tokenizer.replacement).sum())
-        if self._place == start:
-            return Count()
-        self._put(np.array([self._tokenizer.eos]))
-        return Count(1, size, self._place - start, replaced)
-
-    def close(self) -> None:
-        """Flush the files to disk and close them."""
-        for file in (self._tokens, self._starts):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-
-    def _put(self, tokens: np.ndarray) -> None:
-        self._tokens.write(tokens.astype(self._type).tobytes())
-        self._place += len(tokens)
-
-
 def read_tokens(path: Path, tokenizer: Tokenizer) -> TokenFile:
     """Map a token file into memory."""
-    return TokenFile(_map(path, token_type(tokenizer)), _map(_starts_path(path), np.dtype("<i8")))
+    return TokenFile(_map(path, token_type(tokenizer)), _map(starts_path(path), np.dtype("<i8")))
 
 
 def tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> TokenFile:
@@ -97,5 +57,6 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     return np.memmap(path, dtype, mode="r")
 
 
-def _starts_path(path: Path) -> Path:
+def starts_path(path: Path) -> Path:
+    """Return the file of the positions at which the documents of a token file begin."""
     return path.with_suffix(".starts")

@@ -63,6 +63,10 @@ class Tokenizer(ABC):
     def encode_part(self, text: str) -> list[int]:
         """Return the ids of a text short enough to be encoded at once."""
 
+    def encode_parts(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        """Return the ids of each of several texts, each short enough to be encoded at once."""
+        return map(self.encode_part, texts)
+
     def representable(self, text: str) -> str:
         """Return a text without the characters that the tokenizer has no tokens for, if there are any."""
         return text
@@ -126,6 +130,9 @@ class ByteTokenizer(Tokenizer):
 
     def encode_part(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "surrogatepass"))
+
+    def encode_parts(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        return (text.encode("utf-8", "surrogatepass") for text in texts)
 
 
 class TextStream:

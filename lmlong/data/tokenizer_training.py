@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 
-from tqdm import tqdm
-
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
+from lmlong.data.duplicates import Duplicates, divided, without_duplicates
+from lmlong.data.progress import Progress, size_of
+from lmlong.data.reading import Skipped
 from lmlong.data.sentencepiece_model import lines
 from lmlong.data.sources import Input, check
-from lmlong.data.split import Part, split
+from lmlong.data.split import Part
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.manifest import Format
@@ -16,43 +17,44 @@ from lmlong.io.manifest import Format
 FORMAT = Format("tokenizer", 1)  # also raised when the same text and options give another tokenizer
 
 
-def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer) -> Tokenizer:
+def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates = "keep") -> Tokenizer:
     """Return the tokenizer of a recipe, from its file, from the cache, or trained now."""
     if not options.trained:
         return tokenizers.train([], options)
     content = [(entry.source.fingerprint, entry.weight, entry.held_out) for entry in inputs]
     folder = fetch(
-        cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), content),
+        cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), content, *without_duplicates(duplicates)),
         FORMAT,
-        lambda temporary: _train(inputs, options).save(temporary / "tokenizer.model"),
+        lambda temporary: _train(inputs, options, duplicates).save(temporary / "tokenizer.model"),
     )
     return tokenizers.load(folder / "tokenizer.model")
 
 
-def _train(inputs: list[Input], options: recipe.Tokenizer) -> Tokenizer:
+def _train(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates) -> Tokenizer:
     """Train on a sample of the training text, to which each source contributes by its weight."""
     check(inputs)
-    total = sum(entry.weight for entry in inputs)
+    weights = sum(entry.weight for entry in inputs)
     texts: list[str] = []
-    with tqdm(desc="sample for the tokenizer", unit="B", unit_scale=True, disable=None) as bar:
-        for entry in inputs:
-            budget = int(options.sample_bytes * entry.weight / total)
+    # those to validate on come last, and are not read
+    sampled = [entry for entry in inputs if int(options.sample_bytes * entry.weight / weights)]
+    with Progress("sample for the tokenizer", size_of(sampled)) as progress:
+        for entry, parts in zip(inputs, divided(inputs, duplicates), strict=True):
+            budget = int(options.sample_bytes * entry.weight / weights)
             if budget:
-                texts += sample(_training_lines(entry, budget, bar), budget)
+                texts += sample(_training_lines(parts, 4 * budget if entry.source.remote else None, progress), budget)
     return tokenizers.train(texts, options)
 
 
-def _training_lines(entry: Input, budget: int, bar: tqdm) -> Iterator[str]:
+def _training_lines(parts: Iterable[Part | Skipped], limit: int | None, progress: Progress) -> Iterator[str]:
+    """Iterate over the lines of training text, of its beginning alone where there is a limit: an even sample of a
+    remote source would cost a second download of everything."""
     pieces: Iterator[str] = (
-        piece
-        for part in split(entry.source.documents(), entry.held_out)
-        if isinstance(part, Part) and part.split == "train"
-        for piece in part.pieces()
+        piece for part in parts if isinstance(part, Part) and part.split == "train" for piece in part.pieces()
     )
-    if entry.source.remote:  # only its beginning: an even sample would cost a second download of everything
-        pieces = head(pieces, 4 * budget)
+    if limit is not None:
+        pieces = head(pieces, limit)
     for piece in pieces:
-        bar.update(len(piece))
+        progress.update(len(piece))
         yield from lines(piece)
 
 

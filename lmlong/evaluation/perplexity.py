@@ -272,4 +272,6 @@ def _text_options(loaded: TrainedModel, files: Sequence[str | Path]) -> Text:
     source = Files(kind="files", paths=list(map(str, files)))
     # a recipe's text trains too; the shortest sequence lets files of any size pass as that
     validation = Validation(sources=[source])
-    return text.model_copy(update={"sources": [source], "validation": validation, "sequence_length": 8})
+    # and loses nothing to the validation text, which is measured as it is
+    changed = {"sources": [source], "validation": validation, "sequence_length": 8, "duplicates": "keep"}
+    return text.model_copy(update=changed)

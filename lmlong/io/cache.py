@@ -5,6 +5,7 @@ import shutil
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -22,6 +23,16 @@ from lmlong.io.trust import is_private
 
 UNFINISHED = "unfinished-"
 """Prefix of the name of a folder that is being made."""
+
+RESUMABLE = "resumable"
+"""Suffix of its name where the work can go on after it was cut off, in place of the number of the process."""
+
+PROGRESS = "progress.json"
+"""A file in a folder that is being made by which the work can go on. Such a folder is kept where the work is cut off,
+and given to `make` again."""
+
+KEPT = 7 * 24 * 3600
+"""Seconds for which it is kept after the file was last written."""
 
 REMEDY = "Set LMLONG_CACHE to a folder of your own with free space, or ask the owner of this one for permission."
 
@@ -44,11 +55,13 @@ def key_of(*content: Any) -> str:
     return sha256(dumps(content).encode()).hexdigest()[:32]
 
 
-def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: bool = False) -> Path:
+def fetch(
+    folder: Path, form: Format, make: Callable[[Path], None], private: bool = False, resumable: bool = False
+) -> Path:
     """Return a folder of the cache, made by `make` unless it is there and whole.
 
     Processes that want the same one wait for the first. With `private` no other user can write to it, whatever the
-    umask.
+    umask. With `resumable` `make` may find what it left when it was cut off, and goes on.
     """
     if folder.is_relative_to(NO_HOME):
         raise UsageError("you have no home to keep the cache in. Set LMLONG_CACHE to a folder of your own.")
@@ -57,7 +70,9 @@ def fetch(folder: Path, form: Format, make: Callable[[Path], None], private: boo
             with Lock(_lock_of(folder), waiting=str(folder)) as lock:
                 if not _whole(folder, form, private, silent=True):
                     _sweep(folder.parent, folder.name, lock)
-                    _replace(folder, form, make, private)
+                    # without locks another process might make the same folder at the same time
+                    owner = RESUMABLE if resumable and lock.works else str(os.getpid())
+                    _replace(folder, form, make, private, owner)
     return folder
 
 
@@ -76,10 +91,10 @@ def _whole(folder: Path, form: Format, private: bool, silent: bool = False) -> b
         return False
 
 
-def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: bool) -> None:
+def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: bool, owner: str) -> None:
     """Make a temporary folder beside it, then rename it; a folder already there is damaged, and is removed."""
-    staged = folder.with_name(f"{UNFINISHED}{folder.name}-{os.getpid()}")
-    staged.mkdir()
+    staged = folder.with_name(f"{UNFINISHED}{folder.name}-{owner}")
+    staged.mkdir(exist_ok=owner == RESUMABLE)
     try:
         if private:
             staged.chmod(stat.S_IMODE(staged.stat().st_mode) & ~0o022)
@@ -102,7 +117,16 @@ def _replace(folder: Path, form: Format, make: Callable[[Path], None], private: 
                 raise
         files.fsync(folder.parent)
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        if not _can_go_on(staged):
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+def _can_go_on(staged: Path) -> bool:
+    """Return whether the work on a folder can go on from where it was cut off, and that is not too long ago."""
+    try:
+        return staged.name.endswith(RESUMABLE) and time.time() - (staged / PROGRESS).stat().st_mtime < KEPT
+    except OSError:
+        return False
 
 
 def _sweep(parent: Path, name: str, lock: Lock) -> None:
@@ -110,6 +134,8 @@ def _sweep(parent: Path, name: str, lock: Lock) -> None:
     if not lock.works:
         return
     for path in parent.glob(f"{UNFINISHED}*"):
+        if _can_go_on(path):
+            continue
         other = path.name.removeprefix(UNFINISHED).rpartition("-")[0]
         if other == name:
             shutil.rmtree(path, ignore_errors=True)

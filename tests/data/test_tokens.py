@@ -179,8 +179,8 @@ import resource, sys
 from lmlong import recipe
 from lmlong.data.token_dataset import prepare, validation_fields
 source = recipe.Files(kind="files", paths=[sys.argv[1]])
-prepare(recipe.Text(sources=[source], tokenizer=recipe.Tokenizer(kind="bytes")))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+prepare(recipe.Text(sources=[source], tokenizer=recipe.Tokenizer(kind="bytes")), processes=2)
+print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 """
 
 

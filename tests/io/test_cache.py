@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +126,38 @@ def test_a_folder_of_another_user_is_told_with_a_remedy(users_folder: Path, make
     users_folder.chmod(0o555)
     with pytest.raises(UsageError, match=r"Permission denied\. Set LMLONG_CACHE to a folder of your own"):
         fetch(users_folder / "key", FORMAT, make)
+
+
+def test_a_resumable_folder_is_given_again_and_kept_for_a_week(tmp_path: Path, make: Callable) -> None:
+    def begin(folder: Path) -> None:
+        assert not list(folder.iterdir())
+        (folder / "half").write_text("done")
+        (folder / cache.PROGRESS).write_text("{}")
+        raise KeyboardInterrupt
+
+    def finish(folder: Path) -> None:
+        assert (folder / "half").read_text() == "done"
+        (folder / cache.PROGRESS).unlink()
+
+    for key in ("one", "two"):
+        with pytest.raises(KeyboardInterrupt):
+            fetch(tmp_path / key, FORMAT, begin, resumable=True)
+    fetch(tmp_path / "other", FORMAT, make)  # which sweeps
+    assert (fetch(tmp_path / "one", FORMAT, finish, resumable=True) / "half").read_text() == "done"
+    (left,) = tmp_path.glob("unfinished-*")
+    assert left.name.startswith("unfinished-two-")
+    long_ago = time.time() - cache.KEPT - 1
+    os.utime(left / cache.PROGRESS, (long_ago, long_ago))
+    fetch(tmp_path / "third", FORMAT, make)
+    assert not list(tmp_path.glob("unfinished-*"))
+
+
+def test_what_cannot_go_on_is_not_kept(tmp_path: Path, make: Callable) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("done")
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        fetch(tmp_path / "key", FORMAT, fail, resumable=True)
+    assert not list(tmp_path.iterdir())
+    fetch(tmp_path / "key", FORMAT, make, resumable=True)

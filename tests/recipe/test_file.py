@@ -184,8 +184,8 @@ def test_an_override_that_cannot_be_used(here: Path, override: str, complaint: s
 def test_a_number_is_a_position_in_lists_only(here: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         load(write(here / "books.yaml", "text: {}\ntraining: {steps: 1}\n"), ["text.0=3"])
-    known = "sources, validation, tokenizer, sequence_length, rows, masking, encoding, errors"
-    assert caught.value.mistakes == [f"text.0=3: unknown key. Known here: {known}."]
+    nearest = "Nearest here: validation, tokenizer, sources; `lmlong recipe options text` lists all."
+    assert caught.value.mistakes == [f"text.0=3: unknown key. {nearest}"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""The text of a recipe -> token files in a folder of the cache, and what was read, skipped and written."""
+
+import errno
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lmlong.data.character_tokenizer import CharacterTokenizer
+from lmlong.data.duplicates import Duplicates, divide
+from lmlong.data.encoding import UTF8
+from lmlong.data.notes import count
+from lmlong.data.progress import Progress, size_of
+from lmlong.data.reading import Skipped
+from lmlong.data.sources import Input, check
+from lmlong.data.split import Part
+from lmlong.data.token_encoding import Batch, Cut, Place, Split, batches_of, encode_all
+from lmlong.data.token_file import Count
+from lmlong.data.token_files import TokenFiles, token_file
+from lmlong.data.tokenizer import Tokenizer, parts
+from lmlong.errors import LmlongError, UsageError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
+    """Write the token files to a folder, or go on with them where they were cut off."""
+    check(inputs)
+    model = folder / "tokenizer.model"
+    tokenizer.save(model)
+    found = [_Source(entry) for entry in inputs]
+    names = {token_file(place) for number, source in enumerate(found) for place in source.places(number)}
+    with (
+        closing(TokenFiles(folder, names)) as files,
+        Progress("tokens", size_of(inputs)) as progress,
+        _full_disk(files, progress),
+    ):
+        batches = batches_of(_cuts(divide(inputs, duplicates), found, tokenizer))
+        _pass_over(batches, files, progress)
+        with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
+            for batch in encoded:
+                files.write(batch)
+                progress.update(sum(tokens.bytes for tokens in batch.values()))
+        files.finish()
+        described = [source.described(number, files.counts) for number, source in enumerate(found)]
+        info = {"tokenizer": tokenizer.hash, "vocabulary": tokenizer.vocabulary, "sources": described}
+        (folder / "info.json").write_text(json.dumps(info, indent=2) + "\n")
+
+
+class _Source:
+    """What was read of a source, and skipped."""
+
+    def __init__(self, entry: Input):
+        self._name = entry.source.name
+        self._splits: tuple[Split, ...] = ("train", "validation") if entry.held_out < 1 else ("validation",)
+        self._read = Counter({"documents": 0, "bytes": 0, "replaced_bytes": 0, "put_in_bytes": 0, "recoded_bytes": 0})
+        self._skipped: dict[str, dict[str, Any]] = {}
+        self._encodings: dict[str, dict[str, Any]] = {}
+
+    def places(self, number: int) -> list[Place]:
+        """Return where the tokens of the source belong, which has this number."""
+        return [Place(number, split) for split in self._splits]
+
+    def add(self, part: Part | Skipped) -> None:
+        """Count a document that is skipped, or of which this is the first part."""
+        if isinstance(part, Skipped):
+            count(self._skipped, part)
+        elif part.start == 0:
+            found = part.read
+            replaced, put_in = found.replaced_bytes, found.put_in_bytes
+            change = found.bytes - put_in - (found.read_bytes - replaced)  # by another encoding than UTF-8
+            self._read.update(documents=1, bytes=found.read_bytes, replaced_bytes=replaced, put_in_bytes=put_in)
+            self._read.update(recoded_bytes=change)
+            if part.document.encoding != UTF8:
+                count(self._encodings, Skipped(part.document.name, part.document.encoding, found.read_bytes))
+
+    def pieces(self, part: Part, tokenizer: Tokenizer) -> Iterator[str]:
+        """Iterate over the text of a part; what the alphabet of a tokenizer lacks is refused, or counted."""
+        for piece in part.pieces():
+            if isinstance(tokenizer, CharacterTokenizer) and (outside := len(tokenizer.outside(piece))):
+                if tokenizer.unknown == "error":
+                    raise tokenizer.unknown_in(part.document)
+                self._read["replaced_characters"] += outside
+            yield piece
+
+    def described(self, number: int, counts: dict[Place, Count]) -> dict[str, Any]:
+        """Return all that is known of the source, with what was written of it."""
+        splits: dict[str, Any] = {place.split: counts.get(place, Count())._asdict() for place in self.places(number)}
+        return {
+            "name": self._name,
+            "read": self._read,
+            "skipped": self._skipped,
+            "encodings": self._encodings,
+            **splits,
+        }
+
+
+def _cuts(
+    entries: Iterable[tuple[int, Part | Skipped]], found: list[_Source], tokenizer: Tokenizer
+) -> Iterator[tuple[Place, Cut]]:
+    """Cut documents for the tokenizer, each cut known by what it is of; one without text has none."""
+    for number, part in entries:
+        found[number].add(part)
+        if isinstance(part, Skipped):
+            continue
+        place, begins, last = Place(number, part.split), True, ""
+        for text in parts(found[number].pieces(part, tokenizer)):
+            if last:
+                yield place, Cut(last, begins, False)
+                begins = False
+            last = text
+        if last:
+            yield place, Cut(last, begins, True)
+
+
+def _pass_over(batches: Iterator[Batch], files: TokenFiles, progress: Progress) -> None:
+    """Read the batches whose tokens are there once more: for the counts, and to find the next one."""
+    passed = 0
+    for batch in islice(batches, files.batches):
+        progress.skip(sum(len(cut.text.encode("utf-8", "surrogatepass")) for cuts in batch.values() for cut in cuts))
+        passed += 1
+    if passed < files.batches:
+        files.discard()
+        raise UsageError("the text became shorter while it was read. Try again when it is at rest.")
+
+
+@contextmanager
+def _full_disk(files: TokenFiles, progress: Progress) -> Iterator[None]:
+    """Tell how much room is needed where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        need = "how much more is needed is not known"
+        if progress.total and progress.read:
+            rest = files.size * max(progress.total / progress.read - 1, 0)
+            need = f"about {rest / 1e6:,.1f} MB more are needed"
+        raise LmlongError(
+            f"{files.folder}: {error.strerror}. {files.size / 1e6:,.1f} MB of tokens are written, and {need}. Free "
+            "some space and give the same command again, which goes on; or set LMLONG_CACHE to a folder elsewhere."
+        ) from error

@@ -1,0 +1,41 @@
+"""Token files of small texts, made as those of large ones are: in many batches, by several processes.
+
+As a program: `small_batches.py RECIPE_JSON PROCESSES` makes the token files of a text section and prints their folder.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lmlong import recipe
+from lmlong.data import token_encoding, token_files
+from lmlong.data.token_dataset import prepare
+from lmlong.errors import LmlongError
+
+
+@contextmanager
+def small_batches() -> Iterator[None]:
+    """Let batches and shards be small, and processes be started at once."""
+    before = token_encoding.BATCH, token_encoding.ALONE, token_files.SHARD
+    token_encoding.BATCH, token_encoding.ALONE, token_files.SHARD = 1 << 12, 2, 3
+    try:
+        yield
+    finally:
+        token_encoding.BATCH, token_encoding.ALONE, token_files.SHARD = before
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+if __name__ == "__main__":
+    with small_batches():
+        try:
+            text = recipe.Text.model_validate_json(sys.argv[1])
+            print(prepare(text, processes=int(sys.argv[2])).folder)
+        except LmlongError as error:
+            sys.exit(str(error))
+        except KeyboardInterrupt:
+            sys.exit(130)

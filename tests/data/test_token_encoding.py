@@ -1,0 +1,267 @@
+"""Token files are the same to the bit whoever makes them: one process, several, or one after another that is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as HuggingFace
+from tokenizers import models, pre_tokenizers, trainers
+
+from lmlong import recipe
+from lmlong.data import token_files
+from lmlong.data.duplicates import divide
+from lmlong.data.sources import open_inputs
+from lmlong.data.split import Part
+from lmlong.data.token_dataset import TokenDataset, prepare
+from lmlong.errors import LmlongError
+
+from .conftest import sentences
+from .small_batches import content, small_batches
+
+ROOT = Path(__file__).parents[2]
+TextOf = Callable[..., recipe.Text]
+
+
+def corpus(folder: Path) -> None:
+    """Many small documents, some of them empty or of records, and large ones, with and without lines, and with bytes
+    that are no text."""
+    big = "".join(sentences(60))
+    (folder / "a-big.txt").write_text(big)
+    (folder / "b-line.txt").write_text(big[:70_000].replace("\n", "\0"))
+    (folder / "c-bad.txt").write_bytes(b"\xff".join(big[:40_000].encode().split(b"d")))
+    (folder / "d-empty.txt").touch()
+    (folder / "e.jsonl").write_text('{"text": "one"}\n{"text": null}\n{"text": ""}\n' * 4 + '{"text": "\u2581 two"}\n')
+
+
+def byte_level(path: Path) -> str:
+    """Train a tokenizer of another library, and return its file."""
+    made = HuggingFace(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    made.train_from_iterator(sentences(20), trainer)
+    made.save(str(path / "tokenizer.json"))
+    return str(path / "tokenizer.json")
+
+
+@pytest.fixture(params=["bytes", "bpe", "unigram", "huggingface"])
+def text(request: pytest.FixtureRequest, text_of: TextOf, tmp_path: Path) -> recipe.Text:
+    options: dict[str, object] = {"kind": "sentencepiece", "algorithm": request.param, "vocabulary": 400}
+    if request.param == "bytes":
+        options = {"kind": "bytes"}
+    if request.param == "huggingface":
+        options = {"kind": "huggingface", "path": byte_level(tmp_path)}
+    made = text_of(sentences(30), tokenizer=options, errors="replace", validation={"fraction": 0.3})
+    corpus(tmp_path / "documents")
+    return made
+
+
+def made_by(text: recipe.Text, processes: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> TokenDataset:
+    """The token files as so many processes make them, in a cache of their own."""
+    monkeypatch.setenv("LMLONG_CACHE", str(cache))
+    with small_batches():
+        return prepare(text, processes=processes)
+
+
+def start(text: recipe.Text, cache: Path, processes: int = 2, **options: object) -> subprocess.Popen[str]:
+    """Make the token files by another program."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.data.small_batches", text.model_dump_json(), str(processes)],
+        cwd=ROOT,
+        env={**os.environ, "LMLONG_CACHE": str(cache)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_tokens_are_those_of_each_document(text: recipe.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made_by(text, 2, tmp_path / "cache", monkeypatch)
+    expected: dict[str, list[int]] = {"train": [], "validation": []}
+    starts: dict[str, list[int]] = {"train": [], "validation": []}
+    for _, part in divide(open_inputs(text), "keep"):
+        if isinstance(part, Part):
+            starts[part.split].append(len(expected[part.split]))
+            tokenizer = found.tokenizer
+            expected[part.split] += [tokenizer.bos, *tokenizer.encode("".join(part.pieces())), tokenizer.eos]
+    for split, file in (("train", found.train[0]), ("validation", found.validation)):
+        assert file.tokens.tolist() == expected[split] and file.starts.tolist() == starts[split]
+    assert {reason: count["documents"] for reason, count in found.info["sources"][0]["skipped"].items()} == {
+        "no text": 4,
+        "empty": 5,
+    }
+
+
+def test_any_number_of_processes_makes_the_same_files(
+    text: recipe.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three = (
+        content(made_by(text, count, tmp_path / f"cache-{count}", monkeypatch).folder) for count in (1, 2, 3)
+    )
+    assert one == two == three
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "usual"))
+    assert content(prepare(text).folder) == one, "by batches and shards of the usual size"
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_and_begun_again_it_makes_the_same_files(
+    text_of: TextOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    text = text_of(sentences(600), tokenizer={"vocabulary": 400, "algorithm": "unigram"}, validation={"fraction": 0.3})
+    whole = content(made_by(text, 1, tmp_path / "whole", monkeypatch).folder)
+    cache = tmp_path / "killed"
+    cache.mkdir()
+    (tmp_path / "whole" / "tokenizers").rename(cache / "tokenizers")
+    draw, done = np.random.default_rng(0), [0]
+    for number in range(kills):
+        child = start(text, cache, processes=1 + number % 2)
+        while child.poll() is None and written(cache) <= done[-1]:
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.02)
+        child.kill()
+        child.communicate()
+        done.append(written(cache))
+    assert done == sorted(set(done)), "each goes on from where the one before was killed"
+    child = start(text, cache)
+    out, err = child.communicate(timeout=100)
+    assert child.returncode == 0, err
+    assert content(Path(out.strip())) == whole
+    assert [path.name for path in (cache / "tokens").iterdir()] == [Path(out.strip()).name]
+
+
+def written(cache: Path) -> int:
+    """The batches that are in unfinished token files."""
+    for path in cache.glob("tokens/unfinished-*/progress.json"):
+        return int(json.loads(path.read_bytes())["batches"])
+    return 0
+
+
+def cut_off(text: recipe.Text, cache: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> Path:
+    """Make token files until so many batches are written; return the unfinished folder."""
+    real = token_files.TokenFiles.write
+
+    def write(self: token_files.TokenFiles, encoded: dict) -> None:
+        if self.batches == after:
+            raise KeyboardInterrupt
+        real(self, encoded)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_files.TokenFiles, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            made_by(text, 1, cache, monkeypatch)
+    (left,) = (cache / "tokens").glob("unfinished-*")
+    return left
+
+
+def test_what_is_written_is_not_encoded_again(
+    text: recipe.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = made_by(text, 1, tmp_path / "whole", monkeypatch)
+    cut_off(text, tmp_path / "cut", monkeypatch, after=7)
+    kind, encoded = type(whole.tokenizer), []
+    real = kind.encode_parts
+    monkeypatch.setattr(kind, "encode_parts", lambda self, texts: encoded.extend(texts) or real(self, texts))
+    found = made_by(text, 1, tmp_path / "cut", monkeypatch)
+    assert content(found.folder) == content(whole.folder)
+    size = sum(count["bytes"] for split, count in found.info["sources"][0].items() if split in ("train", "validation"))
+    assert 0 < sum(len(part.encode()) for part in encoded) < size - 6 * (1 << 12)
+
+
+@pytest.mark.parametrize("damage", ["progress.json", "train-0.tokens", "train-0.starts"])
+def test_what_was_damaged_is_begun_again(
+    text_of: TextOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    text = text_of(sentences(60), validation={"fraction": 0.3})
+    whole = content(made_by(text, 1, tmp_path / "whole", monkeypatch).folder)
+    left = cut_off(text, tmp_path / "cut", monkeypatch, after=7)
+    data = bytearray((left / damage).read_bytes())
+    data[20] ^= 1
+    (left / damage).write_bytes(data)
+    assert content(made_by(text, 1, tmp_path / "cut", monkeypatch).folder) == whole
+
+
+def children(pid: int) -> list[int]:
+    """The processes that one has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def working(text_of: TextOf, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A program that makes token files of much text, and the two processes that encode for it."""
+    text = text_of(["".join(sentences(200)) * 20], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
+    child = start(text, tmp_path / "cache")
+    while len(found := children(child.pid)) < 2 or not list((tmp_path / "cache").glob("tokens/*/progress.json")):
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+    return child, found
+
+
+Working = tuple[subprocess.Popen[str], list[int]]
+
+
+def test_a_process_that_is_killed_is_told(working: Working) -> None:
+    child, (first, second) = working
+    os.kill(first, signal.SIGKILL)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 1
+    assert "was ended by signal 9 (SIGKILL), as the system does where memory is short. Give the same command" in err
+    assert not alive(second)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
+def test_no_process_outlives_the_one_that_started_it(working: Working, number: int, code: int) -> None:
+    child, workers = working
+    os.kill(child.pid, number)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == code and "Traceback" not in err, err
+    deadline = time.monotonic() + 20
+    while any(map(alive, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_who_waits_goes_on_where_the_first_was_killed(text_of: TextOf, tmp_path: Path) -> None:
+    text = text_of(["".join(sentences(200)) * 10], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
+    cache = tmp_path / "cache"
+    first = start(text, cache)
+    while not list(cache.glob("tokens/*/progress.json")):
+        time.sleep(0.01)
+    second = start(text, cache)
+    assert second.stderr and "waiting for" in second.stderr.readline()
+    first.kill()
+    first.communicate()
+    out, err = second.communicate(timeout=100)
+    assert second.returncode == 0, err
+    assert [path.name for path in (cache / "tokens").iterdir()] == [Path(out.strip()).name]
+
+
+def test_a_mistake_in_a_process_is_told_as_it_is(
+    text_of: TextOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the tokenizer is removed under the hands of those who are to read it."""
+    text = text_of(["".join(sentences(60))])
+    monkeypatch.setattr("lmlong.data.tokenizer.Tokenizer.save", lambda self, path: None)
+    with pytest.raises(LmlongError, match="a process that tokenizes ended with exit code 1"):
+        made_by(text, 2, tmp_path / "cache", monkeypatch)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
+def test_no_more_processes_than_this_one_may_use_cores() -> None:
+    code = "import os; os.sched_setaffinity(0, {0}); from lmlong.data.token_encoding import cores; print(cores())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1\n"
