@@ -58,11 +58,12 @@ class Input(options.InFile):
     help="--by record: lines are JSON objects, and go on with the text of those with the same value of this field.",
 )
 @click.option(
-    "--streams-in-memory",
-    default=256,
+    "--streams-memory",
+    default="1g",
     show_default=True,
-    type=click.IntRange(1),
-    help="--streams: how many states; others are in files.",
+    metavar="BYTES",
+    type=options.Length(0),
+    help="--streams: states of so many bytes are in memory, others in files below TMPDIR.",
 )
 @click.option(
     "--most-streams",
@@ -74,11 +75,10 @@ class Input(options.InFile):
 @click.option("--follow", is_flag=True, help="Wait for more at the end of FILE, for ever, as tail -F does.")
 @click.option(
     "--quiet",
-    default=1.0,
-    show_default=True,
     metavar="SECONDS",
     type=click.FloatRange(0),
-    help="Where nothing came for so long, read the last tokens as they are; 0 for never.",
+    help="Where nothing came for so long, read the last tokens as they are; 0 for never.  [default: 1 with --follow, "
+    "otherwise never]",
 )
 @click.option("--load-state", type=options.InFile(), help="Go on from what --save-state remembered.")
 @click.option("--save-state", type=File, help="Remember all that was read in this file.")
@@ -96,10 +96,10 @@ def score(
     keep: int,
     field: str | None,
     streams: str | None,
-    streams_in_memory: int,
+    streams_memory: int,
     most_streams: int,
     follow: bool,
-    quiet: float,
+    quiet: float | None,
     load_state: Path | None,
     save_state: Path | None,
     plot: Path | None,
@@ -116,7 +116,7 @@ def score(
 
     A line is told when no further bytes could change its tokens, which may take the first of the next line, or
     --quiet. --save-state leaves what is not certain yet to a call with --load-state, and is written on Ctrl-C and
-    SIGTERM too.
+    SIGTERM too. --load-state reads on in the same FILE where it has grown since, and another one from its beginning.
 
     \b
     Example: what is strange in a log that goes on, then a picture of a book.
@@ -134,10 +134,13 @@ def score(
     if follow and (len(inputs) > 1 or inputs == [STDIN]):
         raise UsageError("--follow: waits at the end of one FILE. Name one.")
     check_files(None, plot)
+    quiet = (1.0 if follow else None) if quiet is None else quiet or None
 
     from lmlong.inference.loading import load
 
-    job = Job(load(run, device, weights, state_dtype), inputs, unit, keep, quiet or None, follow)
+    job = Job(load(run, device, weights, state_dtype), inputs, unit, keep, quiet, follow)
     show = Show(form, above, plot is not None)
-    run_job(job, show, field, streams, streams_in_memory, most_streams, load_state, save_state)
+    code = run_job(job, show, field, streams, streams_memory, most_streams, load_state, save_state)
     show.finish(plot, run)
+    if code:
+        raise click.exceptions.Exit(code)

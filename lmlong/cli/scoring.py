@@ -2,18 +2,15 @@
 
 import io
 import json
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any, Literal, NamedTuple
 
-import click
-
+from lmlong.cli.stop import Stop
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.evaluation.records import Lines, RecordScore, States
 from lmlong.evaluation.score import TextScore
@@ -21,7 +18,7 @@ from lmlong.evaluation.surprise import Surprise, Totals, Unit
 from lmlong.evaluation.surprise_figure import SurpriseAlong
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.io.arriving import CHUNK, QUIET, arriving, follow
+from lmlong.io.arriving import CHUNK, QUIET, Place, Waiting, arriving, follow
 from lmlong.io.system_errors import named
 
 STDIN = Path("-")
@@ -90,32 +87,30 @@ def run_job(
     show: Show,
     field: str | None,
     streams: str | None,
-    in_memory: int,
+    memory: int,
     most: int,
     load_state: Path | None,
     save_state: Path | None,
-) -> None:
-    """Score all inputs and write what is found; a signal ends it after what was read, saved."""
+) -> int:
+    """Score all inputs and write what is found; a signal ends it after what was read, saved. Return the exit code."""
     totals, not_read = Totals(), 0
     with Stop() as stop, tempfile.TemporaryDirectory(prefix="lmlong-streams-") as folder:
-        states = States(job.trained, Path(folder), in_memory, most) if streams else None
+        states = States(job.trained, Path(folder), memory, most) if streams else None
         records = RecordScore(job.trained, totals, job.keep, field, streams, states)
         for path in job.inputs:
-            with _opened(path, job.follow, job.quiet) as arrived:
-                chunks = stop.until(arrived)
+            place, text = Place(), TextScore(job.trained, job.unit, str(path), totals, keep=job.keep)
+            if load_state:
+                text, place = _restored(job, load_state, str(path))
+            with _opened(path, job, stop, place) as arrived:
                 if job.unit == "record":
-                    _score_records(records, chunks, str(path), show)
+                    _score_records(records, stop.until(arrived), str(path), show)
                     continue
-                text = TextScore(job.trained, job.unit, str(path), totals, keep=job.keep)
-                if load_state:
-                    text = _restored(job, load_state, str(path))
-                _score_text(text, chunks, show, finish=save_state is None)
-                totals, not_read = text.totals, not_read + text.not_read
-                if save_state:
-                    _save(job, text, save_state)
+                _score_text(text, stop.until(arrived), show, finish=save_state is None)
+            totals, not_read = text.totals, not_read + text.not_read
+            if save_state:
+                _save(job, text, place, save_state)
         _tell(totals, not_read, records, states)
-    if stop.received is not None:
-        raise click.exceptions.Exit(128 + stop.received)
+    return 0 if stop.received is None else 128 + stop.received
 
 
 def _score_text(text: TextScore, chunks: Iterator[bytes], show: Show, finish: bool) -> None:
@@ -135,76 +130,38 @@ def _score_records(records: RecordScore, chunks: Iterator[bytes], source: str, s
         show.write(records.read(line, source, number + 1))
 
 
-class Stop:
-    """SIGINT or SIGTERM: the first ends the wait for input, and the work after what was read; the second all at once.
-
-    Signals reach the main thread alone, so in another thread none is noted.
-    """
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._waiting = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():
-            numbers = (signal.SIGINT, signal.SIGTERM)
-            self._before = {number: signal.signal(number, self._receive) for number in numbers}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def until(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """Iterate over pieces until a signal has come."""
-        while self.received is None:
-            try:
-                self._waiting = True
-                data = next(chunks, None)
-            except InterruptedError:
-                return
-            finally:
-                self._waiting = False
-            if data is None:
-                return
-            yield data
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            raise KeyboardInterrupt
-        self.received = number
-        if self._waiting:
-            raise InterruptedError
-
-
 @contextmanager
-def _opened(path: Path, follow_it: bool, quiet: float | None) -> Iterator[Iterator[bytes]]:
-    """Open an input, and give its bytes as they arrive."""
-    if follow_it:
-        yield follow(path, quiet)
-    elif path == STDIN:
-        yield _standard_input(quiet)
-    else:
-        with named(path), path.open("rb", buffering=0) as file:
-            yield arriving(file.fileno(), None)
+def _opened(path: Path, job: Job, stop: Stop, place: Place) -> Iterator[Iterator[bytes]]:
+    """Open an input, and give its bytes as they arrive, those of a file from a place on, where it ended in the end."""
+    if path == STDIN:
+        yield _standard_input(job.quiet, stop.waiting)
+        return
+    if job.follow:
+        with closing(follow(path, job.quiet, waiting=stop.waiting, place=place)) as arrived:
+            yield arrived
+        return
+    with named(path):
+        file = path.open("rb", buffering=0)
+    with file:
+        place.seek(file)
+        yield arriving(file.fileno(), None, stop.waiting)
+        place.note(file)
 
 
-def _standard_input(quiet: float | None) -> Iterator[bytes]:
+def _standard_input(quiet: float | None, waiting: Waiting) -> Iterator[bytes]:
     try:
-        return arriving(sys.stdin.fileno(), quiet)
+        return arriving(sys.stdin.fileno(), quiet, waiting)
     except io.UnsupportedOperation:  # what a test or a notebook has put in its place
         return iter(lambda: sys.stdin.buffer.read(CHUNK), b"")
 
 
-def _restored(job: Job, path: Path, source: str) -> TextScore:
-    """Return the score of a text that goes on from a state file."""
+def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, Place]:
+    """Return the score of a text that goes on from a state file, and how far the file of it was read."""
     session, saved = job.trained.load_state(path), state_file.describe(path).get(SAVED)
     if saved is None:  # by `lmlong state build`
-        return TextScore(job.trained, job.unit, source, session=session, keep=job.keep)
+        return TextScore(job.trained, job.unit, source, session=session, keep=job.keep), Place()
     try:
+        place = Place(**saved["file"])
         text = TextScore(job.trained, job.unit, source, Totals.from_json(saved["totals"]), session, job.keep)
         text.restore(saved)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
@@ -213,12 +170,12 @@ def _restored(job: Job, path: Path, source: str) -> TextScore:
         raise UsageError(
             f"{path}: remembers a score by {saved['by']}. Give --by {saved['by']}, or read the text again."
         )
-    return text
+    return text, place
 
 
-def _save(job: Job, text: TextScore, path: Path) -> None:
+def _save(job: Job, text: TextScore, place: Place, path: Path) -> None:
     trained = job.trained
-    more = {SAVED: {**text.to_json(), "by": job.unit}}
+    more = {SAVED: {**text.to_json(), "by": job.unit, "file": asdict(place)}}
     belongs = (trained.owners, trained.tokenizer, str(trained.checkpoint))
     state_file.save(path, text.session, trained.model, *belongs, more)
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from lmlong.evaluation.surprise import Surprise, Totals
 from lmlong.evaluation.token_bits import TextReader
+from lmlong.inference import state_file
+from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.files import parse_json
@@ -60,9 +62,9 @@ class Lines:
 class States:
     """The sessions of many texts by name: those used last in memory, others in files, of so many texts at most."""
 
-    def __init__(self, trained: TrainedLanguageModel, folder: Path, in_memory: int, most: int):
-        self._trained, self._folder, self._in_memory, self._most = trained, folder, in_memory, most
-        self._awake: OrderedDict[str, Session] = OrderedDict()
+    def __init__(self, trained: TrainedLanguageModel, folder: Path, memory: int, most: int):
+        self._trained, self._folder, self._most = trained, folder, most
+        self._awake = AwakeSessions(memory)
         self._asleep: OrderedDict[str, Path] = OrderedDict()
         self._files = 0
         self.forgotten = 0
@@ -70,8 +72,8 @@ class States:
 
     def take(self, name: str) -> Session | None:
         """Return the session of a text, and let go of it; None for a new one."""
-        if name in self._awake:
-            return self._awake.pop(name)
+        if (session := self._awake.pop(name)) is not None:
+            return session
         if path := self._asleep.pop(name, None):
             session = self._trained.load_state(path)
             path.unlink()
@@ -79,17 +81,22 @@ class States:
         return None
 
     def put(self, name: str, session: Session) -> None:
-        self._awake[name] = session
-        if len(self._awake) > self._in_memory:
-            oldest, asleep = self._awake.popitem(last=False)
-            self._files += 1
-            path = self._folder / f"{self._files}.state"
-            self._trained.save_state(asleep, path)
-            self._asleep[oldest] = path
-        if len(self._awake) + len(self._asleep) > self._most:
-            _, path = self._asleep.popitem(last=False)
-            path.unlink()
+        for tired, asleep in self._awake.put(name, session):
+            self._asleep[tired] = self._save(asleep)
+        while len(self._awake) + len(self._asleep) > self._most:
+            if self._asleep:
+                self._asleep.popitem(last=False)[1].unlink()
+            else:
+                self._awake.pop_oldest()
             self.forgotten += 1
+
+    def _save(self, session: Session) -> Path:
+        """Return the file of a session, which need not outlive this process."""
+        self._files += 1
+        path, trained = self._folder / f"{self._files}.state", self._trained
+        belongs = (trained.owners, trained.tokenizer, str(trained.checkpoint))
+        state_file.save(path, session, trained.model, *belongs, durable=False)
+        return path
 
 
 class RecordScore:

@@ -1,7 +1,10 @@
 """`lmlong.score`: how surprising each unit of a text is to a model, as its bytes come, in constant memory."""
 
 import codecs
+import os
+import stat
 from collections.abc import Iterable, Iterator
+from io import IOBase
 from typing import Any
 
 from lmlong.data.encoding import HOLD_PLACES, PLACEHOLDER
@@ -10,6 +13,7 @@ from lmlong.evaluation.surprise import Surprise, Totals, Unit, Units
 from lmlong.evaluation.token_bits import TextReader
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
+from lmlong.io.arriving import CHUNK
 
 KEPT = 200
 """Bytes of the beginning of a unit that are told."""
@@ -112,12 +116,31 @@ def score(
     ...     if line.z is not None and line.z > 8:
     ...         print(line.number, round(line.bits), line.text)
 
-    The text may come in pieces, and need not end: units are `by` token, byte, line, or position, which are stretches
-    each as long as all before. With a `state` it goes on from that.
+    The text may come in pieces, or be an open file, and need not end: units are `by` token, byte, line, or position,
+    which are stretches each as long as all before. With a `state` it goes on from that.
     """
     if by not in ("token", "byte", "line", "position"):
         raise UsageError(f"by: {by!r} is no unit of a text. Choose token, byte, line or position.")
     scores = TextScore(model, by, session=state)
-    for piece in [text] if isinstance(text, (str, bytes)) else text:
+    for piece in _pieces(text):
         yield from scores.read(piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece)
     yield from scores.finish()
+
+
+def _pieces(text: str | bytes | Iterable[str | bytes]) -> Iterator[str | bytes]:
+    """Iterate over the pieces that a text comes in; a file is not read line by line, which takes many times as long."""
+    if isinstance(text, (str, bytes)):
+        yield text
+    elif isinstance(text, IOBase) and _is_there(text):
+        while piece := text.read(CHUNK):  # type: ignore[attr-defined]
+            yield piece
+    else:
+        yield from text
+
+
+def _is_there(file: IOBase) -> bool:
+    """Return whether all of a file is there to be read, and not still to come, as from a pipe."""
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:  # in memory
+        return True

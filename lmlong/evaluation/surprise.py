@@ -111,6 +111,7 @@ class Units:
             yield from self._divide(int(read.tokens[end - 1]), float(read.bits[end - 1]))
             begin = end
         self._extend(read.tokens[begin:], read.bits[begin:])
+        self._gaps.read_bytes(self._place)  # those of a unit that never ends would fill the memory
 
     def close(self) -> Iterator[Surprise]:
         """Iterate over the open unit, which ends here, if it has anything."""

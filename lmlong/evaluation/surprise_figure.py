@@ -13,12 +13,15 @@ STRETCHES = 256
 MARKED = 6
 """The most unusual units that are marked."""
 
+APART = 40
+"""Marks are at least this part of the text apart, so that their numbers can be read."""
+
 SHOWN = 90
 """Characters of a marked unit."""
 
 
 class Along(NamedTuple):
-    """The most unusual units so far."""
+    """The most unusual unit of a stretch."""
 
     z: float
     place: int  # bytes before it, of all texts
@@ -31,9 +34,8 @@ class SurpriseAlong:
     def __init__(self) -> None:
         self._size = 1  # bytes of a stretch
         self._bits, self._bytes = np.zeros(STRETCHES), np.zeros(STRETCHES)
-        self._highest = np.full(STRETCHES, np.nan)
+        self._most: list[Along | None] = [None] * STRETCHES
         self._place = 0
-        self._marked: list[Along] = []
 
     def add(self, unit: Surprise) -> None:
         while self._place // self._size >= STRETCHES:
@@ -41,10 +43,9 @@ class SurpriseAlong:
         at = self._place // self._size
         self._bits[at] += unit.bits
         self._bytes[at] += unit.bytes
-        if unit.z is not None:
-            self._highest[at] = np.fmax(self._highest[at], unit.z)
-            self._marked.append(Along(unit.z, self._place, unit.text))
-            self._marked = sorted(self._marked, reverse=True)[:MARKED]
+        most = self._most[at]
+        if unit.z is not None and (most is None or unit.z > most.z):
+            self._most[at] = Along(unit.z, self._place, unit.text)
         self._place += unit.bytes
 
     def figure(self, name: str) -> Figure:
@@ -57,11 +58,12 @@ class SurpriseAlong:
             Line("so far", place, bits.cumsum() / sizes.cumsum(), style(1)._replace(marker=None)),
         ]
         along = Panel(lines, title=f"{name}: surprise along the text", y_label="bits per byte", legend=True)
-        scored = ~np.isnan(self._highest)
-        where = (np.flatnonzero(scored) + 0.5) * self._size / 1000
-        unusual = Line(None, where, self._highest[scored], style(0)._replace(marker=None))
-        marks = [Mark(found.place / 1000, str(number), "above") for number, found in enumerate(self._marked, 1)]
-        told = [f"{number}  {_short(found.text)}" for number, found in enumerate(self._marked, 1)]
+        scored = [(at, most.z) for at, most in enumerate(self._most) if most]
+        where, highest = np.array(scored).reshape(-1, 2).T
+        unusual = Line(None, (where + 0.5) * self._size / 1000, highest, style(0)._replace(marker=None))
+        marked = self._marked()
+        marks = [Mark(found.place / 1000, str(number), "above") for number, found in enumerate(marked, 1)]
+        told = [f"{number}  {_short(found.text)}" for number, found in enumerate(marked, 1)]
         below = Panel(
             [unusual],
             x_label="\n".join(["kB of text", *told]),
@@ -70,12 +72,20 @@ class SurpriseAlong:
         )
         return Figure([[along], [below]], (11, 7), share_x=True)
 
+    def _marked(self) -> list[Along]:
+        """Return the most unusual units, the most unusual first, none beside another."""
+        marked: list[Along] = []
+        for found in sorted(filter(None, self._most), reverse=True):
+            if all(abs(found.place - other.place) * APART >= self._place for other in marked):
+                marked.append(found)
+        return marked[:MARKED]
+
     def _halve(self) -> None:
         for values in (self._bits, self._bytes):
             values[: STRETCHES // 2] = values.reshape(-1, 2).sum(1)
             values[STRETCHES // 2 :] = 0
-        self._highest[: STRETCHES // 2] = np.fmax.reduce(self._highest.reshape(-1, 2), axis=1)
-        self._highest[STRETCHES // 2 :] = np.nan
+        pairs = zip(self._most[::2], self._most[1::2], strict=True)
+        self._most = [max(filter(None, pair), default=None) for pair in pairs] + [None] * (STRETCHES // 2)
         self._size *= 2
 
 

@@ -64,9 +64,10 @@ def save(
     tokenizer: Tokenizer,
     run: str,
     more: Mapping[str, Any] = NOTHING_MORE,
+    durable: bool = True,
 ) -> None:
-    """Write the session of one text, to a temporary file first, so that the file is whole or absent; `more` is told by
-    `describe` beside what every file tells."""
+    """Write the session of one text, to a temporary file first, so that the file is whole or absent, even where the
+    power fails if it is `durable`; `more` is told by `describe` beside what every file tells."""
     if len(session.last) != 1:
         raise UsageError(
             f"{path}: a state file holds one text, this session has {len(session.last)}. Write one at a time."
@@ -84,7 +85,8 @@ def save(
             staged.touch(PRIVATE)
             save_tensors(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
             staged.chmod(PRIVATE)
-            fsync(staged)
+            if durable:
+                fsync(staged)
             staged.replace(path)
         finally:
             with suppress(OSError):

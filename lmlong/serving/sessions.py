@@ -7,7 +7,7 @@ to let one sleep is to forget it. The file is that of `lmlong state`, with who o
 import hashlib
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from pathlib import Path
 from threading import RLock
 from typing import IO, Any, NamedTuple
@@ -16,11 +16,11 @@ import torch
 
 from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference import state_file
+from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.locking import lock
 from lmlong.io.system_errors import named
-from lmlong.model.state import state_bytes
 
 SUFFIX, STAGED = ".state", ".new"
 EVERYBODY = "everybody"
@@ -86,15 +86,14 @@ class SessionStore:
     def __init__(
         self, trained: TrainedLanguageModel, folder: Path, memory: int = 1 << 30, quota: Quota = DEFAULT_QUOTA
     ):
-        self.folder, self.memory, self.quota = folder, memory, quota
+        self.folder, self.quota = folder, quota
         self.damaged = 0
         """Files of the folder that are no sessions of this model."""
         self._trained = trained
         self._lock = RLock()
         self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
         self._used = Counter[str]()  # bytes of the files of each owner
-        self._awake: OrderedDict[str, Session] = OrderedDict()  # the latest used last
-        self._awake_bytes = 0
+        self._awake = AwakeSessions(memory)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in sorted(folder.iterdir()):
             if path.suffix == SUFFIX:
@@ -138,11 +137,10 @@ class SessionStore:
         with self._lock:
             session = self._awake.get(name)
             if session is not None:
-                self._awake.move_to_end(name)
                 return session
         session = self._load(self._path(name))
         with self._lock:
-            self._keep_awake(name, session)
+            self._awake.put(name, session)
         return session
 
     def info(self, owner: str, name: str) -> SessionInfo:
@@ -161,7 +159,7 @@ class SessionStore:
     def delete(self, owner: str, name: str) -> None:
         self.info(owner, name)
         with self._lock:
-            self._forget(name)
+            self._awake.pop(name)
             self._used[owner] -= self._infos[owner].pop(name).bytes
             self._path(name).unlink(missing_ok=True)
 
@@ -182,7 +180,7 @@ class SessionStore:
 
     @property
     def awake_bytes(self) -> int:
-        return self._awake_bytes
+        return self._awake.bytes
 
     @torch.inference_mode()
     def _write(self, owner: str, name: str, session: Session, parent: str | None, made: float) -> SessionInfo:
@@ -202,7 +200,7 @@ class SessionStore:
         with self._lock:
             staged.replace(path)
             self._note(owner, info)
-            self._keep_awake(name, session)
+            self._awake.put(name, session)
         return info
 
     def _size(self, owner: str, name: str) -> int:
@@ -230,17 +228,6 @@ class SessionStore:
     def _load(self, path: Path) -> Session:
         trained = self._trained
         return state_file.load(path, trained.model, trained.owners, str(trained.checkpoint))
-
-    def _keep_awake(self, name: str, session: Session) -> None:
-        self._forget(name)
-        self._awake[name] = session
-        self._awake_bytes += state_bytes(session)
-        while self._awake_bytes > self.memory and len(self._awake) > 1:
-            self._forget(next(iter(self._awake)))
-
-    def _forget(self, name: str) -> None:
-        if (session := self._awake.pop(name, None)) is not None:
-            self._awake_bytes -= state_bytes(session)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}{SUFFIX}"

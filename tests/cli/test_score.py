@@ -113,12 +113,14 @@ def test_records_and_streams(run: Path, tmp_path: Path) -> None:
     assert [row["text"] for row in rows(out)] == [line["message"] for line in lines]
     assert "skipped 1 records: no JSON" in err
     streams = ("--by", "record", "--field", "message", "--streams", "host")
-    one, _ = scored(run, *streams, "--streams-in-memory", "1", piped=data)
+    one, _ = scored(run, *streams, "--streams-memory", "1", piped=data)
     many, _ = scored(run, *streams, piped=data)
     assert one == many != out
     assert "6 streams were forgotten" not in err
-    _, err = scored(run, *streams, "--streams-in-memory", "1", "--most-streams", "2", piped=data)
+    _, err = scored(run, *streams, "--streams-memory", "1", "--most-streams", "2", piped=data)
     assert "streams were forgotten" in err
+    _, err = scored(run, *streams, "--most-streams", "1", piped=data)  # all of them in memory
+    assert "8 streams were forgotten" in err
 
 
 def test_a_picture_is_drawn(run: Path, book: Path, tmp_path: Path) -> None:
@@ -175,6 +177,32 @@ def test_a_signal_ends_it_and_the_state_is_saved(run: Path, tmp_path: Path, numb
         assert process.wait(30) == code
     (found,) = rows(scored(run, "--load-state", state, piped=b"not\n")[0])
     assert (found["number"], found["offset"], found["text"]) == (4, 22, "not\n")
+
+
+def test_a_log_that_has_grown_goes_on_where_it_ended(run: Path, tmp_path: Path) -> None:
+    log, state = tmp_path / "app.log", tmp_path / "log.state"
+    data = prose(120).encode()
+    log.write_bytes(data[:301])
+    today = rows(scored(run, log, "--save-state", state)[0])
+    log.write_bytes(data)
+    tomorrow = rows(scored(run, log, "--load-state", state, "--save-state", state)[0])
+    last = rows(scored(run, log, "--load-state", state)[0])  # it has not grown: its last line ends nowhere
+    whole = rows(scored(run, log)[0])
+    assert [row["offset"] for row in today + tomorrow + last] == [row["offset"] for row in whole]
+    assert [row["bits"] for row in today + tomorrow + last] == pytest.approx([row["bits"] for row in whole], rel=1e-4)
+    log.write_bytes(b"to be\n")  # another one, which is read after it
+    (other,) = rows(scored(run, log, "--load-state", state)[0])
+    assert other["offset"] == last[0]["offset"] and other["bytes"] == last[0]["bytes"] + 6
+
+
+def test_a_picture_is_drawn_of_a_log_that_a_signal_ended(run: Path, tmp_path: Path) -> None:
+    log, picture = tmp_path / "app.log", tmp_path / "surprise.png"
+    log.write_bytes(prose(400).encode())
+    with started(run, "--follow", log, "--plot", picture) as process:
+        assert process.stdout and process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130 and picture.stat().st_size > 10_000
 
 
 def test_a_reader_that_leaves_ends_it(run: Path, tmp_path: Path) -> None:

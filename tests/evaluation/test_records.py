@@ -8,9 +8,12 @@ import pytest
 from evaluation.test_score import eval_bits
 from inference.conftest import prose
 
+import lmlong
 from lmlong.evaluation.records import Lines, RecordScore, States
 from lmlong.evaluation.surprise import Surprise, Totals
+from lmlong.evaluation.token_bits import begin
 from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.model.state import state_bytes
 
 
 @pytest.fixture
@@ -51,27 +54,42 @@ def test_a_record_is_a_document_of_its_own(trained: TrainedLanguageModel) -> Non
     )
 
 
-def test_interleaved_streams_are_each_as_if_alone(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    draw = random.Random(0)
-    alone = {
-        name: [prose(draw.randint(1, 6), name * 100 + line).replace("\n", " ") for line in range(4)]
-        for name in range(12)
-    }
-    order = [name for name in alone for _ in range(4)]
-    draw.shuffle(order)
-    left = {name: iter(texts) for name, texts in alone.items()}
-    data = "".join(json.dumps({"host": name, "message": next(left[name])}) + "\n" for name in order).encode()
-    states = States(trained, tmp_path, in_memory=3, most=100)
+def size_of(trained: TrainedLanguageModel) -> int:
+    """Bytes of the state of one text."""
+    return state_bytes(begin(trained))
+
+
+def interleaved(texts: dict[str, list[str]]) -> tuple[list[str], bytes]:
+    """The lines of many texts in any order, each with the name of its own; and those names."""
+    order = [name for name, lines in texts.items() for _ in lines]
+    random.Random(0).shuffle(order)
+    left = {name: iter(lines) for name, lines in texts.items()}
+    lines = [{"host": name, "message": next(left[name])} for name in order]
+    return order, "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize(("count", "awake"), [(12, 3), pytest.param(1000, 100, marks=pytest.mark.slow)])
+def test_interleaved_streams_are_each_as_if_alone(
+    trained: TrainedLanguageModel, tmp_path: Path, count: int, awake: int
+) -> None:
+    lines = prose(40 * count).splitlines()
+    texts = {f"host {number}": lines[number * 4 : number * 4 + 4] for number in range(count)}
+    order, data = interleaved(texts)
+    states = States(trained, tmp_path, memory=int(size_of(trained) * (awake + 0.9)), most=count)
     found = scored(RecordScore(trained, Totals(), 200, "message", "host", states), data)
-    assert states.forgotten == 0 and len(list(tmp_path.glob("*.state"))) == 12 - 3
-    for name, texts in alone.items():
-        mine = [each.bits for each, owner in zip(found, order, strict=True) if owner == name]
-        assert sum(mine) == pytest.approx(eval_bits(trained, "".join(text + "\n" for text in texts)), rel=1e-5)
+    assert states.forgotten == 0
+    assert awake - 1 <= count - len(list(tmp_path.glob("*.state"))) <= awake
+    bits: dict[str, list[float]] = {}
+    for name, each in zip(order, found, strict=True):
+        bits.setdefault(name, []).append(each.bits)
+    for name, texts_of_one in texts.items():
+        alone = lmlong.score(trained, "".join(line + "\n" for line in texts_of_one))
+        assert bits[name] == pytest.approx([each.bits for each in alone], rel=1e-5)
 
 
 def test_streams_beyond_the_most_are_forgotten_and_counted(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     data = "".join(json.dumps({"host": number}) + "\n" for number in range(20)).encode()
-    states = States(trained, tmp_path, in_memory=2, most=5)
+    states = States(trained, tmp_path, memory=int(size_of(trained) * 2.9), most=5)
     found = scored(RecordScore(trained, Totals(), 200, stream="host", states=states), data)
     assert len(found) == 20 and states.forgotten == 15 and len(list(tmp_path.glob("*.state"))) == 3
     assert states.take("19") is not None and states.take("16") is not None and states.take("3") is None

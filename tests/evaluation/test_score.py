@@ -1,7 +1,9 @@
 """The bits of all units sum to those of `lmlong eval` on the same tokens, however the text comes."""
 
+import io
 import json
 import math
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +87,20 @@ def test_any_pieces_give_the_same_units(subword_model: TrainedLanguageModel, see
     assert_alike([*found, *scores.finish()], whole)
 
 
+def test_a_file_may_be_of_text_or_of_bytes_or_a_pipe(subword_model: TrainedLanguageModel, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(TEXT.encode())
+    whole = list(lmlong.score(subword_model, TEXT))
+    with path.open(encoding="utf-8", newline="") as text, path.open("rb") as data:
+        assert list(lmlong.score(subword_model, text)) == list(lmlong.score(subword_model, data)) == whole
+    assert list(lmlong.score(subword_model, io.BytesIO(TEXT.encode()))) == whole
+    reader, writer = os.pipe()
+    with open(reader, "rb") as coming, open(writer, "wb") as going:
+        going.write(b"to be\nor not\nto")
+        going.flush()
+        assert next(lmlong.score(subword_model, coming)).text == "to be\n"  # though more may come
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_going_on_from_a_state_gives_the_same_units(
     subword_model: TrainedLanguageModel, unit: str, tmp_path: Path
@@ -112,6 +128,17 @@ def test_bytes_that_are_no_text_are_told_as_they_were_read(subword_model: Traine
         assert [each.bytes for each in found] == [len(line) for line in data.splitlines(keepends=True)]
         assert scores.not_read == 6
         assert found[0].text == "to be\ufffd\ufffd or\n"
+
+
+def test_a_line_of_broken_bytes_that_never_ends_takes_no_memory(subword_model: TrainedLanguageModel) -> None:
+    scores = TextScore(subword_model)
+    sizes = []
+    for _ in range(4):
+        assert not list(scores.read(b"\xff\xfeA" * 10_000))
+        sizes.append(len(json.dumps(scores.to_json())))
+    assert max(sizes[1:]) < sizes[0] + 100
+    (found,) = scores.finish()
+    assert found.bytes == 120_000 and scores.not_read == 80_000
 
 
 def test_settled_text_goes_on(subword_model: TrainedLanguageModel) -> None:

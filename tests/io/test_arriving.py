@@ -4,11 +4,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from lmlong.io.arriving import QUIET, arriving, follow
+from lmlong.io.arriving import QUIET, Place, arriving, follow
 
 
 def test_a_pipe_gives_what_is_there_and_tells_once_that_it_is_quiet() -> None:
@@ -77,6 +78,94 @@ def test_a_file_that_is_gone_is_waited_for(followed: tuple[Path, Iterator[bytes]
     path.unlink()
     threading.Timer(0.2, path.write_bytes, (b"back\n",)).start()
     assert next(found) == b"back\n"
+
+
+def test_a_file_goes_on_where_its_reading_ended(tmp_path: Path) -> None:
+    path, place = tmp_path / "app.log", Place()
+    path.write_bytes(b"first\nsecond\n")
+    found = follow(path, None, poll=0.01, place=place)
+    next(found)
+    found.close()
+    append(path, b"third\n")
+    again = follow(path, None, poll=0.01, place=place)
+    assert next(again) == b"third\n"
+    again.close()
+    assert place.offset == 19 and bytes.fromhex(place.last) == path.read_bytes()
+
+
+@pytest.mark.parametrize("data", [b"other\nsecond\nthird\n", b"cut\n", b""])
+def test_another_file_of_that_number_is_read_from_its_beginning(tmp_path: Path, data: bytes) -> None:
+    path, place = tmp_path / "app.log", Place()
+    path.write_bytes(b"first\nsecond\n")
+    with path.open("rb", buffering=0) as file:
+        file.read()
+        place.note(file)
+        assert place.seek(file) and file.tell() == 13
+    path.write_bytes(data)  # keeps its number
+    with path.open("rb", buffering=0) as file:
+        assert not place.seek(file) and file.read() == data
+
+
+def test_a_pipe_has_no_place() -> None:
+    reader, writer = os.pipe()
+    place = Place()
+    with open(reader, "rb", buffering=0) as file:
+        place.note(file)  # type: ignore[arg-type]
+        assert place == Place() and not place.seek(file)  # type: ignore[arg-type]
+    os.close(writer)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_wait_that_is_interrupted_loses_nothing(tmp_path: Path) -> None:
+    """What interrupts reaches waits alone, and what was there before it is told."""
+    waits = 0
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        nonlocal waits
+        waits += 1
+        if waits == 3:
+            raise Interrupted
+        yield
+
+    reader, writer = os.pipe()
+    os.write(writer, b"one")
+    found = arriving(reader, 0.01, waiting)
+    assert [next(found), next(found)] == [b"one", QUIET]
+    os.write(writer, b"two")
+    with pytest.raises(Interrupted):
+        next(found)
+    assert os.read(reader, 10) == b"two"
+    os.close(writer)
+    os.close(reader)
+
+
+def test_a_file_that_is_moved_again_while_it_is_opened_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "app.log"
+    path.write_bytes(b"first\n")
+    found = follow(path, None, poll=0.001)
+    assert next(found) == b"first\n"
+    gone = threading.Event()
+
+    def rotate() -> None:
+        for _ in range(200):
+            path.unlink(missing_ok=True)
+            path.write_bytes(b"x\n")
+        path.unlink()
+        path.write_bytes(b"last\n")
+        gone.set()
+
+    thread = threading.Thread(target=rotate)
+    thread.start()
+    seen = b""
+    while not seen.endswith(b"last\n"):
+        seen += next(found)
+    thread.join()
+    assert gone.is_set()
+    found.close()
 
 
 def test_a_followed_file_tells_once_that_it_is_quiet(tmp_path: Path) -> None:
