@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,8 @@ class Tokenizer(ABC):
     """Characters of each sort on which it depends where a text is cut before pieces are joined, if it is."""
     special: Mapping[str, int] = {}
     """Tokens that stand for no bytes, by the names that a chat template has for them."""
+    replacement: int | None = None
+    """The token of U+FFFD, where that stands for characters without a token of their own."""
     chat_template: str | None = None
     """How messages become text, as a template of Jinja, where the model was made for chat."""
 
@@ -118,6 +121,12 @@ class SentencePieceTokenizer(Tokenizer):
             elif run:
                 tokens.extend(self.processor.encode(run))
         return tokens
+
+    def encode_parts(self, texts: list[str]) -> list[list[int]]:
+        safe = [not sentencepiece_model.UNSAFE.search(text) for text in texts]
+        # all at once; by default the library would take all cores, which other processes have
+        encoded = iter(self.processor.encode(list(compress(texts, safe)), num_threads=1) if any(safe) else ())
+        return [next(encoded) if one else self.encode_part(text) for text, one in zip(texts, safe, strict=True)]
 
 
 class ByteTokenizer(Tokenizer):

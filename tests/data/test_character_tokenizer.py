@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from lmlong import recipe
 from lmlong.cli.main import lmlong
+from lmlong.data import token_encoding
 from lmlong.data import tokenizer as tokenizers
 from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.notes import notes
@@ -80,7 +81,7 @@ def test_what_is_replaced_is_counted(text_of: Callable[..., recipe.Text]) -> Non
     tokenizer = {"kind": "characters", "alphabet": "ACGT", "unknown": "replace"}
     dataset = prepare(text_of(["ACGT" * 30 + "\n" + "ACGN" * 30 + "\n"] * 3, tokenizer=tokenizer))
     (source,) = dataset.info["sources"]
-    assert source["read"]["replaced_characters"] == 3 * 32
+    assert source["train"]["replaced"] + source["validation"]["replaced"] == 3 * 32
     assert "U+FFFD in the place of 96 characters that text.tokenizer.alphabet lacks" in list(notes(source))
 
 
@@ -107,3 +108,13 @@ def test_the_commands_make_and_describe_one(tmp_path: Path, monkeypatch: pytest.
     assert made.exit_code == 0, made.output
     found = CliRunner().invoke(lmlong, ["tokenizer", "info", "dna.model", "--text", "GATTACA", "--json"])
     assert json.loads(found.stdout)["tokens"] == [2, 0, 3, 3, 0, 1, 0]
+
+
+def test_other_processes_name_the_document_too(
+    text_of: Callable[..., recipe.Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_encoding, "ALONE", 0)
+    monkeypatch.setattr(token_encoding, "BATCH", 64)
+    text = text_of(["ACGT" * 100, "ACGTx" + "ACGT" * 100], tokenizer={"kind": "characters", "alphabet": "ACGT"})
+    with pytest.raises(UsageError, match=r"001\.txt: line 1, character 5: 'x'"):
+        prepare(text, processes=2)
