@@ -6,7 +6,7 @@ A text with other characters is refused, or has U+FFFD in their place, by `unkno
 import json
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from lmlong.errors import UsageError
 BEGINNING = b"lmlong characters tokenizer: "
 """How a file of this kind begins; its options follow as JSON."""
 
-REPLACEMENT = "\ufffd"
+REPLACEMENT, NEWLINE = "\ufffd", "\n"
 SHOWN = 10
 """Most characters that one message names."""
 
@@ -29,34 +29,14 @@ Unknown = Literal["error", "replace"]
 class UnknownCharacter(UsageError):
     """A character that the alphabet of a tokenizer lacks."""
 
-    def __init__(self, tokenizer: "CharacterTokenizer", character: str, place: str, others: Iterable[str] = ()):
-        self.tokenizer = tokenizer
-        self._given = (tokenizer, character, place, tuple(others))
+    def __init__(self, character: str, place: str, others: Iterable[str] = ()):
         self.to_a_client = f"{place}: {named(character)} is not in the alphabet of this model."
-        more = [named(other) for other in sorted({*self._given[3]} - {character})]
+        more = [named(other) for other in sorted(set(others) - {character})]
         beside = f", nor are {', '.join(more[:SHOWN])}{', ...' if len(more) > SHOWN else ''}" if more else ""
         super().__init__(
             f"{place}: {named(character)} is not in the alphabet of the tokenizer{beside}. Add to "
             "text.tokenizer.alphabet what belongs to the text, or set text.tokenizer.unknown=replace."
         )
-
-    def __reduce__(self) -> tuple[type["UnknownCharacter"], tuple[Any, ...]]:
-        return type(self), self._given  # it comes from another process
-
-    def within(self, document: Document) -> "UnknownCharacter":
-        """Return the same for the first such character of a document, which is read again to name all others too."""
-        first, line, before = None, 1, 0
-        others: set[str] = set()
-        for piece in document.pieces():
-            outside = self.tokenizer.outside(piece)
-            if len(outside) and first is None:
-                start = piece[: outside[0]]
-                newlines = start.count("\n")
-                column = len(start) - (start.rfind("\n") if newlines else -1 - before)
-                first = (piece[outside[0]], f"{document.name}: line {line + newlines:,}, character {column:,}")
-            line, before = line + piece.count("\n"), _after_newline(piece, before)
-            others.update(piece[place] for place in outside)
-        return UnknownCharacter(self.tokenizer, *first, others) if first else self
 
 
 class CharacterTokenizer(Tokenizer):
@@ -97,6 +77,23 @@ class CharacterTokenizer(Tokenizer):
         """Return the places of the characters that the alphabet lacks."""
         return np.flatnonzero(self._lookup(text) < 0)
 
+    def unknown_in(self, document: Document) -> UnknownCharacter:
+        """Return the error of a document with characters that the alphabet lacks, which is read for the place of the
+        first one and for all others."""
+        first, line, before = None, 1, 0
+        others: set[str] = set()
+        for piece in document.pieces():
+            outside = self.outside(piece)
+            if len(outside) and first is None:
+                start = piece[: outside[0]]
+                column = _after_newline(start, before) + 1
+                place = f"{document.name}: line {line + start.count(NEWLINE):,}, character {column:,}"
+                first = (piece[outside[0]], place)
+            line, before = line + piece.count(NEWLINE), _after_newline(piece, before)
+            others.update(piece[place] for place in outside)
+        assert first is not None, "it was looked at before"
+        return UnknownCharacter(*first, others)
+
     def _tokens(self, text: str, before: int) -> np.ndarray:
         """Return the tokens of a text after so many other characters."""
         tokens = self._lookup(text)
@@ -104,7 +101,7 @@ class CharacterTokenizer(Tokenizer):
             outside = np.flatnonzero(tokens < 0)
             if self.replacement is None:
                 others = {text[place] for place in outside}
-                raise UnknownCharacter(self, text[outside[0]], f"character {before + outside[0] + 1:,}", others)
+                raise UnknownCharacter(text[outside[0]], f"character {before + outside[0] + 1:,}", others)
             tokens[outside] = self.replacement
         return tokens
 
@@ -134,5 +131,5 @@ def named(character: str) -> str:
 
 def _after_newline(piece: str, before: int) -> int:
     """Return how many characters follow the last newline, `before` of which came before this piece."""
-    newline = piece.rfind("\n")
+    newline = piece.rfind(NEWLINE)
     return before + len(piece) if newline < 0 else len(piece) - newline - 1

@@ -62,7 +62,6 @@ class Encoded(NamedTuple):
     tokens: np.ndarray  # (tokens,) uint16 or uint32
     starts: np.ndarray  # (documents,) int64, positions of those that begin among the tokens
     bytes: int  # of text
-    replaced: int  # tokens of U+FFFD in the place of characters without one
 
 
 def batches_of(cuts: Iterable[tuple[Place, Cut]]) -> Iterator[Batch]:
@@ -95,9 +94,7 @@ def _encode(cuts: list[Cut], tokenizer: Tokenizer) -> Encoded:
         if cut.ends:
             tokens.append(tokenizer.eos)
     array = np.array(tokens, dtype=token_type(tokenizer))
-    size = int(tokenizer.token_bytes[array].sum())
-    replaced = 0 if tokenizer.replacement is None else int((array == tokenizer.replacement).sum())
-    return Encoded(array, np.array(starts, dtype="<i8"), size, replaced)
+    return Encoded(array, np.array(starts, dtype="<i8"), int(tokenizer.token_bytes[array].sum()))
 
 
 def cores() -> int:

@@ -23,13 +23,11 @@ class TokenFile(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Size of one split of a source; bytes are of text, tokens include bos and eos, some stand for U+FFFD in the place
-    of characters that the tokenizer does not know."""
+    """Size of one split of a source; bytes are of text, tokens include bos and eos."""
 
     documents: int = 0
     bytes: int = 0
     tokens: int = 0
-    replaced: int = 0
 
     def add(self, other: "Count") -> "Count":
         """Return the sum of two counts."""

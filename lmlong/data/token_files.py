@@ -59,7 +59,7 @@ class TokenFiles:
             tokens, starts = self._files[path], self._sizes[path]
             starts.write((found.starts + tokens.size // found.tokens.itemsize).tobytes())
             tokens.write(found.tokens.tobytes())
-            count = Count(len(found.starts), found.bytes, len(found.tokens), found.replaced)
+            count = Count(len(found.starts), found.bytes, len(found.tokens))
             self.counts[place] = self.counts.get(place, Count()).add(count)
         self.batches += 1
         if self.batches % SHARD == 0:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lmlong.data.character_tokenizer import UnknownCharacter
+from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.duplicates import Duplicates, divide
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import count
@@ -38,9 +38,9 @@ def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: D
         Progress("tokens", size_of(inputs)) as progress,
         _full_disk(files, progress),
     ):
-        batches = batches_of(_cuts(divide(inputs, duplicates), found))
+        batches = batches_of(_cuts(divide(inputs, duplicates), found, tokenizer))
         _pass_over(batches, files, progress)
-        with closing(encode_all(batches, tokenizer, model, processes)) as encoded, _named_document(inputs, duplicates):
+        with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
             for batch in encoded:
                 files.write(batch)
                 progress.update(sum(tokens.bytes for tokens in batch.values()))
@@ -77,6 +77,15 @@ class _Source:
             if part.document.encoding != UTF8:
                 count(self._encodings, Skipped(part.document.name, part.document.encoding, found.read_bytes))
 
+    def pieces(self, part: Part, tokenizer: Tokenizer) -> Iterator[str]:
+        """Iterate over the text of a part; what the alphabet of a tokenizer lacks is refused, or counted."""
+        for piece in part.pieces():
+            if isinstance(tokenizer, CharacterTokenizer) and (outside := len(tokenizer.outside(piece))):
+                if tokenizer.unknown == "error":
+                    raise tokenizer.unknown_in(part.document)
+                self._read["replaced_characters"] += outside
+            yield piece
+
     def described(self, number: int, counts: dict[Place, Count]) -> dict[str, Any]:
         """Return all that is known of the source, with what was written of it."""
         splits: dict[str, Any] = {place.split: counts.get(place, Count())._asdict() for place in self.places(number)}
@@ -89,14 +98,16 @@ class _Source:
         }
 
 
-def _cuts(entries: Iterable[tuple[int, Part | Skipped]], found: list[_Source]) -> Iterator[tuple[Place, Cut]]:
+def _cuts(
+    entries: Iterable[tuple[int, Part | Skipped]], found: list[_Source], tokenizer: Tokenizer
+) -> Iterator[tuple[Place, Cut]]:
     """Cut documents for the tokenizer, each cut known by what it is of; one without text has none."""
     for number, part in entries:
         found[number].add(part)
         if isinstance(part, Skipped):
             continue
         place, begins, last = Place(number, part.split), True, ""
-        for text in parts(part.pieces()):
+        for text in parts(found[number].pieces(part, tokenizer)):
             if last:
                 yield place, Cut(last, begins, False)
                 begins = False
@@ -114,18 +125,6 @@ def _pass_over(batches: Iterator[Batch], files: TokenFiles, progress: Progress) 
     if passed < files.batches:
         files.discard()
         raise UsageError("the text became shorter while it was read. Try again when it is at rest.")
-
-
-@contextmanager
-def _named_document(inputs: list[Input], duplicates: Duplicates) -> Iterator[None]:
-    """Let the error of a character without a token name its document, which is looked for among all."""
-    try:
-        yield
-    except UnknownCharacter as error:
-        for _, part in divide(inputs, duplicates):
-            if isinstance(part, Part) and part.start == 0 and (found := error.within(part.document)) is not error:
-                raise found from None
-        raise
 
 
 @contextmanager

@@ -46,8 +46,6 @@ class Tokenizer(ABC):
     """Characters of each sort on which it depends where a text is cut before pieces are joined, if it is."""
     special: Mapping[str, int] = {}
     """Tokens that stand for no bytes, by the names that a chat template has for them."""
-    replacement: int | None = None
-    """The token of U+FFFD, where that stands for characters without a token of their own."""
     chat_template: str | None = None
     """How messages become text, as a template of Jinja, where the model was made for chat."""
 

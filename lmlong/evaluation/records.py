@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lmlong.evaluation.surprise import Surprise, Totals
+from lmlong.evaluation.surprise import Surprise, Totals, compared
 from lmlong.evaluation.token_bits import TextReader
 from lmlong.inference import state_file
 from lmlong.inference.awake import AwakeSessions
@@ -126,7 +126,7 @@ class RecordScore:
             return
         bits, tokens = self._score(text, name)
         self._totals.add(bits, line.size, tokens)
-        z = self._totals.scores.add(bits)
+        z = self._totals.scores.add(compared("record", bits, line.size))
         mean = self._totals.bits / self._totals.bytes
         shown = text.encode("utf-8", "surrogatepass")[: self._keep].decode("utf-8", "ignore")
         yield Surprise(source, number, line.offset, line.size, tokens, bits, mean, z, shown)

@@ -31,7 +31,7 @@ class Surprise(NamedTuple):
     tokens: int  # that begin in it
     bits: float
     mean: float  # bits per byte of all that was scored so far
-    z: float | None  # how unusual its bits are against those of the units before it; None for the first few
+    z: float | None  # how unusual it is, against the units before it; None for the first few
     text: str  # its beginning
 
     @property
@@ -184,11 +184,17 @@ class Units:
         totals.add(self._bits, size, self._tokens)
         self._number += 1
         mean = totals.bits / totals.bytes if totals.bytes else 0.0
-        z = totals.scores.add(self._bits)
+        z = totals.scores.add(compared(self._unit, self._bits, size))
         text = self._text.decode("utf-8", LOSSLESS)
         found = Surprise(self._source, self._number, self._begin, size, self._tokens, self._bits, mean, z, text)
         self._begin, self._bits, self._size, self._tokens, self._text = end, 0.0, 0, 0, b""
         return found
+
+
+def compared(unit: Unit, bits: float, size: int) -> float:
+    """Return by what a unit is compared with others: its bits for a byte, as long lines are no more unusual than short
+    ones; of a token its bits, which are those of one choice."""
+    return bits if unit == "token" else bits / max(size, 1)
 
 
 def tokens_with(tokenizer: Tokenizer, part: bytes) -> np.ndarray:

@@ -81,7 +81,7 @@ def test_what_is_replaced_is_counted(text_of: Callable[..., recipe.Text]) -> Non
     tokenizer = {"kind": "characters", "alphabet": "ACGT", "unknown": "replace"}
     dataset = prepare(text_of(["ACGT" * 30 + "\n" + "ACGN" * 30 + "\n"] * 3, tokenizer=tokenizer))
     (source,) = dataset.info["sources"]
-    assert source["train"]["replaced"] + source["validation"]["replaced"] == 3 * 32
+    assert source["read"]["replaced_characters"] == 3 * 32
     assert "U+FFFD in the place of 96 characters that text.tokenizer.alphabet lacks" in list(notes(source))
 
 
