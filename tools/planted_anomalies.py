@@ -6,11 +6,11 @@
     python tools/planted_anomalies.py measure runs/logs --normal normal.log --plot anomalies.png
 
 `write` writes a log, with --each anomalies of every kind where that is not 0, whose lines go to --truth. `measure`
-makes such a log of another seed and reads it with each RUN. Beside the z of a line's bits per byte, as the command
-tells it, stand that of its bits, and two baselines: how far a line's length is from the usual, and how rare its
-template is, with numbers masked, among the lines of --normal and those so far. For each method the last line is at the
-threshold with the best F1, which only who knows the anomalies could choose; "average" is its average precision. The two
-baselines need no model.
+makes such a log of another seed and reads it with each RUN. Beside the z of a line, as the command tells it, stand
+those of its bits per byte and of its bits, and two baselines: how far a line's length is from the usual, and how rare
+its template is, with numbers masked, among the lines of --normal and those so far. For each method the last line is at
+the threshold with the best F1, which only who knows the anomalies could choose; "average" is its average precision. The
+two baselines need no model.
 """
 
 import argparse

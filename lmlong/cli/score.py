@@ -111,8 +111,8 @@ def score(
 
     FILEs are read one after the other, each as a document of its own; without any, standard input is, which need not
     end. For each line, or other unit, its bits are told, how many those are for a byte, the mean of all so far, and z:
-    how far these are above the median of the lines before it, in robust standard deviations; of a token its bits are
-    compared. What is told is written at once; the memory does not grow with the text.
+    how far it is above the median of the lines before it by bits / (bytes + 16), in robust standard deviations; tokens
+    are compared by their bits. What is told is written at once; the memory does not grow with the text.
 
     A line is told when no further bytes could change its tokens, which may take the first of the next line, or
     --quiet. --save-state leaves what is not certain yet to a call with --load-state, and is written on Ctrl-C and

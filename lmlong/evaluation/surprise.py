@@ -191,10 +191,14 @@ class Units:
         return found
 
 
+SHORT = 16
+"""Bytes that are added to a unit's, so that one of a few bytes is not unusual for a rare byte among them."""
+
+
 def compared(unit: Unit, bits: float, size: int) -> float:
     """Return by what a unit is compared with others: its bits for a byte, as long lines are no more unusual than short
-    ones; of a token its bits, which are those of one choice."""
-    return bits if unit == "token" else bits / max(size, 1)
+    ones, where short ones count as longer than they are; of a token its bits, which are those of one choice."""
+    return bits if unit == "token" else bits / (size + SHORT)
 
 
 def tokens_with(tokenizer: Tokenizer, part: bytes) -> np.ndarray:

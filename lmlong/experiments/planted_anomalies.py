@@ -30,11 +30,12 @@ class Found(NamedTuple):
 
 
 def by_surprise(loaded: TrainedLanguageModel, log: ServiceLog) -> dict[str, np.ndarray]:
-    """Return z of the bits per byte of each line, as `lmlong score --by line` tells it, and the same of its bits."""
+    """Return z of each line, as `lmlong score --by line` tells it, that of its bits per byte, and that of its bits."""
     lines = list(score(loaded, log.text))
     assert [line.number for line in lines] == list(range(1, len(log.lines) + 1))
     return {
-        "bits per byte": np.array([np.nan if line.z is None else line.z for line in lines]),
+        "z": np.array([np.nan if line.z is None else line.z for line in lines]),
+        "bits per byte": _robust(RobustScore(), (line.bits_per_byte or 0.0 for line in lines)),
         "bits": _robust(RobustScore(), (line.bits for line in lines)),
     }
 
@@ -91,7 +92,7 @@ def compare_methods(
     found = []
     for name, loaded in models.items():
         for unit, scores in by_surprise(loaded, log).items():
-            found.append(_found(f"{name}, {unit}", scores, log, above if unit == "bits per byte" else ()))
+            found.append(_found(f"{name}, {unit}", scores, log, above if unit == "z" else ()))
         found.append(_found(f"{name}, above entropy", bits_above_entropy(loaded, log), log, ()))
     found.append(_found("length of the line", by_length(log), log, ()))
     found.append(_found("rarity of the template", by_rarity(log, normal), log, ()))

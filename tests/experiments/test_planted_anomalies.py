@@ -137,4 +137,4 @@ def test_the_tool_writes_a_log_and_measures_a_model(
     assert max(map(len, shown.splitlines())) <= 80
     assert {one["kind"] for one in json.loads(Path("truth.json").read_text())} == set(ANOMALIES)
     methods = json.loads(Path("found.json").read_text())["methods"]
-    assert len(methods) == 5 and methods[0]["curve"]["recall"][-1] <= 1 and Path("found.png").stat().st_size > 1000
+    assert len(methods) == 6 and methods[0]["curve"]["recall"][-1] <= 1 and Path("found.png").stat().st_size > 1000
