@@ -20,9 +20,14 @@ SHOWN = 90
 """Characters of a marked unit."""
 
 
+LEGIBLE = 12
+"""Characters of a unit that is drawn rather than shorter ones: an empty line may be strange, but tells nobody why."""
+
+
 class Along(NamedTuple):
     """The most unusual unit of a stretch."""
 
+    legible: bool
     z: float
     place: int  # bytes before it, of all texts
     text: str
@@ -44,8 +49,9 @@ class SurpriseAlong:
         self._bits[at] += unit.bits
         self._bytes[at] += unit.bytes
         most = self._most[at]
-        if unit.z is not None and (most is None or unit.z > most.z):
-            self._most[at] = Along(unit.z, self._place, unit.text)
+        if unit.z is not None:
+            found = Along(len(unit.text.strip()) >= LEGIBLE, unit.z, self._place, unit.text)
+            self._most[at] = max(found, most) if most else found
         self._place += unit.bytes
 
     def figure(self, name: str) -> Figure:

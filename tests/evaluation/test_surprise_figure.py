@@ -15,7 +15,7 @@ def units(count: int) -> list[Surprise]:
     found, place = [], 0
     for number in range(1, count + 1):
         size, z = draw.randint(1, 80), None if number < 30 else draw.uniform(-2, 9)
-        found.append(Surprise("text", number, place, size, 3, float(size), 1.0, z, f"line {number}\n"))
+        found.append(Surprise("text", number, place, size, 3, float(size), 1.0, z, f"line of words {number}\n"))
         place += size
     return found
 
@@ -41,3 +41,12 @@ def test_the_curve_is_of_all_bits(count: int) -> None:
 
 def test_of_nothing_nothing_is_marked() -> None:
     assert not panels(SurpriseAlong())[1].marks
+
+
+def test_lines_that_say_something_are_marked_rather_than_empty_ones() -> None:
+    along, drawn = SurpriseAlong(), units(200)
+    drawn[100] = drawn[100]._replace(z=99.0, text="\n")
+    for unit in drawn:
+        along.add(unit)
+    told = panels(along)[1].x_label.splitlines()[1:]
+    assert told and all("line of words" in line for line in told)
