@@ -19,7 +19,7 @@ import torch
 from lmlong.attention import laws
 from lmlong.cli.main import lmlong
 from lmlong.data import tokenizer as tokenizers
-from lmlong.experiments.service_log import write_log
+from lmlong.evaluation.service_log import write_log
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build
 from lmlong.recipe import file as recipe_file

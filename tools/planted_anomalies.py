@@ -21,9 +21,9 @@ import torch
 
 from lmlong.cli.output import check_files, show
 from lmlong.errors import LmlongError
-from lmlong.experiments.planted_anomalies import compare_methods
-from lmlong.experiments.planted_anomalies_report import figure, table, to_json
-from lmlong.experiments.service_log import write_log
+from lmlong.evaluation.planted_anomalies import compare_methods
+from lmlong.evaluation.planted_anomalies_report import figure, table, to_json
+from lmlong.evaluation.service_log import write_log
 from lmlong.inference.loading import load
 
 

@@ -32,7 +32,7 @@ def notes(source: dict[str, Any]) -> Iterator[str]:
     """Iterate over sentences on one source, as the info of token files describes it."""
     for encoding, found in source.get("encodings", {}).items():
         yield f"read as {encoding}: {named(found)}"
-    if replaced := source["read"].get("replaced_characters"):
+    if replaced := source.get("read", {}).get("replaced_characters"):
         yield f"U+FFFD in the place of {replaced:,} characters that text.tokenizer.alphabet lacks"
     for reason, found in source["left_out"].items():
         yield f"left out, {reason}: {named(found)}"

@@ -204,7 +204,7 @@ def alive(pid: int) -> bool:
 @pytest.fixture
 def working(text_of: TextOf, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
     """A program that makes token files of much text, and the two processes that encode for it."""
-    text = text_of(["".join(sentences(200)) * 20], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
+    text = text_of(["".join(sentences(200)) * 100], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
     child = start(text, tmp_path / "cache")
     while len(found := children(child.pid)) < 2 or not list((tmp_path / "cache").glob("tokens/*/progress.json")):
         assert child.poll() is None, child.communicate()

@@ -90,9 +90,12 @@ def test_files_of_data_that_are_not_read_are_told(run: Path, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     (tmp_path / "train.txt").rename(tmp_path / "texts" / "a.txt")
-    (tmp_path / "texts" / "b.pdf").touch()
+    (tmp_path / "texts" / "b.mobi").touch()
     done = evaluated(run, "--lengths", "16", "--data", "texts", "--by", "context", *FEW)
-    assert done.stderr == "--data: left out, a PDF: convert it to plain text: texts/b.pdf\n"
+    assert (
+        done.stderr
+        == "--data: left out, an e-book of a kind that is not read: convert it to EPUB or plain text: texts/b.mobi\n"
+    )
 
 
 def test_a_name_under_runs_is_shown_as_that(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from lmlong.experiments.anomaly_ranking import anomalous
-from lmlong.experiments.planted_anomalies import Found
-from lmlong.experiments.service_log import ANOMALIES, ServiceLog
+from lmlong.evaluation.anomaly_ranking import anomalous
+from lmlong.evaluation.planted_anomalies import Found
+from lmlong.evaluation.service_log import ANOMALIES, ServiceLog
 from lmlong.report.figure import Figure, Line, Panel, Style, style
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_table

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.experiments.service_log import Planted
+from lmlong.evaluation.service_log import Planted
 
 
 class Alarms(NamedTuple):

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from lmlong.evaluation.anomaly_ranking import Alarms, Curve, alarms_above, curve_of
 from lmlong.evaluation.robust_score import RobustScore
 from lmlong.evaluation.score import score
-from lmlong.experiments.anomaly_ranking import Alarms, Curve, alarms_above, curve_of
-from lmlong.experiments.service_log import ServiceLog
+from lmlong.evaluation.service_log import ServiceLog
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import PIECE
 
