@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,8 @@ def made_by(text: recipe.Text, processes: int, cache: Path, monkeypatch: pytest.
 
 
 def start(text: recipe.Text, cache: Path, processes: int = 2, **options: object) -> subprocess.Popen[str]:
-    """Make the token files by another program."""
+    """Make the token files by another program, which hears Ctrl-C also where these tests do not."""
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(
         [sys.executable, "-m", "tests.data.small_batches", text.model_dump_json(), str(processes)],
         cwd=ROOT,
@@ -80,6 +82,7 @@ def start(text: recipe.Text, cache: Path, processes: int = 2, **options: object)
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=heard,
         **options,  # type: ignore[call-overload]
     )
 
@@ -204,7 +207,7 @@ def alive(pid: int) -> bool:
 @pytest.fixture
 def working(text_of: TextOf, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
     """A program that makes token files of much text, and the two processes that encode for it."""
-    text = text_of(["".join(sentences(200)) * 100], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
+    text = text_of(["".join(sentences(200)) * 40], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
     child = start(text, tmp_path / "cache")
     while len(found := children(child.pid)) < 2 or not list((tmp_path / "cache").glob("tokens/*/progress.json")):
         assert child.poll() is None, child.communicate()
