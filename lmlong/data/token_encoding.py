@@ -2,7 +2,8 @@
 
 A batch depends on nothing but the text, and its tokens on nothing but the batch; so any number of processes gives the
 same tokens. The processes are plain children that read batches from a pipe: they need no torch and no second import of
-the program that started them, and they end by themselves when it does, however it ends.
+the program that started them, and they end by themselves when it does, however it ends. Nobody but these two writes to
+their pipes, so what is unpickled is what the other one has pickled.
 """
 
 import os
