@@ -1,6 +1,7 @@
 """What all tests share: one thread each, for tiny tensors gain nothing from two."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does at its own time
+
+# What is ignored here, as in the background or under nohup, would be ignored by each program that tests start, too;
+# a handler that does nothing is not handed on.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 BEGUN = time.time()
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,8 +72,7 @@ def made_by(text: recipe.Text, processes: int, cache: Path, monkeypatch: pytest.
 
 
 def start(text: recipe.Text, cache: Path, processes: int = 2, **options: object) -> subprocess.Popen[str]:
-    """Make the token files by another program, which hears Ctrl-C also where these tests do not."""
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    """Make the token files by another program."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.data.small_batches", text.model_dump_json(), str(processes)],
         cwd=ROOT,
@@ -82,7 +80,6 @@ def start(text: recipe.Text, cache: Path, processes: int = 2, **options: object)
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=heard,
         **options,  # type: ignore[call-overload]
     )
 

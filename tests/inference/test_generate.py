@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,11 +75,9 @@ def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> Non
 
 
 def endless(run: Path) -> subprocess.Popen[bytes]:
-    """A process that writes without end into a pipe, as buffered as Python is by default; an interrupt reaches it also
-    where the tests run in the background, whose shell has them ignore it."""
+    """A process that writes without end into a pipe, as buffered as Python is by default."""
     words = [*COMMAND, str(run), "--prompt", "a", *ENDLESS]
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED, preexec_fn=heard)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED)
 
 
 def test_a_reader_that_leaves_ends_the_text_in_silence(run: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -109,14 +110,19 @@ def lmlong(*arguments: object, **options: object) -> subprocess.Popen:
     """The command line in a process of its own, which ends at the latest when the tests do."""
     command = [sys.executable, "-m", "lmlong", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started: dict[str, object] = {"preexec_fn": heard, **options}
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **started
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options
     )
     atexit.register(child.kill)
     return child
 
 
-def heard() -> None:
-    """Let a process that is about to start hear of a closed terminal, even where the tests run under nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+@contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Programs that start in here ignore a signal, as a shell has those do that it starts by & (Ctrl-C), or nohup (the
+    closed terminal). This is so without code between fork and exec, for which all of this process would be copied."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

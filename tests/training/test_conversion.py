@@ -15,6 +15,8 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training import conversion_report
 from lmlong.training.run import train
 
+from .conftest import ignored
+
 STEPS = [
     "training.steps=20",
     "conversion={layers: {steps: 120}, predictions: {steps: 60, learning_rate: 3e-3}, sequence_length: 32}",
@@ -123,11 +125,6 @@ def test_a_conversion_that_is_done_has_no_more_to_do(folder: Path, converted: di
     assert all(torch.equal(weights[name], after[name]) for name in weights)
 
 
-def begun_by_a_shell() -> None:
-    """Ignore Ctrl-C as a shell lets a command that it starts by &."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
@@ -136,8 +133,9 @@ def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
     name = f"stopped-{number.name}"
     words = [*HYBRID, *STEPS, "--out", name]
     command = [sys.executable, "-m", "lmlong", "convert", "teacher", "--to", "tiny.yaml", *words]
-    heard = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=folder, preexec_fn=begun_by_a_shell, **heard) as child:
+    with ignored(signal.SIGINT):
+        child = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with child:
         assert child.stderr is not None
         for line in child.stderr:
             if "/120: loss" in line:

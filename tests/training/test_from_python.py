@@ -115,7 +115,6 @@ class Script:
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     def __enter__(self) -> "Script":

@@ -19,7 +19,7 @@ from lmlong.errors import UsageError
 from lmlong.recipe import Recipe
 from lmlong.training.run import train
 
-from .conftest import equal, heard, lmlong, losses, metrics
+from .conftest import equal, ignored, lmlong, losses, metrics
 
 Recipes = Callable[..., Recipe]
 OFTEN = ["training.validate_every=1", "training.checkpoint_every=1"]
@@ -339,7 +339,6 @@ def test_a_terminal_that_is_really_closed_leaves_a_checkpoint(tiny: Path, tmp_pa
     run = tmp_path / "run"
     child, terminal = pty.fork()
     if not child:
-        heard()
         command = [sys.executable, "-m", "lmlong", "train", str(tiny), "--out", str(run), "training.steps=100000"]
         os.execv(sys.executable, command)
     try:
@@ -366,8 +365,8 @@ def ended(child: int, seconds: float = 60) -> int:
 
 def test_a_run_under_nohup_goes_on(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ignoring = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None  # noqa: E731
-    child = lmlong("train", tiny, "--out", run, "training.steps=12", preexec_fn=ignoring)
+    with ignored(signal.SIGHUP):
+        child = lmlong("train", tiny, "--out", run, "training.steps=12")
     while not metrics(run):
         time.sleep(0.001)
     child.send_signal(signal.SIGHUP)
