@@ -79,7 +79,8 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
 def show(
     places: tuple[str, ...], documents: int, characters: int, everything: bool, column: str, as_json: bool
 ) -> None:
-    """Print what documents became: those of a RECIPE's sources, or of files, folders and globs.
+    """Print what documents became: those of a RECIPE's sources, or of files, folders and globs, or of - for standard
+    input.
 
     Only their text goes to standard output; their names and sizes, and what was skipped, to standard error.
 
@@ -87,6 +88,7 @@ def show(
     Example: a book as text, and the beginnings of what a folder holds.
       lmlong data show book.epub --all > book.txt
       lmlong data show papers --documents 3
+      curl -s https://example.org | lmlong data show -- -.html
     """
     from lmlong.cli.showing import show_documents
 
@@ -95,13 +97,14 @@ def show(
 
 
 def _text_of(places: tuple[str, ...], column: str) -> "Text":
-    """Return the text of a recipe, or of files by their names."""
+    """Return the text of a recipe, or of files by their names, or of standard input."""
+    from lmlong.io.standard_input import path_of
     from lmlong.recipe import Files, Text
     from lmlong.recipe.file import shipped_recipes
 
     if len(places) == 1 and (places[0] in shipped_recipes() or places[0].endswith((".yaml", ".yml"))):
         return load_recipe(places[0], ()).text
-    return Text(sources=[Files(kind="files", paths=list(places), column=column)])
+    return Text(sources=[Files(kind="files", paths=list(map(path_of, places)), column=column)])
 
 
 def _prepare(recipe: str, overrides: tuple[str, ...], processes: int | None = None) -> "TokenDataset":

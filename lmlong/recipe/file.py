@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from lmlong.errors import RecipeError, UsageError, nearest, other_format
+from lmlong.io.standard_input import path_of
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_words, plugins_needed
 from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.overrides import BadOverride, Override, from_item, parse, place
@@ -242,7 +243,7 @@ def _anchored(values: dict[str, Any]) -> dict[str, Any]:
     text, training = values["text"], values["training"]
     for source in text["sources"] + text["validation"]["sources"]:
         if source["kind"] == "files":
-            source["paths"] = [_absolute(path) for path in source["paths"]]
+            source["paths"] = [_absolute(path_of(path)) for path in source["paths"]]
         if source["kind"] == "hub" and Path(source["dataset"]).exists():
             source["dataset"] = _absolute(source["dataset"])
     if text["tokenizer"]["path"] is not None:

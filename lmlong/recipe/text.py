@@ -29,7 +29,8 @@ class Files(Options):
     paths: list[str] = Field(min_length=1)
     """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz, .zst, .bz2 and .xz
     too. Of a folder .txt, .md, .py, .jsonl, .ndjson, .parquet, .arrow, FASTA, documents and archives are read, and all
-    else is told as left out."""
+    else is told as left out. - is standard input, and -.jsonl or another suffix what is read as such a file; a copy is
+    kept in the cache."""
     column: str = "text"
     """Field of a record that holds the text."""
     soft_masks: Literal["keep", "upper"] = "keep"

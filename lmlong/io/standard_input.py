@@ -1,0 +1,76 @@
+"""Standard input as a file that stays: text is read more than once, by more than one process, and on another day."""
+
+import os
+import sys
+import time
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from lmlong.errors import UsageError
+from lmlong.io.arriving import CHUNK
+from lmlong.io.cache import REMEDY, UNFINISHED, cache_folder
+from lmlong.io.home import NO_HOME
+from lmlong.io.system_errors import named
+
+DESCRIPTOR = 0
+
+CUT_OFF = 24 * 3600
+"""Seconds without a byte after which a copy is one that was never finished."""
+
+
+def path_of(path: str) -> str:
+    """Return a path itself, or that of a file that holds standard input, for which `-` stands, and `-.jsonl` where it
+    is to be read as a file of that kind."""
+    is_input = path == "-" or (path.startswith("-.") and os.sep not in path)
+    return str(_kept(path)) if is_input else path
+
+
+def _kept(path: str) -> Path:
+    """Return the file that holds standard input, in a folder of the cache, named by its content. It is standard input
+    from then on, so that this process and those it starts find the text again, which was there to be read only once."""
+    folder, suffix = cache_folder() / "input", path[1:] or ".txt"
+    if folder.is_relative_to(NO_HOME):
+        raise UsageError("you have no home to keep standard input in. Set LMLONG_CACHE to a folder of your own.")
+    with named(folder, REMEDY):
+        folder.mkdir(parents=True, exist_ok=True)
+        return _already(folder, suffix) or _copied(folder, suffix)
+
+
+def _already(folder: Path, suffix: str) -> Path | None:
+    """Return the file of the folder that standard input is."""
+    about = os.fstat(DESCRIPTOR)
+    kept = (path for path in folder.glob(f"*{suffix}") if not path.name.startswith(UNFINISHED))
+    return next((path for path in kept if os.path.samestat(path.stat(), about)), None)
+
+
+def _copied(folder: Path, suffix: str) -> Path:
+    if os.isatty(DESCRIPTOR):
+        raise UsageError("-: standard input is a terminal. Pipe text into it, or name files in text.sources.")
+    _sweep(folder)
+    staged = folder / f"{UNFINISHED}{os.getpid()}"
+    try:
+        with staged.open("wb") as file:
+            digest = sha256()
+            while data := os.read(DESCRIPTOR, CHUNK):
+                digest.update(data)
+                file.write(data)
+            size = file.tell()
+        if not size:
+            raise UsageError("-: nothing came by standard input. Pipe text into it, or name files in text.sources.")
+        kept = folder / f"{digest.hexdigest()[:32]}{suffix}"
+        staged.replace(kept)
+    finally:
+        staged.unlink(missing_ok=True)
+    with kept.open("rb") as file:
+        os.dup2(file.fileno(), DESCRIPTOR)
+    print(f"standard input: {size / 1e6:,.3g} MB, kept as {kept}", file=sys.stderr, flush=True)
+    return kept
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what others could not finish."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > CUT_OFF:
+                path.unlink()
