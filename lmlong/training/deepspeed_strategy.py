@@ -31,6 +31,9 @@ from lmlong.training.optimizer import moments_of, parameter_groups
 LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
 """Environment variables by which the processes of one run find each other."""
 
+LARGEST_BUCKET = 500_000_000
+"""Most gradients that are summed over the ranks at a time, as by DeepSpeed's default."""
+
 
 class DeepSpeedTraining(DeepSpeedStrategy):
     """DeepSpeed on GPUs, or on processes of a CPU, with checkpoints of our own format."""
@@ -70,6 +73,9 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         self.moments = [(weight, moments_of(group)) for group in groups for weight in group["params"]]
         muon = [group for group in groups if "stacks" in group]
         self.stacks = {id(w): heights for g in muon for w, heights in zip(g["params"], g["stacks"], strict=True)}
+        # by default there is room for half a billion gradients, whatever the model
+        room = min(LARGEST_BUCKET, sum(weight.numel() for weight, _ in self.moments))
+        self.config["zero_optimization"].setdefault("reduce_bucket_size", room)
         if self.zero_stage_3:
             model.partitioned = True
             _register_external_parameters(model)

@@ -183,6 +183,22 @@ def test_a_step_that_is_not_finite_moves_no_weight(
     assert same == [False, False, True, False]
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_small_model_takes_little_memory(recipe_of: Recipes, tmp_path: Path, stage: int) -> None:
+    """Even of what it is given and never touches, by which a process may become too large to be forked."""
+    train(recipe_of("training.steps=1", *sharded(stage, tmp_path)), tmp_path / "first")
+    before = address_space()
+    train(recipe_of("training.steps=1", *sharded(stage, tmp_path)), tmp_path / "second")
+    assert address_space() - before < 1 << 30
+
+
+def address_space() -> int:
+    """Bytes of all that this process has mapped."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
+    return int(line.split()[1]) << 10
+
+
 def test_settings_of_its_own(recipe_of: Recipes, tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     options = ["training.strategy=deepspeed", f"training.deepspeed.config={file}"]
