@@ -129,8 +129,8 @@ def score(
     inputs = list(dict.fromkeys(files)) or [STDIN]
     if unit != "record" and (field or streams):
         raise UsageError("--field, --streams: are of records. Give --by record too.")
-    if (load_state or save_state) and (unit == "record" or len(inputs) > 1):
-        raise UsageError("--load-state, --save-state: of one text. Give one FILE, and no --by record.")
+    if (load_state or save_state) and len(inputs) > 1:
+        raise UsageError("--load-state, --save-state: of one input. Give one FILE.")
     if follow and (len(inputs) > 1 or inputs == [STDIN]):
         raise UsageError("--follow: waits at the end of one FILE. Name one.")
     check_files(None, plot)
@@ -138,9 +138,22 @@ def score(
 
     from lmlong.inference.loading import load
 
-    job = Job(load(run, device, weights, state_dtype), inputs, unit, keep, quiet, follow)
+    job = Job(
+        load(run, device, weights, state_dtype),
+        inputs,
+        unit,
+        keep,
+        quiet,
+        follow,
+        field,
+        streams,
+        streams_memory,
+        most_streams,
+        load_state,
+        save_state,
+    )
     show = Show(form, above, plot is not None)
-    code = run_job(job, show, field, streams, streams_memory, most_streams, load_state, save_state)
+    code = run_job(job, show)
     show.finish(plot, run)
     if code:
         raise click.exceptions.Exit(code)

@@ -5,14 +5,16 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lmlong.cli.stop import Stop
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.evaluation import records_file
 from lmlong.evaluation.records import Lines, RecordScore, States
+from lmlong.evaluation.records_file import SavedRecords
 from lmlong.evaluation.score import TextScore
 from lmlong.evaluation.surprise import Surprise, Totals, Unit
 from lmlong.evaluation.surprise_figure import SurpriseAlong
@@ -38,6 +40,12 @@ class Job(NamedTuple):
     keep: int  # bytes of a unit that are told
     quiet: float | None  # seconds
     follow: bool
+    field: str | None
+    streams: str | None
+    streams_memory: int  # bytes
+    most_streams: int
+    load_state: Path | None
+    save_state: Path | None
 
 
 class Show:
@@ -82,52 +90,62 @@ def _values(unit: Surprise) -> dict[str, Any]:
     return {name: numbers[name] if name in numbers else getattr(unit, name) for name in COLUMNS}
 
 
-def run_job(
-    job: Job,
-    show: Show,
-    field: str | None,
-    streams: str | None,
-    memory: int,
-    most: int,
-    load_state: Path | None,
-    save_state: Path | None,
-) -> int:
+def run_job(job: Job, show: Show) -> int:
     """Score all inputs and write what is found; a signal ends it after what was read, saved. Return the exit code."""
-    totals, not_read = Totals(), 0
-    with Stop() as stop, tempfile.TemporaryDirectory(prefix="lmlong-streams-") as folder:
-        states = States(job.trained, Path(folder), memory, most) if streams else None
-        records = RecordScore(job.trained, totals, job.keep, field, streams, states)
-        for path in job.inputs:
-            place, text = Place(), TextScore(job.trained, job.unit, str(path), totals, keep=job.keep)
-            if load_state:
-                text, place = _restored(job, load_state, str(path))
-            with _opened(path, job, stop, place) as arrived:
-                if job.unit == "record":
-                    _score_records(records, stop.until(arrived), str(path), show)
-                    continue
-                _score_text(text, stop.until(arrived), show, finish=save_state is None)
-            totals, not_read = text.totals, not_read + text.not_read
-            if save_state:
-                _save(job, text, place, save_state)
-        _tell(totals, not_read, records, states)
+    with Stop() as stop:
+        if job.unit == "record":
+            _score_records(job, show, stop)
+        else:
+            _score_texts(job, show, stop)
     return 0 if stop.received is None else 128 + stop.received
 
 
-def _score_text(text: TextScore, chunks: Iterator[bytes], show: Show, finish: bool) -> None:
-    for data in chunks:
-        show.write(text.settle() if data == QUIET else text.read(data))
-    if finish:
-        show.write(text.finish())
+def _score_texts(job: Job, show: Show, stop: Stop) -> None:
+    totals, not_read = Totals(), 0
+    for path in job.inputs:
+        place, text = Place(), TextScore(job.trained, job.unit, str(path), totals, keep=job.keep)
+        if job.load_state:
+            text, place = _restored(job, job.load_state, str(path))
+        with _opened(path, job, stop, place) as arrived:
+            for data in stop.until(arrived):
+                show.write(text.settle() if data == QUIET else text.read(data))
+            if job.save_state is None:
+                show.write(text.finish())
+        totals, not_read = text.totals, not_read + text.not_read
+        if job.save_state:
+            _save(job, text, place, job.save_state)
+    more = f"{not_read:,} bytes are no UTF-8 or have no token: read as U+FFFD, or not at all"
+    _tell(totals, [more] if not_read else [])
 
 
-def _score_records(records: RecordScore, chunks: Iterator[bytes], source: str, show: Show) -> None:
-    lines, number = Lines(), 0
-    for data in chunks:
-        for line in lines.read(data):
-            number += 1
-            show.write(records.read(line, source, number))
-    for line in lines.finish():
-        show.write(records.read(line, source, number + 1))
+def _score_records(job: Job, show: Show, stop: Stop) -> None:
+    totals, place, lines = Totals(), Place(), Lines()
+    with ExitStack() as stack:
+        saved = None
+        if job.load_state:
+            saved = stack.enter_context(closing(_saved_records(job, job.load_state)))
+            totals, place = _restored_records(saved, job, lines)
+        states = None
+        if job.streams:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmlong-streams-")))
+            states = States(job.trained, folder, job.streams_memory, job.most_streams, saved)
+        records = RecordScore(job.trained, totals, job.keep, job.field, job.streams, states)
+        for path in job.inputs:
+            with _opened(path, job, stop, place) as arrived:
+                for data in stop.until(arrived):
+                    for line in lines.read(data):
+                        show.write(records.read(line, str(path)))
+                for line in () if job.save_state else lines.finish():
+                    show.write(records.read(line, str(path)))
+            if not job.save_state:
+                place, lines = Place(), Lines()
+        if job.save_state:
+            about = _about_records(job, place, lines, totals)
+            records_file.save(job.save_state, about, states.files() if states else ())
+    told = [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
+    if states and states.forgotten:
+        told.append(f"{states.forgotten:,} streams were forgotten, those not used for longest: raise --most-streams")
+    _tell(totals, told)
 
 
 @contextmanager
@@ -180,14 +198,39 @@ def _save(job: Job, text: TextScore, place: Place, path: Path) -> None:
     state_file.save(path, text.session, trained.model, *belongs, more)
 
 
-def _tell(totals: Totals, not_read: int, records: RecordScore, states: States | None) -> None:
+def _saved_records(job: Job, path: Path) -> SavedRecords:
+    return SavedRecords(path, job.trained.owners, str(job.trained.checkpoint))
+
+
+def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Totals, Place]:
+    """Go on from what was saved of records: return what all of them cost, and how far the file of them was read."""
+    options = {"field": job.field, "streams": job.streams}
+    for name, given in options.items():
+        if (then := saved.about.get(name)) != given:
+            remedy = f"Give --{name} {then}" if then else f"Leave --{name} out"
+            raise UsageError(f"{saved.path}: remembers records by --{name} {then or '(none)'}. {remedy}.")
+    try:
+        lines.restore(saved.about["lines"])
+        return Totals.from_json(saved.about["totals"]), Place(**saved.about["file"])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise saved.damaged() from None
+
+
+def _about_records(job: Job, place: Place, lines: Lines, totals: Totals) -> dict[str, Any]:
+    """Return all that `_restored_records` needs."""
+    return {
+        **job.trained.owners,
+        "run": str(job.trained.checkpoint),
+        "field": job.field,
+        "streams": job.streams,
+        "file": asdict(place),
+        "lines": lines.to_json(),
+        "totals": totals.to_json(),
+    }
+
+
+def _tell(totals: Totals, more: list[str]) -> None:
     """Tell what was read, on standard error."""
     bits = f", {totals.bits / totals.bytes:.3f} bits per byte" if totals.bytes else ""
-    lines = [f"{totals.bytes:,} bytes, {totals.tokens:,} tokens{bits}"]
-    if not_read:
-        lines.append(f"{not_read:,} bytes are no UTF-8 or have no token: read as U+FFFD, or not at all")
-    lines += [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
-    if states and states.forgotten:
-        lines.append(f"{states.forgotten:,} streams were forgotten, those not used for longest: raise --most-streams")
-    for line in lines:
+    for line in (f"{totals.bytes:,} bytes, {totals.tokens:,} tokens{bits}", *more):
         print(line, file=sys.stderr)

@@ -3,8 +3,9 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from lmlong.evaluation.records_file import SavedRecords
 from lmlong.evaluation.surprise import Surprise, Totals, compared
 from lmlong.evaluation.token_bits import TextReader
 from lmlong.inference import state_file
@@ -20,6 +21,7 @@ LONGEST = 1 << 26
 class Line(NamedTuple):
     """A line without its end; of one that is too long nothing but its size."""
 
+    number: int  # from 1
     data: bytes | None
     offset: int
     size: int  # with its end
@@ -31,7 +33,7 @@ class Lines:
     def __init__(self, longest: int = LONGEST):
         self._longest = longest
         self._held = bytearray()
-        self._size = self._offset = 0
+        self._number = self._size = self._offset = 0
 
     def read(self, data: bytes) -> Iterator[Line]:
         """Iterate over the lines that these bytes complete."""
@@ -43,6 +45,15 @@ class Lines:
             begin = end + 1
         self._hold(data[begin:])
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what was read of a line that has no end yet, and how much was before it."""
+        return {"number": self._number, "offset": self._offset, "size": self._size, "held": self._held.hex()}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `to_json` was taken from; ValueError, KeyError or TypeError for anything else."""
+        self._number, self._offset, self._size = (int(saved[name]) for name in ("number", "offset", "size"))
+        self._held = bytearray.fromhex(saved["held"])
+
     def finish(self) -> Iterator[Line]:
         """Iterate over the last line, if it has no end."""
         if self._size:
@@ -53,19 +64,30 @@ class Lines:
         self._held += data[: max(self._longest + 1 - len(self._held), 0)]
 
     def _take(self) -> Line:
-        line = Line(None if len(self._held) > self._longest else bytes(self._held), self._offset, self._size)
+        self._number += 1
+        data = None if len(self._held) > self._longest else bytes(self._held)
+        line = Line(self._number, data, self._offset, self._size)
         self._offset, self._size = self._offset + self._size, 0
         self._held.clear()
         return line
 
 
 class States:
-    """The sessions of many texts by name: those used last in memory, others in files, of so many texts at most."""
+    """The sessions of many texts by name: those used last in memory, others in files of a folder or in what was saved
+    before, of so many texts at most."""
 
-    def __init__(self, trained: TrainedLanguageModel, folder: Path, memory: int, most: int):
-        self._trained, self._folder, self._most = trained, folder, most
+    def __init__(
+        self,
+        trained: TrainedLanguageModel,
+        folder: Path,
+        memory: int,
+        most: int,
+        saved: SavedRecords | None = None,
+    ):
+        self._trained, self._folder, self._most, self._saved = trained, folder, most, saved
         self._awake = AwakeSessions(memory)
-        self._asleep: OrderedDict[str, Path] = OrderedDict()
+        # those used longest ago first, all of them before any that is awake; None for what is still in the saved file
+        self._asleep: OrderedDict[str, Path | None] = OrderedDict.fromkeys(saved.names if saved else ())
         self._files = 0
         self.forgotten = 0
         """Texts whose state was dropped, since others were used after it."""
@@ -74,7 +96,9 @@ class States:
         """Return the session of a text, and let go of it; None for a new one."""
         if (session := self._awake.pop(name)) is not None:
             return session
-        if path := self._asleep.pop(name, None):
+        if name in self._asleep:
+            path = self._file(name)
+            del self._asleep[name]
             session = self._trained.load_state(path)
             path.unlink()
             return session
@@ -85,10 +109,36 @@ class States:
             self._asleep[tired] = self._save(asleep)
         while len(self._awake) + len(self._asleep) > self._most:
             if self._asleep:
-                self._asleep.popitem(last=False)[1].unlink()
+                _, path = self._asleep.popitem(last=False)
+                if path:
+                    path.unlink()
             else:
                 self._awake.pop_oldest()
             self.forgotten += 1
+
+    def files(self) -> Iterator[tuple[str, Path]]:
+        """Iterate over all texts, that used longest ago first, each with the file of its session, which may be gone
+        when the next is asked for."""
+        for name, path in self._asleep.items():
+            yield name, self._file(name)
+            if path is None:
+                self._scratch.unlink()
+        for name, session in self._awake.items():
+            path = self._save(session)
+            yield name, path
+            path.unlink()
+
+    @property
+    def _scratch(self) -> Path:
+        return self._folder / "saved.state"
+
+    def _file(self, name: str) -> Path:
+        """Return the file of a session that sleeps."""
+        path = self._asleep[name]
+        if path is not None:
+            return path
+        assert self._saved is not None
+        return self._saved.extract(name, self._scratch)
 
     def _save(self, session: Session) -> Path:
         """Return the file of a session, which need not outlive this process."""
@@ -117,7 +167,7 @@ class RecordScore:
         self.skipped: Counter[str] = Counter()
         """Records that were not scored, by reason."""
 
-    def read(self, line: Line, source: str, number: int) -> Iterator[Surprise]:
+    def read(self, line: Line, source: str) -> Iterator[Surprise]:
         """Iterate over the one record of a line, unless it has none."""
         try:
             text, name = self._parse(line)
@@ -129,7 +179,7 @@ class RecordScore:
         z = self._totals.scores.add(compared("record", bits, line.size))
         mean = self._totals.bits / self._totals.bytes
         shown = text.encode("utf-8", "surrogatepass")[: self._keep].decode("utf-8", "ignore")
-        yield Surprise(source, number, line.offset, line.size, tokens, bits, mean, z, shown)
+        yield Surprise(source, line.number, line.offset, line.size, tokens, bits, mean, z, shown)
 
     def _parse(self, line: Line) -> tuple[str, str]:
         """Return the text of a line, and the name of what it belongs to; ValueError says why there is none."""

@@ -16,6 +16,10 @@ class AwakeSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def items(self) -> list[tuple[str, Session]]:
+        """Return the sessions with their names, that used longest ago first."""
+        return list(self._sessions.items())
+
     def get(self, name: str) -> Session | None:
         """Return a session, which is the latest used now; None where it is not awake."""
         if name in self._sessions:

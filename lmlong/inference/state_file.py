@@ -96,12 +96,7 @@ def save(
 def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) -> Session:
     """Return the session in a file, or refuse it, naming the difference, where it is not this model's."""
     about = describe(path)
-    for key, meaning in OWNERS.items():
-        if about.get(key) != belongs[key]:
-            raise CheckpointError(
-                f"{path}: made with another {meaning} ({str(about.get(key))[:12]}) than that of {run} "
-                f"({belongs[key][:12]}). Use it with {about.get('run')}, or read the text again by lmlong state build."
-            )
+    refuse_other(path, about, belongs, run, "or read the text again by lmlong state build.")
     like = _empty(model)
     wanted, found = dict(_named(like)), _verified(path, about)
     try:
@@ -131,6 +126,16 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) ->
     if any(token >= model.embedding.num_embeddings or token < 0 for token in unread.chosen):
         raise CheckpointError(f"{path}: unread tokens that this model does not know. Read the text again.")
     return session
+
+
+def refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str], run: str, remedy: str) -> None:
+    """Refuse what was made with another model, naming the difference."""
+    for key, meaning in OWNERS.items():
+        if about.get(key) != belongs[key]:
+            raise CheckpointError(
+                f"{path}: made with another {meaning} ({str(about.get(key))[:12]}) than that of {run} "
+                f"({belongs[key][:12]}). Use it with {about.get('run')}, {remedy}"
+            )
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         self.stacks = {id(w): heights for g in muon for w, heights in zip(g["params"], g["stacks"], strict=True)}
         # by default there is room for half a billion gradients, whatever the model
         room = min(LARGEST_BUCKET, sum(weight.numel() for weight, _ in self.moments))
+        assert self.config is not None
         self.config["zero_optimization"].setdefault("reduce_bucket_size", room)
         if self.zero_stage_3:
             model.partitioned = True

@@ -123,6 +123,55 @@ def test_records_and_streams(run: Path, tmp_path: Path) -> None:
     assert "8 streams were forgotten" in err
 
 
+STREAMS = ("--by", "record", "--field", "message", "--streams", "host")
+
+
+@pytest.mark.parametrize("options", [STREAMS, (*STREAMS, "--streams-memory", "1"), STREAMS[:4]])
+def test_streams_of_tomorrow_go_on_where_those_of_today_ended(
+    run: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """From the middle of a line, whether a stream came again, slept, or was only in the saved file."""
+    lines = [{"host": number % 7 if number < 30 else number % 3, "message": prose(9, number)} for number in range(50)]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    whole = rows(scored(run, *options, piped=data)[0])
+    found, state, begin = [], tmp_path / "hosts.state", 0
+    for end in (len(data) // 3, len(data) // 3 + 40, len(data) // 2, len(data)):
+        more = ("--load-state", state) if begin else ()
+        found += rows(scored(run, *options, *more, "--save-state", state, piped=data[begin:end])[0])
+        begin = end
+    assert found == whole
+    assert state.stat().st_mode & 0o777 == 0o600 and not list(tmp_path.glob(".*"))
+
+
+def test_a_log_of_records_is_read_on_where_it_has_grown(run: Path, tmp_path: Path) -> None:
+    log, state = tmp_path / "app.jsonl", tmp_path / "hosts.state"
+    data = "".join(
+        json.dumps({"host": number % 3, "message": prose(9, number)}) + "\n" for number in range(20)
+    ).encode()
+    log.write_bytes(data[:-100])
+    today = rows(scored(run, *STREAMS, log, "--save-state", state)[0])
+    log.write_bytes(data)
+    tomorrow = rows(scored(run, *STREAMS, log, "--load-state", state)[0])
+    assert today + tomorrow == rows(scored(run, *STREAMS, log)[0])
+
+
+def test_what_was_saved_of_other_records_is_refused(run: Path, tmp_path: Path) -> None:
+    state = tmp_path / "hosts.state"
+    scored(run, *STREAMS, "--save-state", state, piped=b'{"host": 1, "message": "to be"}\n' * 3)
+    with pytest.raises(UsageError, match=r"remembers records by --streams host\. Give --streams host"):
+        scored(run, *STREAMS[:4], "--load-state", state)
+    with pytest.raises(CheckpointError, match="no state file"):
+        scored(run, "--load-state", state)
+    whole = state.read_bytes()
+    for damaged in (whole[:-30], whole[:100], b"", whole.replace(b'"held"', b'"hold"')):
+        state.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="no saved score of records, or damaged"):
+            scored(run, *STREAMS, "--load-state", state)
+    state.write_bytes(whole.replace(b"to be", b"to me"))  # a byte of the state of a stream
+    with pytest.raises(CheckpointError):
+        scored(run, *STREAMS, "--load-state", state, piped=b'{"host": 1, "message": "or not"}\n')
+
+
 def test_a_picture_is_drawn(run: Path, book: Path, tmp_path: Path) -> None:
     scored(run, book, "--plot", tmp_path / "surprise.png")
     assert (tmp_path / "surprise.png").stat().st_size > 10_000
@@ -132,7 +181,7 @@ def test_a_picture_is_drawn(run: Path, book: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--field", "x"), "--by record"),
-        (("--by", "record", "--save-state", "s"), "of one text"),
+        (("/dev/null", "/dev/zero", "--save-state", "s"), "of one input"),
         (("--follow",), "Name one"),
         (("nothing.txt",), "cannot be read"),
         (("--plot", "missing/x.png"), "folder is missing"),

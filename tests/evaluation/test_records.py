@@ -25,7 +25,7 @@ def scored(records: RecordScore, data: bytes, step: int = 1 << 16) -> list[Surpr
     lines = Lines()
     found = [line for place in range(0, len(data), step) for line in lines.read(data[place : place + step])]
     found += lines.finish()
-    return [each for number, line in enumerate(found, 1) for each in records.read(line, "log", number)]
+    return [each for line in found for each in records.read(line, "log")]
 
 
 def test_lines_are_cut_however_they_come_and_long_ones_are_not_held() -> None:
@@ -34,6 +34,7 @@ def test_lines_are_cut_however_they_come_and_long_ones_are_not_held() -> None:
         lines = Lines(longest=50)
         found = [line for place in range(0, len(data), step) for line in lines.read(data[place : place + step])]
         found += lines.finish()
+        assert [line.number for line in found] == [1, 2, 3, 4, 5]
         assert [line.data for line in found] == [b"one", b"", b"two \xff", None, b"last"]
         assert [line.size for line in found] == [4, 1, 6, 101, 4]
         assert [line.offset for line in found] == [0, 4, 5, 11, 112]
