@@ -16,6 +16,11 @@ from lmlong.inference.session import Session, even_pieces, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
 
 
+PIECE, REST = 1024, 256
+"""Tokens that are read at a time, and those of what is left in the end. More are no faster; with any number, memory would
+be cut into ever other pieces, and so grow for a while."""
+
+
 class TokenBits(NamedTuple):
     """Consecutive tokens, and how many bits each takes after all before it."""
 
@@ -40,7 +45,7 @@ class TextReader:
         unread = self.session.unread.row(0)
         encoding = Encoding(self._trained.tokenizer, unread, text, heal=more)
         read = with_unread(self.session, UnreadText())
-        for piece in even_pieces(encoding):
+        for piece in _pieces(encoding):
             read, found = _score(self._trained, piece, read)
             self.session = read
             yield found
@@ -50,6 +55,11 @@ class TextReader:
         """Return the token that ends a document."""
         self.session, found = _score(self._trained, [self._trained.tokenizer.eos], self.session)
         return found
+
+
+def _pieces(encoding: Encoding) -> Iterator[list[int]]:
+    for piece in even_pieces(encoding, PIECE):
+        yield from [piece] if len(piece) == PIECE else even_pieces([piece], REST)
 
 
 @torch.inference_mode()
