@@ -15,10 +15,9 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, even_pieces, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
 
-
 PIECE, REST = 1024, 256
-"""Tokens that are read at a time, and those of what is left in the end. More are no faster; with any number, memory would
-be cut into ever other pieces, and so grow for a while."""
+"""Tokens that are read at a time, and of what is left in the end. More are no faster; with any number of them memory
+would be cut into ever other pieces, and grow for a while."""
 
 
 class TokenBits(NamedTuple):
