@@ -122,8 +122,9 @@ class SessionStore:
         """Keep the session of a state file that anybody may have made, or refuse it."""
         path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
         try:
-            path.touch(state_file.PRIVATE)
-            path.write_bytes(data)
+            with named(path):
+                path.touch(state_file.PRIVATE)
+                path.write_bytes(data)
             session = self._load(path)
         except (CheckpointError, UsageError):
             raise NoState("This is no state of this model, or it is damaged. Read the text again.") from None

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,16 @@ def made(answer: httpx.Response, status: int = 201) -> dict[str, Any]:
     told = answer.json()
     assert told["object"] == "session" and set(told) == {"id", "object", "parent", "created", "tokens", "bytes", "tail"}
     return told
+
+
+@pytest.fixture
+def no_space() -> Iterator[None]:
+    """A limit on the size of files, which fails as a full disk does: in the middle of a file."""
+    usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, usual[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    signal.signal(signal.SIGXFSZ, handler)
 
 
 def refused(answer: httpx.Response) -> tuple[int, str]:
@@ -186,3 +198,20 @@ def test_what_is_no_session_is_told(server: Served) -> None:
     made(server.post(SESSIONS, text="a"))  # which lets the other one sleep
     assert refused(server.post(COMPLETIONS, session=name)) == (410, "session_damaged")
     assert "lmlong_sessions 2.0" in server.client.get("/metrics").text
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(server: Served, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    session = made(server.post(SESSIONS, text=BOOK))
+    state = server.client.get(f"{SESSIONS}/{session['id']}/state").content
+    there = sorted((tmp_path / "sessions").iterdir())
+    request.getfixturevalue("no_space")
+    for answer in (
+        server.post(SESSIONS, text=BOOK),
+        server.client.post(SESSIONS, content=state, headers=STATE_FILE),
+        server.post(f"{SESSIONS}/{session['id']}/append", text="abac"),
+        server.post(COMPLETIONS, session=session["id"], **GREEDY),
+    ):
+        assert refused(answer) == (507, "insufficient_storage"), answer.text
+        assert str(tmp_path) not in answer.text
+    assert sorted((tmp_path / "sessions").iterdir()) == there
+    assert server.client.get(f"{SESSIONS}/{session['id']}").json() == session
