@@ -72,7 +72,21 @@ threads = click.option(
     help="Threads of the CPU to compute with.  [default: one for each core]",
 )
 
-data = click.option("--data", multiple=True, metavar="FILE", help="Measure on this file, folder or glob; repeatable.")
+
+def _found(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths of files, with standard input in one of them."""
+    from lmlong.io.standard_input import path_of
+
+    return value if context.resilient_parsing else tuple(map(path_of, value))
+
+
+data = click.option(
+    "--data",
+    multiple=True,
+    metavar="FILE",
+    callback=_found,
+    help="Measure on this file, folder or glob, or on - for standard input; repeatable.",
+)
 
 
 class Length(click.ParamType):

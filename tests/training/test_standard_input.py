@@ -33,6 +33,11 @@ def told(*arguments: object, input: bytes | None = None) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, timeout=120, **given)  # type: ignore[call-overload]
 
 
+def table(done: subprocess.CompletedProcess[bytes]) -> list[bytes]:
+    """What was measured, without the time that it took."""
+    return [line for line in done.stdout.splitlines() if b"tokens read" not in line]
+
+
 def test_a_run_learns_from_a_pipe_as_from_a_file_and_goes_on_without_it(tiny: Path, book: Path, tmp_path: Path) -> None:
     for name, options, text in (("file", [], None), ("pipe", [PIPED], book.read_bytes())):
         done = told("train", tiny, *options, "training.steps=4", "--out", tmp_path / name, input=text)
@@ -43,6 +48,9 @@ def test_a_run_learns_from_a_pipe_as_from_a_file_and_goes_on_without_it(tiny: Pa
     more = told("train", run / "recipe.yaml", "training.steps=6", "--resume", "auto", "--out", run)
     assert more.returncode == 0, more.stderr.decode()
     assert losses(run)[-1][0] == 6
+    words = [run, "--lengths", "8", "--min-documents", "1", "--by", "position", "--data"]
+    file, pipe = told("eval", *words, book), told("eval", *words, "-", input=book.read_bytes())
+    assert file.returncode == 0 and table(file) == table(pipe), pipe.stderr.decode()
 
 
 def test_two_processes_learn_from_one_pipe(tiny: Path, book: Path, tmp_path: Path) -> None:
