@@ -5,9 +5,13 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from lmlong.recipe import Recipe
+from lmlong.training.run import train
 
 from .conftest import lmlong, losses
 
@@ -38,11 +42,12 @@ def table(done: subprocess.CompletedProcess[bytes]) -> list[bytes]:
     return [line for line in done.stdout.splitlines() if b"tokens read" not in line]
 
 
-def test_a_run_learns_from_a_pipe_as_from_a_file_and_goes_on_without_it(tiny: Path, book: Path, tmp_path: Path) -> None:
-    for name, options, text in (("file", [], None), ("pipe", [PIPED], book.read_bytes())):
-        done = told("train", tiny, *options, "training.steps=4", "--out", tmp_path / name, input=text)
-        assert done.returncode == 0, done.stderr.decode()
-    assert b"standard input: " in done.stderr
+def test_a_run_learns_from_a_pipe_as_from_a_file_and_goes_on_without_it(
+    recipe_of: Callable[..., Recipe], tiny: Path, book: Path, tmp_path: Path
+) -> None:
+    train(recipe_of("training.steps=4"), tmp_path / "file")
+    done = told("train", tiny, PIPED, "training.steps=4", "--out", tmp_path / "pipe", input=book.read_bytes())
+    assert done.returncode == 0 and b"standard input: " in done.stderr, done.stderr.decode()
     assert losses(tmp_path / "pipe") == losses(tmp_path / "file")
     run = tmp_path / "pipe"
     more = told("train", run / "recipe.yaml", "training.steps=6", "--resume", "auto", "--out", run)
