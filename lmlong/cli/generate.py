@@ -8,8 +8,6 @@ import click
 from lmlong.cli import options
 from lmlong.errors import UsageError
 
-File = click.Path(dir_okay=False, path_type=Path)
-
 
 @click.command()
 @options.run
@@ -55,7 +53,7 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--load-state", type=options.InFile(), help="Go on from what `lmlong state build` or --save-state remembered."
 )
-@click.option("--save-state", type=File, help="Remember prompt and printed text in this file.")
+@click.option("--save-state", type=options.NewFile(), help="Remember prompt and printed text in this file.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
 @click.option(
     "--fast-decode/--no-fast-decode",

@@ -15,6 +15,21 @@ Option = Callable[[Command], Command]
 OutFile = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
 
+class NewFile(click.Path):
+    """A file to write, of which is told at once where it cannot be, and not after hours."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from lmlong.cli.output import check_writable
+
+        path = Path(str(super().convert(value, param, ctx)))
+        if ctx is None or not ctx.resilient_parsing:
+            check_writable(path)
+        return path
+
+
 class InFile(click.Path):
     """A file to read, which must be there: told before torch is imported."""
 

@@ -17,18 +17,23 @@ STDOUT = Path("-")
 
 
 def check_files(json_file: Path | None, plot: Path | None) -> None:
-    """Refuse files that cannot be written, before hours are spent on what they should hold."""
-    for file in filter(None, (json_file, plot)):
+    """Refuse files of results that cannot be written, before hours are spent on what they should hold."""
+    check_writable(json_file, plot)
+    if plot:
+        from lmlong.report.plot import check_format
+
+        check_format(plot)
+
+
+def check_writable(*given: Path | None) -> None:
+    """Refuse files that cannot be written."""
+    for file in filter(None, given):
         if file != STDOUT and not os.access(file.parent, os.W_OK):
             raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
         if file != STDOUT and not file.exists():
             with named(file):  # not every disk tells beforehand
                 file.touch()
                 file.unlink()
-    if plot:
-        from lmlong.report.plot import check_format
-
-        check_format(plot)
 
 
 def show(table: str, values: Any, json_file: Path | None, plot: Path | None, figure: "Figure | None" = None) -> None:

@@ -8,7 +8,6 @@ import click
 from lmlong.cli import options
 from lmlong.errors import UsageError
 
-File = click.Path(dir_okay=False, path_type=Path)
 STDIN = Path("-")
 
 
@@ -81,7 +80,7 @@ class Input(options.InFile):
     "otherwise never]",
 )
 @click.option("--load-state", type=options.InFile(), help="Go on from what --save-state remembered.")
-@click.option("--save-state", type=File, help="Remember all that was read, with all --streams, in this file.")
+@click.option("--save-state", type=options.NewFile(), help="Remember all that was read in this file.")
 @options.plot("surprise along the text")
 @options.weights
 @options.state_dtype

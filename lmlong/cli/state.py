@@ -18,7 +18,7 @@ def state() -> None:
 @state.command()
 @options.run
 @click.argument("text", type=options.InFile(), metavar="TEXT")
-@click.option("-o", "--out", type=File, required=True, help="The state file to write.")
+@click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")
 @click.option("--load-state", type=options.InFile(), help="Go on from this state instead of beginning a document.")
 @options.state_dtype
 @options.threads

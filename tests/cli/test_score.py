@@ -182,6 +182,7 @@ def test_a_picture_is_drawn(run: Path, book: Path, tmp_path: Path) -> None:
     [
         (("--field", "x"), "--by record"),
         (("/dev/null", "/dev/zero", "--save-state", "s"), "of one input"),
+        (("--save-state", "missing/s"), "folder is missing"),
         (("--follow",), "Name one"),
         (("nothing.txt",), "cannot be read"),
         (("--plot", "missing/x.png"), "folder is missing"),
