@@ -64,7 +64,7 @@ def _copied(folder: Path, suffix: str) -> Path:
         staged.unlink(missing_ok=True)
     with kept.open("rb") as file:
         os.dup2(file.fileno(), DESCRIPTOR)
-    print(f"standard input: {size / 1e6:,.3g} MB, kept as {kept}", file=sys.stderr, flush=True)
+    print(f"standard input: {size:,} bytes, kept as {kept}", file=sys.stderr, flush=True)
     return kept
 
 
