@@ -5,8 +5,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 
 import pytest
 import torch
@@ -31,7 +33,6 @@ SLOWEST = (
     *("test_kill.py", "test_plan.py", "test_interrupt.py", "test_history.py", "test_hostile.py"),
 )
 
-
 NOBODY = 65534
 
 
@@ -45,6 +46,45 @@ def users_folder() -> Iterator[Path]:
             os.seteuid(NOBODY)
         yield Path(folder)
         os.seteuid(user)
+
+
+LONGEST, LONGEST_OF_SLOW = 300, 1800
+"""Seconds that a test may take."""
+
+
+@contextmanager
+def limited(item: pytest.Item) -> Iterator[None]:
+    """Let a test that waits for ever fail, and say where it waits."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        pytest.fail(f"it takes more than {seconds} s")
+
+    seconds = LONGEST_OF_SLOW if item.get_closest_marker("slow") else LONGEST
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with limited(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with limited(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    with limited(item):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -74,28 +74,53 @@ class Fuse:
         return counted
 
 
-def test_any_operation_may_be_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a forked child that dies there, as by a power cut that keeps what was done before."""
+def end_at_each_operation(folder: Path) -> None:
+    """Save in children that end at one operation after the other, as by a power cut that keeps what was done before."""
     for passed in range(100):
-        folder = tmp_path / str(passed)
-        save(folder, 1)
-        child = os.fork()
+        run = folder / str(passed)
+        save(run, 1)
+        child = os.fork()  # noqa: TID251 - this program has one thread
         if not child:
-            Fuse(monkeypatch, passed, lambda: os._exit(9))
-            save(folder, 2)
+            Fuse(pytest.MonkeyPatch(), passed, lambda: os._exit(9))
+            save(run, 2)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
-        assert set(whole(folder)) & {"step-00000001", "step-00000002"}
-        if (folder / "latest").exists():
-            manifest.verify((folder / "latest").resolve())
-        write.clean(folder)
-        assert not list(folder.glob(".*"))
-        save(folder, 3)
-        assert whole(folder) == ["step-00000003"]
+        assert set(whole(run)) & {"step-00000001", "step-00000002"}
+        if (run / "latest").exists():
+            manifest.verify((run / "latest").resolve())
+        write.clean(run)
+        assert not list(run.glob(".*"))
+        save(run, 3)
+        assert whole(run) == ["step-00000003"]
         if code == 0:
             break
     assert code == 0 and passed > 15
+
+
+def program(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run code that imports from the tests and is given a folder."""
+    return subprocess.run(
+        [sys.executable, "-c", code, folder],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        timeout=200,
+    )
+
+
+CUT = """
+import sys
+from pathlib import Path
+from checkpoint.test_faults import end_at_each_operation
+end_at_each_operation(Path(sys.argv[1]))
+"""
+
+
+def test_any_operation_may_be_the_last(tmp_path: Path) -> None:
+    done = program(CUT, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.iterdir())) > 15
 
 
 def test_any_operation_may_fail(tmp_path: Path) -> None:
@@ -187,13 +212,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up_while_saving(small_disk: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FILLED, small_disk],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )
+    done = program(FILLED, small_disk)
     assert done.returncode == 1, done.stderr
     assert "a checkpoint takes" in done.stdout
     assert ("are missing" if small_disk.is_mount() else "the disk or a quota is full") in done.stdout

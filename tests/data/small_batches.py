@@ -3,6 +3,8 @@
 As a program: `small_batches.py RECIPE_JSON PROCESSES` makes the token files of a text section and prints their folder.
 """
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,8 @@ from lmlong import recipe
 from lmlong.data import token_encoding, token_files
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -28,6 +32,19 @@ def small_batches() -> Iterator[None]:
 def content(folder: Path) -> dict[str, bytes]:
     """All files of a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def start_preparing(text: recipe.Text, cache: Path, processes: int = 2, **options: object) -> subprocess.Popen[str]:
+    """Make the token files by another program."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.data.small_batches", text.model_dump_json(), str(processes)],
+        cwd=ROOT,
+        env={**os.environ, "LMLONG_CACHE": str(cache)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,  # type: ignore[call-overload]
+    )
 
 
 if __name__ == "__main__":

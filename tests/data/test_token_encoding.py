@@ -23,9 +23,8 @@ from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import LmlongError
 
 from .conftest import sentences
-from .small_batches import content, small_batches
+from .small_batches import content, small_batches, start_preparing
 
-ROOT = Path(__file__).parents[2]
 TextOf = Callable[..., recipe.Text]
 
 
@@ -71,19 +70,6 @@ def made_by(text: recipe.Text, processes: int, cache: Path, monkeypatch: pytest.
         return prepare(text, processes=processes)
 
 
-def start(text: recipe.Text, cache: Path, processes: int = 2, **options: object) -> subprocess.Popen[str]:
-    """Make the token files by another program."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.data.small_batches", text.model_dump_json(), str(processes)],
-        cwd=ROOT,
-        env={**os.environ, "LMLONG_CACHE": str(cache)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,  # type: ignore[call-overload]
-    )
-
-
 def test_tokens_are_those_of_each_document(text: recipe.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = made_by(text, 2, tmp_path / "cache", monkeypatch)
     expected: dict[str, list[int]] = {"train": [], "validation": []}
@@ -123,7 +109,7 @@ def test_killed_and_begun_again_it_makes_the_same_files(
     (tmp_path / "whole" / "tokenizers").rename(cache / "tokenizers")
     draw, done = np.random.default_rng(0), [0]
     for number in range(kills):
-        child = start(text, cache, processes=1 + number % 2)
+        child = start_preparing(text, cache, processes=1 + number % 2)
         while child.poll() is None and written(cache) <= done[-1]:
             time.sleep(0.002)
         time.sleep(draw.random() * 0.02)
@@ -131,7 +117,7 @@ def test_killed_and_begun_again_it_makes_the_same_files(
         child.communicate()
         done.append(written(cache))
     assert done == sorted(set(done)), "each goes on from where the one before was killed"
-    child = start(text, cache)
+    child = start_preparing(text, cache)
     out, err = child.communicate(timeout=100)
     assert child.returncode == 0, err
     assert content(Path(out.strip())) == whole
@@ -205,7 +191,7 @@ def alive(pid: int) -> bool:
 def working(text_of: TextOf, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
     """A program that makes token files of much text, and the two processes that encode for it."""
     text = text_of(["".join(sentences(200)) * 40], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
-    child = start(text, tmp_path / "cache")
+    child = start_preparing(text, tmp_path / "cache")
     while len(found := children(child.pid)) < 2 or not list((tmp_path / "cache").glob("tokens/*/progress.json")):
         assert child.poll() is None, child.communicate()
         time.sleep(0.01)
@@ -239,10 +225,11 @@ def test_no_process_outlives_the_one_that_started_it(working: Working, number: i
 def test_who_waits_goes_on_where_the_first_was_killed(text_of: TextOf, tmp_path: Path) -> None:
     text = text_of(["".join(sentences(200)) * 10], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
     cache = tmp_path / "cache"
-    first = start(text, cache)
+    first = start_preparing(text, cache)
     while not list(cache.glob("tokens/*/progress.json")):
+        assert first.poll() is None, first.communicate()
         time.sleep(0.01)
-    second = start(text, cache)
+    second = start_preparing(text, cache)
     assert second.stderr and "waiting for" in second.stderr.readline()
     first.kill()
     first.communicate()

@@ -1,13 +1,10 @@
 """Token files hold the documents, once, complete or not at all, in memory that does not grow with the text."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +18,7 @@ from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
 
 from .conftest import sentences
+from .small_batches import start_preparing
 
 TextOf = Callable[..., recipe.Text]
 
@@ -142,12 +140,12 @@ def test_broken_text_leaves_nothing_behind(text_of: TextOf, cache: Path) -> None
 
 def test_a_killed_writer_leaves_nothing_that_counts(text_of: TextOf, cache: Path) -> None:
     text = text_of([text * 200 for text in sentences(60)])
-    child = get_context("fork").Process(target=prepare, args=(text,))
-    child.start()
+    child = start_preparing(text, cache, processes=1)
     while not list(cache.glob("tokens/*/train-0.tokens")):
+        assert child.poll() is None, child.communicate()
         time.sleep(0.001)
-    os.kill(child.pid or 0, signal.SIGKILL)
-    child.join()
+    child.kill()
+    child.communicate()
     (left,) = folders(cache)
     assert left.name.startswith("unfinished")
     found = prepare(text)
@@ -157,13 +155,11 @@ def test_a_killed_writer_leaves_nothing_that_counts(text_of: TextOf, cache: Path
 
 def test_two_writers_at_once(text_of: TextOf, cache: Path) -> None:
     text = text_of([text * 20 for text in sentences(60)])
-    children = [get_context("fork").Process(target=prepare, args=(text,)) for _ in range(3)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-    assert [child.exitcode for child in children] == [0, 0, 0]
-    assert folders(cache) == [prepare(text).folder]
+    children = [start_preparing(text, cache, processes=1) for _ in range(3)]
+    told = [child.communicate(timeout=100) for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], told
+    (made,) = folders(cache)
+    assert [out.strip() for out, _ in told] == [str(made)] * 3 and prepare(text).folder == made
 
 
 def test_token_files_are_read_by_others_as_written(text_of: TextOf) -> None:

@@ -5,10 +5,10 @@ import os
 import pty
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -334,33 +334,29 @@ def test_a_terminal_that_closes_is_a_request_to_stop(tiny: Path, tmp_path: Path)
     assert linked(run, "latest") == losses(run)[-1][0]
 
 
+IN_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal of this session
+os.execv(sys.executable, [sys.executable, "-m", "lmlong", *sys.argv[1:]])
+"""
+
+
 def test_a_terminal_that_is_really_closed_leaves_a_checkpoint(tiny: Path, tmp_path: Path) -> None:
     """Whatever is written to it then fails: the progress bar, and what is said at the end."""
     run = tmp_path / "run"
-    child, terminal = pty.fork()
-    if not child:
-        command = [sys.executable, "-m", "lmlong", "train", str(tiny), "--out", str(run), "training.steps=100000"]
-        os.execv(sys.executable, command)
+    ours, its = pty.openpty()
+    command = [sys.executable, "-c", IN_A_TERMINAL, "train", tiny, "--out", run, "training.steps=100000"]
+    child = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
     try:
         while not metrics(run):
-            os.read(terminal, 1 << 16)
-        os.close(terminal)  # which has the kernel send SIGHUP
-        assert os.waitstatus_to_exitcode(ended(child)) == 129
+            os.read(ours, 1 << 16)
+        os.close(ours)  # which has the kernel send SIGHUP
+        assert child.wait(60) == 129
     finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        child.kill()
+        child.wait()
     assert linked(run, "latest") == losses(run)[-1][0]
-
-
-def ended(child: int, seconds: float = 60) -> int:
-    """The status of a process that ends within some time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return status
-        time.sleep(0.01)
-    raise TimeoutError(f"process {child} goes on")
 
 
 def test_a_run_under_nohup_goes_on(tiny: Path, tmp_path: Path) -> None:
