@@ -76,7 +76,7 @@ class StopOnSignal(Callback):
             raise StopAtOnce(number)
         first, self.received = not self.received, number
         if first and is_main_process():
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):  # the stream is being written to, and takes no more
                 print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
 
     @staticmethod

@@ -34,7 +34,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def start_preparing(text: recipe.Text, cache: Path, processes: int = 2, **options: object) -> subprocess.Popen[str]:
+def start_preparing(text: recipe.Text, cache: Path, processes: int = 2) -> subprocess.Popen[str]:
     """Make the token files by another program."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.data.small_batches", text.model_dump_json(), str(processes)],
@@ -43,7 +43,6 @@ def start_preparing(text: recipe.Text, cache: Path, processes: int = 2, **option
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        **options,  # type: ignore[call-overload]
     )
 
 
