@@ -103,7 +103,7 @@ class NativeKernel:
     def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
         if self._fused is None:
             inputs = inputs._replace(q=features.query(inputs.q), k=features.key(inputs.k))
-        state_after = torch.empty_like(state)
+        state_after = new_contiguous(state)
         self._run("scan_forward", inputs, out, state, state_after=state_after)
         return state_after
 
@@ -114,8 +114,8 @@ class NativeKernel:
         if self._fused is None:
             vjp = FeatureVjp(features, weights, inputs.q, inputs.k)
             inputs = inputs._replace(q=vjp.fq, k=vjp.fk)
-            dq, dk = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (vjp.fq, vjp.fk))
-        dstate_before = torch.empty_like(dstate)
+            dq, dk = new_contiguous(vjp.fq), new_contiguous(vjp.fk)
+        dstate_before = new_contiguous(dstate)
         grads = {"dy": dy, "dq": dq, "dk": dk, "dv": dv, "dlog_decay": dlog_decay, "dbeta": dbeta}
         states = {"dstate_after": dstate, "dstate_before": dstate_before}
         dscale = None
@@ -147,7 +147,8 @@ class NativeKernel:
         tensors = {**inputs._asdict(), **outputs._asdict(), **others, **fused.weights, "state_before": state}
         tensors["scratch"] = scratch
         # `held` keeps copies alive while the job reads them
-        held = {name: _token_contiguous(x) for name, x in tensors.items() if x is not None}
+        held = {name: _in_layout(name, x) for name, x in tensors.items() if x is not None}
+        assert all(held[name] is tensors[name] for name in WRITTEN & held.keys()), "an output would be lost in a copy"
         for field, x in held.items():
             setattr(job, field, x.data_ptr() if field in POINTERS else _strided(x))
         self._library.run(name, job, workers)
@@ -157,8 +158,19 @@ POINTERS = {field[0] for field in ScanJob._fields_ if field[1] is ctypes.c_void_
 """Fields of a job that are plain addresses, of contiguous tensors."""
 
 
-def _token_contiguous(x: Tensor) -> Tensor:
-    """Return x, copied if the numbers of a token are not contiguous."""
+WRITTEN = {"y", "denominators", "state_after", "dstate_before", "dq", "dk", "dv", "dlog_decay", "dbeta", "dscale"}
+"""Fields of a job that it writes to, unless it only reads them, in the backward pass."""
+
+
+def new_contiguous(like: Tensor) -> Tensor:
+    """Return an empty contiguous tensor: `empty_like` alone keeps the layout of a transposed one."""
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def _in_layout(field: str, x: Tensor) -> Tensor:
+    """Return x as a job reads it, copied where needed: contiguous behind a plain address, else each token."""
+    if field in POINTERS:
+        return x.contiguous()
     return x if x.ndim < 4 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 

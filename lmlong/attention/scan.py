@@ -119,13 +119,20 @@ def scan_forward(
 ) -> tuple[ScanOutputs, Tensor]:
     """Return outputs and state; the states before each span are appended to `states`, if a list is given."""
     denominators = state.new_empty(inputs.q.shape[:3]) if kernel.has_denominators else None
-    outputs = ScanOutputs(torch.empty_like(inputs.v), denominators)
+    outputs = ScanOutputs(empty_alike(inputs.v), denominators)
     with without_autocast(state):
         for begin in inputs.span_begins():
             if states is not None:
                 states.append(state)
             state = kernel.forward(features, inputs.span(begin), state, outputs.span(begin))
     return outputs, state
+
+
+def empty_alike(x: Tensor) -> Tensor:
+    """Return an empty tensor in the layout of x, in which the numbers of a token are contiguous: `empty_like` alone may
+    order the dimensions of an expanded tensor in another way."""
+    empty = torch.empty_like(x)
+    return empty if empty.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 class _Scan(torch.autograd.Function):
@@ -163,9 +170,8 @@ class _Scan(torch.autograd.Function):
             dstate.new_empty(gate.shape) if gate is not None and wanted else None
             for gate, wanted in zip((inputs.log_decay, inputs.beta), needed, strict=True)
         )
-        dinputs = ScanInputs(
-            torch.empty_like(inputs.q), torch.empty_like(inputs.k), torch.empty_like(inputs.v), None, dlog_decay, dbeta
-        )
+        dq, dk, dv = map(empty_alike, inputs[:3])
+        dinputs = ScanInputs(dq, dk, dv, None, dlog_decay, dbeta)
         out = ScanGrads(dinputs, [torch.zeros_like(weight) for weight in weights])
         with without_autocast(dstate):
             for state, begin in reversed(list(zip(states, inputs.span_begins(), strict=True))):

@@ -45,7 +45,7 @@ class _NgramScan(torch.autograd.Function):
         numbers = v.new_empty(batch, heads, time)
         cleared = v.new_empty(batch, heads, time, dtype=torch.bool)
         sums, S_after = torch.empty_like(v), untouched_zeros(S.shape, S.device, S.dtype)
-        number_after, ngram_after = torch.empty_like(number), torch.full_like(ngram, NO_NGRAM)
+        number_after, ngram_after = number.new_empty(number.shape), ngram.new_full(ngram.shape, NO_NGRAM)
         saved = {"hashes": hashes, "document_starts": document_starts, "numbers": numbers, "cleared": cleared}
         before = {"S_before": S, "number_before": number, "ngram_before": ngram}
         after = {"S_after": S_after, "number_after": number_after, "ngram_after": ngram_after}
