@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlong.attention.inputs import NOTHING, Input, Inputs
+from lmlong.attention.state_check import check_alike
 
 State = TypeVar("State", bound=NamedTuple)
 
@@ -118,6 +119,14 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     def settle(self, state: State) -> State:
         """Return the state as a prefill leaves it, where steps keep it in another form."""
         return state
+
+    def check_state(self, state: State, empty: State) -> None:
+        """Raise StateError unless `state` can be one of this attention; `empty` is the state before the first token.
+
+        A state that was read from a file is checked before it is used. Override this where more is relied on than
+        shapes, dtypes and finite values: integers that become indices, or sizes that must agree.
+        """
+        check_alike(state, empty, grows=self.state_growth == "per token")
 
     @abstractmethod
     def state_numbers(self, tokens: int) -> int:

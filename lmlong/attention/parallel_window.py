@@ -12,6 +12,7 @@ from torch import Tensor
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
 from lmlong.attention.recurrence import Recurrence
+from lmlong.attention.state_check import StateError
 from lmlong.attention.window import WindowAttention, WindowState
 from lmlong.native.spec import NativeSpec
 
@@ -70,6 +71,13 @@ class ParallelWindow(CausalAttention[ParallelState]):
 
     def state_numbers(self, tokens: int) -> int:
         return self.recurrence.state_numbers(tokens) + self.window.state_numbers(tokens)
+
+    def check_state(self, state: ParallelState, empty: ParallelState) -> None:
+        for name, part, of_part, like in zip(state._fields, self.parts, state, empty, strict=True):
+            try:
+                part.check_state(of_part, like)
+            except StateError as error:
+                raise error.inside(name) from None
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("parallel_window", parts={"recurrence": self.recurrence, "window": self.window})

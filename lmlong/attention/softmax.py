@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
+from lmlong.attention.state_check import StateError
 from lmlong.native.spec import NativeSpec
 
 BLOCK = 128
@@ -119,6 +120,13 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         unused = ~current[:, None, :, None]
         whole = KeyValues(k.masked_fill(unused, 0), v.masked_fill(unused, 0), current)
         return _settle(KVCache(_slice(whole, 0, 0), whole))
+
+    def check_state(self, state: KVCache, empty: KVCache) -> None:
+        super().check_state(state, empty)
+        for name, (k, v, current) in zip(state._fields, state, strict=True):
+            if not k.shape[2] == v.shape[2] == current.shape[1]:
+                lengths = f"{k.shape[2]} keys, {v.shape[2]} values and {current.shape[1]} marks"
+                raise StateError(f"{name} has {lengths}, which must be as many of each")
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("softmax_attention")

@@ -19,16 +19,17 @@ from safetensors.torch import save as serialized
 from torch import Tensor
 
 from lmlong.attention.favor import Favor
+from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.checkpoint.write import save_tensors
-from lmlong.data.tokenizer import LOSSLESS, Tokenizer
+from lmlong.data.tokenizer import LOSSLESS, PART, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, RECENT, Session
-from lmlong.inference.unread import UnreadText, as_tensors
+from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import named
-from lmlong.model.language_model import LanguageModel
-from lmlong.model.state import fits_shape, rebuild_state
+from lmlong.model.language_model import MOST_TOKENS, LanguageModel
+from lmlong.model.state import rebuild_state
 
 FORMAT = 3
 PRIVATE = 0o600
@@ -36,9 +37,6 @@ PRIVATE = 0o600
 
 TAIL = 200
 """Characters of the end of the text that are saved with the state, for people."""
-
-PRECISE = {torch.float32, torch.float64}
-"""Dtypes of tensors whose precision may differ."""
 
 ABOUT = {"run": str, "tokens": int, "tail": str, "tokenizer": str, "features": str, "model": str, "sha256": str}
 """The types of a file's metadata, beside its format."""
@@ -93,39 +91,64 @@ def save(
                 staged.unlink()
 
 
-def load(path: Path, model: LanguageModel, belongs: dict[str, str], run: str) -> Session:
-    """Return the session in a file, or refuse it, naming the difference, where it is not this model's."""
+def load(path: Path, model: LanguageModel, tokenizer: Tokenizer, belongs: dict[str, str], run: str) -> Session:
+    """Return the session in a file. It is checked before it is used: a digest only shows that a file is whole, and
+    whoever made it can compute one."""
     about = describe(path)
     refuse_other(path, about, belongs, run, "or read the text again by lmlong state build.")
-    like = _empty(model)
-    wanted, found = dict(_named(like)), _verified(path, about)
+    empty = _empty(model)
+    expected, found = dict(_named(empty)), _verified(path, about)
     try:
-        found = sparse.unpack(found, wanted)
+        found = sparse.unpack(found, expected)
+        if not found.keys() & _unread_names(expected):  # all was read, when sessions left nothing unread
+            found |= {name: expected[name] for name in _unread_names(expected)}
+        if strange := found.keys() ^ expected.keys():
+            raise StateError(f"{min(strange)} is missing, or not a tensor of this model's state")
+        session = rebuild_state(empty, iter([found[name] for name in expected]))
+        _check(session, empty, model, tokenizer)
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error} is not what this model remembers. Read the text again.") from None
-    if not found.keys() & _unread_names(wanted):  # all was read, when sessions left nothing unread
-        found |= {name: wanted[name] for name in _unread_names(wanted)}
-    for name in [*wanted, *(found.keys() - wanted.keys())]:
-        if not _alike(wanted.get(name), found.get(name)):
-            raise CheckpointError(f"{path}: {name} is not what this model remembers. Read the text again.")
-        if not found[name].isfinite().all():
-            raise CheckpointError(f"{path}: {name} has values that are no finite numbers. Read the text again.")
+        raise CheckpointError(f"{path}: {error}. Read the text again.") from None
     device = model.embedding.weight.device
     # sums keep their precision, and are widened where the model needs it
-    precise = (torch.promote_types(found[name].dtype, tensor.dtype) for name, tensor in wanted.items())
-    session = rebuild_state(
-        like, iter([found[name].to(device, dtype) for name, dtype in zip(wanted, precise, strict=True)])
+    dtypes = (torch.promote_types(found[name].dtype, tensor.dtype) for name, tensor in expected.items())
+    return rebuild_state(
+        session, iter([found[name].to(device, dtype) for name, dtype in zip(expected, dtypes, strict=True)])
     )
-    if not 0 <= int(session.last) < model.embedding.num_embeddings:
-        raise CheckpointError(f"{path}: its last token is none that this model knows. Read the text again.")
+
+
+def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """Raise StateError unless a session can be one of this model."""
     try:
-        unread = session.unread.row(0)
-        unread.text()
+        model.check_state(session.state, empty.state)
+    except StateError as error:
+        raise error.inside("state") from None
+    for name in ("last", "recent", "total"):
+        check_alike(getattr(session, name), getattr(empty, name), name=name)
+    most = model.embedding.num_embeddings - 1
+    check_range("last", session.last, 0, most)
+    check_range("recent", session.recent, NO_TOKEN, most)
+    check_range("total", session.total, 1, MOST_TOKENS)
+    if int(session.state.position) >= int(session.total):
+        raise StateError("state.position is not before total")
+    known = session.recent[0] != NO_TOKEN
+    if int(session.recent[0, -1]) != int(session.last) or bool((known[:-1] & ~known[1:]).any()):
+        raise StateError("recent does not end with the last token, or has gaps")
+    check_alike(session.unread, empty.unread, grows=True, name="unread")
+    _check_unread(session.unread, most, tokenizer)
+
+
+def _check_unread(unread: Unread, most: int, tokenizer: Tokenizer) -> None:
+    """Raise StateError unless unread text is of one part of a text, in characters and tokens of the tokenizer."""
+    check_range("unread.chosen", unread.chosen, 0, most + 1)
+    try:
+        row = unread.row(0)
+        text = row.text()
     except ValueError:
-        raise CheckpointError(f"{path}: its unread text is none. Read the text again.") from None
-    if any(token >= model.embedding.num_embeddings or token < 0 for token in unread.chosen):
-        raise CheckpointError(f"{path}: unread tokens that this model does not know. Read the text again.")
-    return session
+        raise StateError("unread is not text in UTF-8") from None
+    if len(text) > 2 * PART or tokenizer.representable(text) != text:
+        raise StateError(f"unread is longer than {2 * PART} characters, or has some without a token")
+    if row.chosen and tokenizer.decode_bytes(list(row.chosen)) != row.pending:
+        raise StateError("unread.chosen are not the tokens of unread.pending")
 
 
 def refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str], run: str, remedy: str) -> None:
@@ -186,14 +209,6 @@ def _empty(model: LanguageModel) -> Session:
 
 def _unread_names(named: dict[str, Tensor]) -> set[str]:
     return {name for name in named if name.startswith("unread.")}
-
-
-def _alike(wanted: Tensor | None, found: Tensor | None) -> bool:
-    """Return whether a tensor fits another: its dtype matches, and its shape where that does not grow."""
-    if wanted is None or found is None:
-        return False
-    same_dtype = wanted.dtype == found.dtype or {wanted.dtype, found.dtype} <= PRECISE
-    return same_dtype and fits_shape(found, wanted)
 
 
 def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -81,6 +81,11 @@ class TextModel(nn.Module, ABC):
     def init_state(self, batch: int) -> Any:
         """Return the state before the first token; None where there is no state."""
 
+    def check_state(self, state: Any, empty: Any) -> None:
+        """Raise StateError, which names the tensor, unless `state` can be one of this model; `empty` is the state
+        before the first token of as many rows."""
+        assert state is None and empty is None
+
     @abstractmethod
     def forward(self, tokens: Tensor, *others: Any) -> Any:
         """Return logits (B, T, V), and the state after where there is one."""

@@ -15,6 +15,7 @@ from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import LastTokens, last_tokens
 from lmlong.attention.recurrence import Recurrence
+from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, UntiedLMHead
 from lmlong.model.block import Block, BlockState, Positions
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 PIECE = 4096
 """Tokens scored at once; a longer text is scored piece by piece, with the state passed on, in constant memory."""
+
+
+MOST_TOKENS = 1 << 53
+"""Tokens of a text, in whose positions float64 still tells each from the next."""
 
 
 class ModelState(NamedTuple):
@@ -143,6 +148,20 @@ class LanguageModel(TextModel):
         pairs = zip(self.attentions, state.blocks, strict=True)
         blocks = tuple(block._replace(attention=attention.settle(block.attention)) for attention, block in pairs)
         return state._replace(blocks=blocks)
+
+    def check_state(self, state: ModelState, empty: ModelState) -> None:
+        layers = zip(self.attentions, state.blocks, empty.blocks, strict=True)
+        for layer, (attention, block, like) in enumerate(layers):
+            try:
+                attention.check_state(block.attention, like.attention)
+            except StateError as error:
+                raise error.inside(f"blocks.{layer}.attention") from None
+            check_alike(block.tail, like.tail, name=f"blocks.{layer}.tail")
+        for name in ("position", "hourglass", "last_tokens"):
+            check_alike(getattr(state, name), getattr(empty, name), name=name)
+        check_range("position", state.position, 0, MOST_TOKENS)
+        if state.last_tokens is not None:
+            check_range("last_tokens", state.last_tokens, 0, self.embedding.num_embeddings - 1)
 
     def hidden_states(  # type: ignore[override]
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None

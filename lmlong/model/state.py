@@ -44,18 +44,6 @@ def where_state(rows: Tensor, state: State, other: State) -> State:
     return rebuild_state(state, iter([torch.where(rows.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs]))
 
 
-def fits_state(found: Sequence[Tensor], empty: Sequence[Tensor]) -> bool:
-    """Return whether tensors have the shapes of a state that began as `empty`."""
-    return len(found) == len(empty) and all(map(fits_shape, found, empty))
-
-
-def fits_shape(found: Tensor, empty: Tensor) -> bool:
-    """Return whether a tensor of a state may have begun as `empty`: a size that was 0 may have grown."""
-    return found.dim() == empty.dim() and all(
-        need in (size, 0) for need, size in zip(empty.shape, found.shape, strict=True)
-    )
-
-
 def state_bytes(state: Any) -> int:
     """Return the memory of all tensors of a state."""
     return sum(x.numel() * x.element_size() for x in state_tensors(state))

@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from lmlong.io.trust import make_private
 HERE = Path(__file__).parent
 """Folder of the headers that all native code shares."""
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+MORE_FLAGS = "LMLONG_CXXFLAGS"
+"""Environment variable of more flags for the compiler, such as those of a sanitizer."""
 LIBRARY, CODE = Format("native code", 1), "code.so"
 COMPILING = 300
 """Timeout of the compiler in seconds; a few are usual."""
@@ -68,12 +71,13 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
         _tell_once(f"native code is off, {otherwise}: there is no C++ compiler. Install g++, or name one in CXX.")
         return None
     sources = sorted(path for each in (HERE, folder) for path in each.iterdir() if path.suffix in (".h", ".cpp"))
-    headers, flags = shared.headers(), [*FLAGS, f"-I{HERE}"]
+    more = shlex.split(os.environ.get(MORE_FLAGS, ""))
+    headers, flags = shared.headers(), [*FLAGS, *more, f"-I{HERE}"]
     texts = [path.read_text() for path in sources]
     units = [str(path) for path in sources if path.suffix == ".cpp"]
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-        key = key_of(texts, FLAGS, headers, compiler, version, _processor())
+        key = key_of(texts, [*FLAGS, *more], headers, compiler, version, _processor())
         made = fetch(
             private_folder(cache_folder()) / key,
             LIBRARY,

@@ -19,6 +19,8 @@ inline Int hash_ngram(const Int* tokens, Int n) {
     return Int(hash * HASH_GOLDEN & HASH_MASK);
 }
 
+inline bool is_hash(Int x) { return x >= 0 && uint64_t(x) <= HASH_MASK; }
+
 inline Int row_of(Int hash, Int rows) { return (hash >> (HASH_BITS / 2)) * rows >> (HASH_BITS / 2); }
 
 // The least hash of a row: the hashes of a row are those from it to before that of the next

@@ -227,8 +227,7 @@ class SessionStore:
         self._note(owner, info)
 
     def _load(self, path: Path) -> Session:
-        trained = self._trained
-        return state_file.load(path, trained.model, trained.owners, str(trained.checkpoint))
+        return self._trained.load_state(path)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}{SUFFIX}"

@@ -9,13 +9,14 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
+from lmlong.attention.state_check import StateError
 from lmlong.data.batches import Arrays, TrainingBatches
 from lmlong.data.shuffle import draw
 from lmlong.errors import CheckpointError, DivergedError
 from lmlong.model.base import TextModel
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import LossTotals, count_bytes
-from lmlong.model.state import detach_state, fits_state, rebuild_state, where_state
+from lmlong.model.state import detach_state, rebuild_state, where_state
 from lmlong.model.teacher import Teacher, taught_loss
 from lmlong.recipe import Recipe
 from lmlong.training.clock import TrainingClock
@@ -154,10 +155,15 @@ class TrainingModule(LightningModule):
     def _carried(self, tokens: Tensor) -> Any:
         """Return the state after the batch before, where the recipe passes it on."""
         if isinstance(self.carried, list):
-            state = self.model.init_state(len(tokens))
-            if not fits_state(self.carried, list(state_tensors(state))):
-                raise CheckpointError("the states carried by the checkpoint are not of this model. Use another one.")
-            self.carried = rebuild_state(state, iter([tensor.to(tokens.device) for tensor in self.carried]))
+            empty = self.model.init_state(len(tokens))
+            try:
+                if len(self.carried) != len(list(state_tensors(empty))):
+                    raise StateError("another number of tensors")
+                carried = rebuild_state(empty, iter([tensor.to(tokens.device) for tensor in self.carried]))
+                self.model.check_state(carried, empty)
+            except StateError as error:
+                raise CheckpointError(f"the carried states are not of this model ({error}). Use another one.") from None
+            self.carried = carried
         return self.carried
 
     def _seed(self, batch_idx: int) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 BITS = 62
 """Of a hash, so that it fits a signed number, and none is NO_NGRAM."""
 
+MAX_HASH = (1 << BITS) - 1
+
 MULTIPLIER = 0x27D4EB2F165667C5
 GOLDEN = 0x278DDE6E5FD29E01
 """2^62 over the golden ratio: multiples of it spread evenly, so the rows of single tokens do not meet where there are
@@ -38,8 +40,7 @@ def row_of(hashes: Tensor, buckets: int) -> Tensor:
 
 def _hash(ngrams: Tensor) -> Tensor:
     """Return a hash (B, T) of each of (B, T, n) tokens."""
-    mask = (1 << BITS) - 1
     found = torch.zeros_like(ngrams[..., 0])
     for tokens in ngrams.unbind(-1):
-        found = (found * MULTIPLIER + tokens + 1) & mask
-    return torch.where((ngrams >= 0).all(-1), found * GOLDEN & mask, NO_NGRAM)
+        found = (found * MULTIPLIER + tokens + 1) & MAX_HASH
+    return torch.where((ngrams >= 0).all(-1), found * GOLDEN & MAX_HASH, NO_NGRAM)

@@ -15,7 +15,7 @@ from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import scan as native_scan
 from lmlong.attention.ngram.scan import scan as torch_scan
-from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, empty_state
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, check_integers, empty_state
 from lmlong.attention.ngram.step import settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.spec import NativeSpec
@@ -65,6 +65,10 @@ class NgramAttention(CausalAttention[NgramState]):
 
     def settle(self, state: NgramState) -> NgramState:
         return settle(state)
+
+    def check_state(self, state: NgramState, empty: NgramState) -> None:
+        super().check_state(state, empty)
+        check_integers(state)
 
     def reference(
         self,

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmlong.attention.ngram.hashing import NO_NGRAM
+from lmlong.attention.ngram.hashing import MAX_HASH, NO_NGRAM, row_of
+from lmlong.attention.state_check import StateError, check_range
 
 RECENT, WAITING = 32, 1024
 """L and W: for each token the copies of the list, of the longer one at each L and of a table of usual size at each W
@@ -46,6 +47,19 @@ def without_lists(state: NgramState) -> NgramState:
     """Return the state with no values but those of its table."""
     like = state.S.shape[:2], state.S.shape[-1], state.S.device, state.recent_v.dtype
     return NgramState(*state[:3], *_no_values(WAITING, *like), *_no_values(RECENT, *like))
+
+
+def check_integers(state: NgramState) -> None:
+    """Raise StateError unless hashes are in their range, and each n-gram of the table is in its own row."""
+    for name in ("ngram", "waiting_ngram", "recent_ngram"):
+        check_range(name, getattr(state, name), NO_NGRAM, MAX_HASH)
+    check_range("number", state.number, 0, torch.iinfo(state.number.dtype).max)
+    used = state.ngram != NO_NGRAM
+    if not torch.equal(used, state.number > 0):
+        raise StateError("number counts values of rows without an n-gram, or none of rows with one")
+    rows = torch.arange(state.ngram.shape[-1], device=used.device)
+    if bool((used & (row_of(state.ngram, len(rows)) != rows)).any()):
+        raise StateError("ngram has an n-gram in the row of another")
 
 
 def _no_values(

@@ -84,7 +84,8 @@ struct DecodeJob {
     Int rows, separate;  // separate: whether each row has a state of its own, elsewhere in memory
     void (*barrier)();                      // OpenMP's functions; null where there is one thread
     int (*thread_num)(), (*num_threads)();
-    mutable Int full;  // set where a list of recent values has no room for one more
+    mutable Int full;     // set where a list of recent values has no room for one more
+    mutable Int invalid;  // set where nothing is computed, since a token or a position is out of range
 };
 
 struct Range {

@@ -253,6 +253,11 @@ struct Step {
 extern "C" {
 
 void decode_step(DecodeJob* job) {
+    for (Int row = 0; row < job->rows; row++)  // by each thread, so that all end here or none
+        if (job->tokens[row] < 0 || job->tokens[row] >= job->model->output.outputs || job->positions[row] < 0) {
+            __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
+            return;
+        }
     const ThreadTeam threads = job->barrier ? ThreadTeam{job->thread_num(), job->num_threads(), job->barrier}
                                             : ThreadTeam{0, 1, nullptr};
     Step(*job, threads, job->scratch).run();

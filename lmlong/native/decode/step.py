@@ -84,4 +84,6 @@ def decode(
     scratch = torch.empty(size, dtype=torch.float32, device="cpu")
     job.scratch = scratch.data_ptr()
     run_on_threads(functions.decode_step, job, workers)
+    if job.invalid:
+        raise IndexError("decode: a token is not in the vocabulary, or a position is negative")
     return logits, bool(job.full)

@@ -98,5 +98,5 @@ class DecodeJob(ctypes.Structure):
         *_pointers("tokens", "positions", "last_tokens_before", "last_tokens_after", "logits", "scratch"),
         *_ints("rows", "separate"),
         *_pointers("barrier", "thread_num", "num_threads"),
-        *_ints("full"),
+        *_ints("full", "invalid"),
     )

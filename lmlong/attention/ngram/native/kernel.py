@@ -78,6 +78,8 @@ def _run(function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None])
     for name, x in tensors.items():
         setattr(job, name, None if x is None else x.data_ptr())
     run_on_threads(function, job, max(1, min(torch.get_num_threads(), batch * heads)))
+    if job.invalid:
+        raise IndexError("n-gram attention: a hash is out of range, so it has no row of the table")
 
 
 def _by_token(x: Tensor) -> Tensor:

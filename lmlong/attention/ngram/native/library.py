@@ -24,7 +24,7 @@ class NgramJob(ctypes.Structure):
                 *("dsums", "dv", "dS"),
             )
         ),
-        ("lines_begun", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("lines_begun", "invalid")),
     )
 
 

@@ -26,6 +26,7 @@ struct NgramJob {
     const float* dsums;
     float *dv, *dS;  // dS (B, H, R, V) is that of the state after at the beginning, and of the state before at the end
     Int lines_begun;
+    Int invalid;  // set where a hash is neither NO_NGRAM nor in its range, so that it has no row
 };
 
 struct Line {
@@ -40,6 +41,14 @@ struct Line {
     bool starts_document(Int t) const { return job.document_starts && job.document_starts[row * job.time + t]; }
     Int token(Int t) const { return ((row * job.time + t) * job.heads + head) * V; }
     Int state_row(Int hash) const { return index * job.rows + row_of(hash, job.rows); }
+
+    // Whether each hash has a row: they may come from a file
+    bool has_rows() const {
+        const Int* hashes = job.hashes + 2 * index * job.time;
+        bool valid = true;
+        for (Int i = 0; i < 2 * job.time; i++) valid &= hashes[i] == NO_NGRAM || is_hash(hashes[i]);
+        return valid;
+    }
 
     void forward() const {
         copy_state();
@@ -57,7 +66,7 @@ struct Line {
                     job.ngram_after[at] = ngram, job.number_after[at] = 1;
                 } else {
                     for (Int i = 0; i < V; i++) S[i] += v[i];
-                    job.number_after[at]++;
+                    job.number_after[at] += job.number_after[at] < INT32_MAX;
                 }
             }
             const Int ngram = read(t), at = ngram == NO_NGRAM ? 0 : state_row(ngram);
@@ -123,7 +132,11 @@ void run_lines(NgramJob* job, void (Line::*pass)() const) {
     while (true) {
         const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
         if (index >= job->lines) return;
-        (Line(*job, index).*pass)();
+        const Line line(*job, index);
+        if (line.has_rows())
+            (line.*pass)();
+        else
+            __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
     }
 }
 

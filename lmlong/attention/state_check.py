@@ -1,0 +1,50 @@
+"""Checks of a state that was read from a file, which anybody may have made.
+
+An attention relies on the shapes and integers of its state: native code reads memory by them. So a state is checked
+once, before it is used, and the message names the tensor.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PRECISE = {torch.float32, torch.float64}
+"""Dtypes of which either may stand for the other."""
+
+
+class StateError(ValueError):
+    """A state that a model cannot be in. The text begins with the path of the tensor."""
+
+    def inside(self, path: str) -> "StateError":
+        """Return the error for a state that is part of another."""
+        return StateError(f"{path}.{self}")
+
+
+def check_alike(state: Any, empty: Any, grows: bool = False, name: str = "") -> None:
+    """Raise StateError unless `state` has the structure, shapes and dtypes of `empty`, and finite values. With `grows`,
+    a size that is 0 in `empty` may be any other."""
+    if isinstance(empty, Tensor):
+        _check_tensor(name, state, empty, grows)
+    elif empty is not None:
+        for key, part, like in zip(getattr(empty, "_fields", range(len(empty))), state, empty, strict=True):
+            check_alike(part, like, grows, f"{name}.{key}" if name else str(key))
+
+
+def _check_tensor(name: str, x: Tensor, empty: Tensor, grows: bool) -> None:
+    fits = (size == expected or (grows and expected == 0) for size, expected in zip(x.shape, empty.shape, strict=False))
+    if x.ndim != empty.ndim or not all(fits):
+        raise StateError(f"{name} has the shape {tuple(x.shape)}, this model's is {tuple(empty.shape)}")
+    if x.dtype != empty.dtype and not {x.dtype, empty.dtype} <= PRECISE:
+        raise StateError(f"{name} is {x.dtype}, this model's is {empty.dtype}")
+    if x.dtype == torch.bool and bool((x.view(torch.uint8) > 1).any()):
+        raise StateError(f"{name} has bytes that are neither true nor false")
+    if x.is_floating_point() and not bool(x.float().isfinite().all()):  # of float64 too, which native code may narrow
+        raise StateError(f"{name} has values that are not finite")
+
+
+def check_range(name: str, x: Tensor, least: int, most: int) -> None:
+    """Raise StateError unless all integers are from `least` to `most`."""
+    wrong = x[(x < least) | (x > most)]
+    if len(wrong):
+        raise StateError(f"{name} holds {int(wrong[0])}, which is not from {least} to {most}")
