@@ -15,6 +15,7 @@ from lmlong.errors import CheckpointError, UsageError
 from lmlong.evaluation import records_file
 from lmlong.evaluation.records import Lines, RecordScore, States
 from lmlong.evaluation.records_file import SavedRecords
+from lmlong.evaluation.saved_score import SavedText
 from lmlong.evaluation.score import TextScore
 from lmlong.evaluation.surprise import Surprise, Totals, Unit
 from lmlong.evaluation.surprise_figure import SurpriseAlong
@@ -179,11 +180,12 @@ def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, Place]:
     if saved is None:  # by `lmlong state build`
         return TextScore(job.trained, job.unit, source, session=session, keep=job.keep), Place()
     try:
+        SavedText.model_validate(saved)
         place = Place(**saved["file"])
         text = TextScore(job.trained, job.unit, source, Totals.from_json(saved["totals"]), session, job.keep)
         text.restore(saved)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise CheckpointError(f"{path}: what it says of a score cannot be read. Read the text again.") from None
+    except ValueError:
+        raise CheckpointError(f"{path}: its saved score is not valid. Read the text again.") from None
     if saved["by"] != job.unit:
         raise UsageError(
             f"{path}: remembers a score by {saved['by']}. Give --by {saved['by']}, or read the text again."
@@ -209,11 +211,8 @@ def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Tota
         if (then := saved.about.get(name)) != given:
             remedy = f"Give --{name} {then}" if then else f"Leave --{name} out"
             raise UsageError(f"{saved.path}: remembers records by --{name} {then or '(none)'}. {remedy}.")
-    try:
-        lines.restore(saved.about["lines"])
-        return Totals.from_json(saved.about["totals"]), Place(**saved.about["file"])
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise saved.damaged() from None
+    lines.restore(saved.about["lines"])
+    return Totals.from_json(saved.about["totals"]), Place(**saved.about["file"])
 
 
 def _about_records(job: Job, place: Place, lines: Lines, totals: Totals) -> dict[str, Any]:

@@ -6,13 +6,16 @@ Nothing is compressed: states are read and written at the speed of the disk, and
 import json
 import os
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lmlong.errors import CheckpointError, other_format
+from lmlong.evaluation.saved_score import SavedAbout
 from lmlong.inference import state_file
 from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import named
@@ -22,7 +25,11 @@ ABOUT = "score.json"
 LARGEST = 1 << 30
 """Bytes of the JSON that are read at most."""
 
-BROKEN = (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, NotImplementedError, EOFError)
+BROKEN = (
+    *(zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, NotImplementedError, EOFError, IndexError),
+    *(OverflowError, RuntimeError, struct.error, zlib.error),
+)
+"""What zipfile raises of an archive that is damaged or made up."""
 
 
 class SavedRecords:
@@ -33,13 +40,14 @@ class SavedRecords:
         try:
             with named(path):
                 self._archive = zipfile.ZipFile(path)
-            with self._archive.open(ABOUT) as file:
+            with self._archive.open(self._stored(ABOUT)) as file:
                 self.about: dict[str, Any] = parse_json(file.read(LARGEST))
-            version, self.names = self.about["format"], [str(name) for name in self.about["names"]]
+            version = self.about["format"]
+            if type(version) is int and version != FORMAT:
+                raise CheckpointError(other_format(path, version, FORMAT, "Read the records again"))
+            self.names = SavedAbout.model_validate(self.about).names
         except BROKEN:
             raise self.damaged() from None
-        if version != FORMAT:
-            raise CheckpointError(other_format(path, version, FORMAT, "Read the records again"))
         state_file.refuse_other(path, self.about, belongs, run, "or read the records again.")
         self._number = {name: number for number, name in enumerate(self.names)}
 
@@ -49,14 +57,19 @@ class SavedRecords:
     def extract(self, name: str, target: Path) -> Path:
         """Write the state of a text to a file, and return it."""
         try:
-            about = self._archive.getinfo(_entry(self._number[name]))
-            if about.compress_type != zipfile.ZIP_STORED:
-                raise ValueError
-            with self._archive.open(about) as source, target.open("wb") as file:
+            entry = self._stored(_entry(self._number[name]))
+            with self._archive.open(entry) as source, target.open("wb") as file:
                 shutil.copyfileobj(source, file)
         except BROKEN:
             raise self.damaged() from None
         return target
+
+    def _stored(self, name: str) -> zipfile.ZipInfo:
+        """Return an entry of the archive; ValueError if it is compressed, and so larger than the file."""
+        entry = self._archive.getinfo(name)
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(name)
+        return entry
 
     def close(self) -> None:
         self._archive.close()
