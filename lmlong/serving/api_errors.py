@@ -13,6 +13,9 @@ LOG = logging.getLogger("lmlong.serving")
 
 RETRY_SECONDS = "1"
 
+LONGEST_MESSAGE = 500
+"""Characters of an error message, which may quote what a client sent."""
+
 
 class ApiError(Exception):
     """An error that a client is told; `param` is the field that it is about."""
@@ -25,6 +28,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):
+        message = _shortened(message)
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
 
@@ -36,6 +40,14 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)
+
+
+def _shortened(message: str) -> str:
+    """Return a message that is short, and of characters that UTF-8 has."""
+    if len(message) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2  # the end has the remedy
+        message = f"{message[:half]} ... {message[-half:]}"
+    return message.encode(errors="replace").decode()
 
 
 def busy(message: str) -> ApiError:

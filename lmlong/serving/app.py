@@ -19,12 +19,13 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving import aside, page
 from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
 from lmlong.serving.api_errors import ApiError, shutting_down, told
-from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, parse
+from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody
 from lmlong.serving.engine import Engine
 from lmlong.serving.guard import BODY, OWNER, Guard, Hosts
 from lmlong.serving.inbox import Texts
 from lmlong.serving.limits import Limits, check_prompt
 from lmlong.serving.metrics import Metrics
+from lmlong.serving.parser import Parser
 from lmlong.serving.request import Request
 from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
@@ -52,7 +53,8 @@ class Service:
         self.engine = Engine(trained, rows, waiting, cache)
         self.metrics = Metrics(self.engine, store)
         self.sessions = Sessions(store, waiting)
-        self.session_api = SessionApi(self.sessions, self.engine, limits, self.metrics)
+        self.parser = Parser(waiting)
+        self.session_api = SessionApi(self.sessions, self.engine, self.parser, limits, self.metrics)
         self.scorer = aside.Worker("lmlong-scorer", limits.aside)
         self.renderer = aside.Worker("lmlong-renderer", limits.aside)
         self.closing = False
@@ -85,7 +87,7 @@ class Service:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def completions(self, request: HttpRequest) -> ASGIApp:
-        body = parse(CompletionBody, request.scope[BODY])
+        body = await self.parser.parse(CompletionBody, request.scope[BODY])
         for number, prompt in enumerate(body.prompt):
             check_prompt(self.limits, prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
         deadline, owner = Deadline(self.limits.timeout), request.scope[OWNER]
@@ -104,7 +106,7 @@ class Service:
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         deadline = Deadline(self.limits.timeout)
-        body = parse(ChatBody, request.scope[BODY])
+        body = await self.parser.parse(ChatBody, request.scope[BODY])
         if self.trained.tokenizer.chat_template is None:
             raise ApiError(
                 400, "This model has no chat template. Use /v1/completions, or a model made for chat.", "messages"
@@ -123,7 +125,7 @@ class Service:
         return await self._answer(request, body, make(prompt=tokens), shape, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
-        body = parse(ScoreBody, request.scope[BODY])
+        body = await self.parser.parse(ScoreBody, request.scope[BODY])
         self._check_model(body.model)
         check_prompt(self.limits, body.text, "text")
         scoring = self.scorer.run(partial(aside.score, self.trained, body.text))
