@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from lmlong.data.character_tokenizer import UnknownCharacter
-from lmlong.serving.engine import Busy, Closed
+from lmlong.serving.engine import Busy, Closed, EngineFailed
 
 LOG = logging.getLogger("lmlong.serving")
 
@@ -58,11 +58,15 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": RETRY_SECONDS})
 
 
+def not_ready(message: str) -> ApiError:
+    return ApiError(503, message, code="not_ready")
+
+
 def timed_out(seconds: float) -> ApiError:
     return ApiError(504, f"The request took more than {seconds:g} seconds. Ask for fewer tokens.", code="timeout")
 
 
-def told(error: Exception) -> ApiError:
+def told(error: BaseException) -> ApiError:
     """Return what a client is told of an error. One that no client causes is told without its message, and logged
     without it: a message may hold text of a request, or paths."""
     if isinstance(error, ApiError):
@@ -71,8 +75,11 @@ def told(error: Exception) -> ApiError:
         return busy(str(error))
     if isinstance(error, Closed):
         return shutting_down()
+    if isinstance(error, EngineFailed):
+        return not_ready(str(error))
     if isinstance(error, UnknownCharacter):
         return ApiError(400, error.to_a_client)
+    error = error.__cause__ or error
     place, where = error.__traceback__, "unknown"
     while place is not None:
         code = place.tb_frame.f_code

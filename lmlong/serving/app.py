@@ -18,9 +18,9 @@ from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving import aside, page
 from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
-from lmlong.serving.api_errors import ApiError, shutting_down, told
+from lmlong.serving.api_errors import ApiError, not_ready, shutting_down, told
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody
-from lmlong.serving.engine import Engine
+from lmlong.serving.engine import Engine, EngineFailed
 from lmlong.serving.guard import BODY, OWNER, Guard, Hosts
 from lmlong.serving.inbox import Texts
 from lmlong.serving.limits import Limits, check_prompt
@@ -57,15 +57,15 @@ class Service:
         self.session_api = SessionApi(self.sessions, self.engine, self.parser, limits, self.metrics)
         self.scorer = aside.Worker("lmlong-scorer", limits.aside)
         self.renderer = aside.Worker("lmlong-renderer", limits.aside)
+        self.workers = (self.scorer, self.renderer, self.parser.worker, self.sessions.worker)
         self.closing = False
         self.created = int(time.time())
 
     def end(self) -> None:
         """End all that goes on."""
         self.closing = True
-        self.scorer.close()
-        self.renderer.close()
-        self.sessions.close()
+        for worker in self.workers:
+            worker.close()
         self.engine.close()
 
     async def models(self, request: HttpRequest) -> Response:
@@ -81,6 +81,11 @@ class Service:
     async def ready(self, request: HttpRequest) -> Response:
         if self.closing:
             raise shutting_down()
+        ended = [worker.name for worker in self.workers if not worker.alive]
+        if not self.engine.alive:
+            raise not_ready(str(EngineFailed()))
+        if ended:
+            raise not_ready(f"{ended[0]} has ended, and can do no more work. Restart the server.")
         return JSONResponse({"status": "ready"})
 
     async def metrics_text(self, request: HttpRequest) -> Response:
