@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from lmlong.errors import UsageError
+from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving import aside, page
 from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
@@ -66,6 +67,7 @@ class Service:
         self.closing = True
         for worker in self.workers:
             worker.close()
+        chat.RENDERER.close()  # a template may loop
         self.engine.close()
 
     async def models(self, request: HttpRequest) -> Response:

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from tqdm import tqdm
 
 from lmlong.data.token_file import tokens_of
+from lmlong.errors import UsageError
 from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import documents_of, whole
 from lmlong.inference import chat
@@ -99,4 +100,9 @@ def score(trained: TrainedLanguageModel, text: str, ended: Ended) -> Score:
 
 def chat_tokens(trained: TrainedLanguageModel, messages: Sequence[chat.Message], ended: Ended) -> tuple[int, ...]:
     """Return the tokens of messages, up to where the answer to them begins."""
-    return tuple(chat.encode(trained.tokenizer, chat.render(trained.tokenizer, messages)))
+    try:
+        return tuple(chat.encode(trained.tokenizer, chat.render(trained.tokenizer, messages)))
+    except UsageError:
+        if ended():  # which ends the rendering too
+            raise Closed("The server is shutting down.") from None
+        raise

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 from interop.exported import write_run
+from serving.chats import chatting
+from serving.servers import until
 
 from lmlong.cli import main as cli
 from lmlong.cli.serve import keys_of
@@ -85,6 +88,23 @@ def test_a_second_signal_ends_it_at_once(run: Path) -> None:
             process.wait(1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 143
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells the children of a process")
+def test_a_chat_template_that_loops_keeps_no_server_alive(tmp_path: Path) -> None:
+    chatting(tmp_path, "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    answers: list[httpx.Response] = []
+    with serving(tmp_path / "run", "--grace", "0.5") as (process, address):
+        ask = lambda: answers.append(httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60))  # noqa: E731
+        asking = threading.Thread(target=ask)
+        asking.start()
+        children = lambda: (path.read_text() for path in Path("/proc").glob(f"{process.pid}/task/*/children"))  # noqa: E731
+        until(lambda: any(children()))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        asking.join(30)
+    assert answers[0].status_code == 503
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells where the command line lies")
