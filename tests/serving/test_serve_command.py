@@ -124,6 +124,25 @@ def test_it_may_have_as_many_connections_as_the_system_allows(run: Path) -> None
         assert re.search(r"Max open files +300 +300 ", Path(f"/proc/{process.pid}/limits").read_text())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sockets are not files there")
+def test_more_silent_connections_than_files_keep_nobody_out(run: Path) -> None:
+    lower = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
+    with serving(run, python=("-c", f"{lower}; from lmlong.cli.main import main; main()")) as (process, address):
+        where = ("127.0.0.1", int(address.rpartition(":")[2]))
+        silent = []
+        try:
+            for _ in range(6):
+                silent += [socket.create_connection(where, timeout=60) for _ in range(60)]
+                assert httpx.get(f"{address}/health", timeout=60).status_code == 200
+            assert silent[0].recv(1) == b"", "the oldest was closed"
+        finally:
+            for connection in silent:
+                connection.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        assert process.stderr is not None and process.stderr.read() == ""
+
+
 def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").write_text("of-a-file\n\nanother\n")
     monkeypatch.setenv("LMLONG_API_KEY", "of-the-environment")
