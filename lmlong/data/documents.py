@@ -2,14 +2,12 @@
 and memory."""
 
 import atexit
-import json
-import subprocess
-import sys
-import threading
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from lmlong.io.limited_process import LimitedProcess, RequestFailed
 
 KINDS = (".epub", ".docx", ".pdf", ".html", ".htm", ".xhtml")
 """The suffixes of what is converted."""
@@ -44,56 +42,22 @@ def reader_of(kind: str) -> str:
 
 
 class Converter:
-    """The other process: it is started when it is needed, and anew after a document that it did not survive."""
+    """Converts documents in another process, which is started when it is first needed."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._process = LimitedProcess("lmlong.data.converters.worker")
 
     def convert(self, path: Path, kind: str) -> bytes:
         """Return the text of a document in UTF-8."""
-        with self._lock:
-            return self._convert(path, kind)
+        seconds = SECONDS + SECONDS_PER_MB * path.stat().st_size / 1e6
+        try:
+            return self._process.ask({"kind": kind, "path": str(path.resolve())}, seconds)
+        except RequestFailed as error:
+            raise ConversionError(str(error)) from None
 
     def close(self) -> None:
         """End the process."""
-        if self._process:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def _convert(self, path: Path, kind: str) -> bytes:
-        process = self._running()
-        assert process.stdin and process.stdout
-        limit = SECONDS + SECONDS_PER_MB * path.stat().st_size / 1e6
-        timer = threading.Timer(limit, process.kill)
-        timer.start()
-        try:
-            process.stdin.write(json.dumps({"kind": kind, "path": str(path.resolve())}).encode() + b"\n")
-            process.stdin.flush()
-            answer = json.loads(process.stdout.readline() or b"null")
-            data = process.stdout.read(answer.get("bytes", 0)) if answer else b""
-        except BrokenPipeError:
-            answer, data = None, b""
-        finally:
-            in_time = timer.is_alive()
-            timer.cancel()
-        if answer is None or len(data) < answer.get("bytes", 0):
-            self.close()
-            raise ConversionError(
-                "the program that reads it ended" if in_time else f"reading it took more than {limit:.0f} seconds"
-            )
-        if "error" in answer:
-            raise ConversionError(answer["error"])
-        return data
-
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is None or self._process.poll() is not None:
-            words = [sys.executable, "-m", "lmlong.data.converters.worker"]
-            self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-        return self._process
+        self._process.close()
 
 
 CONVERTER = Converter()

@@ -1,18 +1,17 @@
 """Conversations by the chat template of a model's tokenizer, along one state: no message is read twice."""
 
+import atexit
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING
 
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference import session as sessions
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import Session
+from lmlong.io.limited_process import LimitedProcess, RequestFailed
 
 if TYPE_CHECKING:
     from lmlong.inference.loading import TrainedLanguageModel
@@ -23,6 +22,12 @@ Message = dict[str, str]
 APART = "\ufdd0"
 """Stands within what looks like a special token in a message, which is text. Unicode has no character of this
 number."""
+
+SECONDS = 10.0
+"""Time that a template may take, the start of the process that renders it among it."""
+
+RENDERER = LimitedProcess("lmlong.inference.chat_template")
+atexit.register(RENDERER.close)
 
 
 class Conversation:
@@ -60,20 +65,16 @@ class Conversation:
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     """Return the text of messages up to where the answer begins, with APART in them."""
-
-    def refuse(why: str) -> NoReturn:
-        raise TemplateError(why)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = refuse
     names = {token: name for name, token in tokenizer.special.items()}
-    ends: dict[str, Any] = {f"{end}_token": names.get(getattr(tokenizer, end), "") for end in ("bos", "eos")}
+    ends = {f"{end}_token": names.get(getattr(tokenizer, end), "") for end in ("bos", "eos")}
     inert = [{key: apart(tokenizer, text) for key, text in message.items()} for message in messages]
+    request = {"template": tokenizer.chat_template or "", "messages": inert, "ends": ends}
     try:
-        template = environment.from_string(tokenizer.chat_template or "")
-        text = template.render(messages=inert, add_generation_prompt=True, **ends)
-    except (TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
-        raise UsageError(f"its chat template does not take these messages ({error}). Change them.") from None
+        text = RENDERER.ask(request, SECONDS).decode("utf-8", "surrogatepass")
+    except RequestFailed as error:
+        raise UsageError(
+            f"its chat template does not take these messages ({error}). Change them, or use another model."
+        ) from None
     if not text:
         raise UsageError("its chat template makes no text of these messages. Use a model made for chat.")
     return text

@@ -7,11 +7,14 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from lmlong.data.character_tokenizer import UnknownCharacter
-from lmlong.serving.engine import Busy, Closed
+from lmlong.serving.engine import Busy, Closed, EngineFailed
 
 LOG = logging.getLogger("lmlong.serving")
 
 RETRY_SECONDS = "1"
+
+LONGEST_MESSAGE = 500
+"""Characters of an error message, which may quote what a client sent."""
 
 
 class ApiError(Exception):
@@ -25,6 +28,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):
+        message = _shortened(message)
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
 
@@ -38,6 +42,14 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
+def _shortened(message: str) -> str:
+    """Return a message that is short, and of characters that UTF-8 has."""
+    if len(message) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2  # the end has the remedy
+        message = f"{message[:half]} ... {message[-half:]}"
+    return message.encode(errors="replace").decode()
+
+
 def busy(message: str) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": RETRY_SECONDS})
 
@@ -46,11 +58,15 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": RETRY_SECONDS})
 
 
+def not_ready(message: str) -> ApiError:
+    return ApiError(503, message, code="not_ready")
+
+
 def timed_out(seconds: float) -> ApiError:
     return ApiError(504, f"The request took more than {seconds:g} seconds. Ask for fewer tokens.", code="timeout")
 
 
-def told(error: Exception) -> ApiError:
+def told(error: BaseException) -> ApiError:
     """Return what a client is told of an error. One that no client causes is told without its message, and logged
     without it: a message may hold text of a request, or paths."""
     if isinstance(error, ApiError):
@@ -59,8 +75,11 @@ def told(error: Exception) -> ApiError:
         return busy(str(error))
     if isinstance(error, Closed):
         return shutting_down()
+    if isinstance(error, EngineFailed):
+        return not_ready(str(error))
     if isinstance(error, UnknownCharacter):
         return ApiError(400, error.to_a_client)
+    error = error.__cause__ or error
     place, where = error.__traceback__, "unknown"
     while place is not None:
         code = place.tb_frame.f_code

@@ -15,16 +15,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from lmlong.errors import UsageError
+from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving import aside, page
 from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
-from lmlong.serving.api_errors import ApiError, shutting_down, told
-from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, parse
-from lmlong.serving.engine import Engine
+from lmlong.serving.api_errors import ApiError, not_ready, shutting_down, told
+from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody
+from lmlong.serving.engine import Engine, EngineFailed
 from lmlong.serving.guard import BODY, OWNER, Guard, Hosts
 from lmlong.serving.inbox import Texts
 from lmlong.serving.limits import Limits, check_prompt
 from lmlong.serving.metrics import Metrics
+from lmlong.serving.parser import Parser
 from lmlong.serving.request import Request
 from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
@@ -52,18 +54,20 @@ class Service:
         self.engine = Engine(trained, rows, waiting, cache)
         self.metrics = Metrics(self.engine, store)
         self.sessions = Sessions(store, waiting)
-        self.session_api = SessionApi(self.sessions, self.engine, limits, self.metrics)
+        self.parser = Parser(waiting)
+        self.session_api = SessionApi(self.sessions, self.engine, self.parser, limits, self.metrics)
         self.scorer = aside.Worker("lmlong-scorer", limits.aside)
         self.renderer = aside.Worker("lmlong-renderer", limits.aside)
+        self.workers = (self.scorer, self.renderer, self.parser.worker, self.sessions.worker)
         self.closing = False
         self.created = int(time.time())
 
     def end(self) -> None:
         """End all that goes on."""
         self.closing = True
-        self.scorer.close()
-        self.renderer.close()
-        self.sessions.close()
+        for worker in self.workers:
+            worker.close()
+        chat.RENDERER.close()  # a template may loop
         self.engine.close()
 
     async def models(self, request: HttpRequest) -> Response:
@@ -79,13 +83,18 @@ class Service:
     async def ready(self, request: HttpRequest) -> Response:
         if self.closing:
             raise shutting_down()
+        ended = [worker.name for worker in self.workers if not worker.alive]
+        if not self.engine.alive:
+            raise not_ready(str(EngineFailed()))
+        if ended:
+            raise not_ready(f"{ended[0]} has ended, and can do no more work. Restart the server.")
         return JSONResponse({"status": "ready"})
 
     async def metrics_text(self, request: HttpRequest) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def completions(self, request: HttpRequest) -> ASGIApp:
-        body = parse(CompletionBody, request.scope[BODY])
+        body = await self.parser.parse(CompletionBody, request.scope[BODY])
         for number, prompt in enumerate(body.prompt):
             check_prompt(self.limits, prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
         deadline, owner = Deadline(self.limits.timeout), request.scope[OWNER]
@@ -104,7 +113,7 @@ class Service:
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         deadline = Deadline(self.limits.timeout)
-        body = parse(ChatBody, request.scope[BODY])
+        body = await self.parser.parse(ChatBody, request.scope[BODY])
         if self.trained.tokenizer.chat_template is None:
             raise ApiError(
                 400, "This model has no chat template. Use /v1/completions, or a model made for chat.", "messages"
@@ -123,7 +132,7 @@ class Service:
         return await self._answer(request, body, make(prompt=tokens), shape, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
-        body = parse(ScoreBody, request.scope[BODY])
+        body = await self.parser.parse(ScoreBody, request.scope[BODY])
         self._check_model(body.model)
         check_prompt(self.limits, body.text, "text")
         scoring = self.scorer.run(partial(aside.score, self.trained, body.text))

@@ -4,12 +4,13 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from threading import Event, Thread, current_thread
 from typing import NamedTuple, TypeVar
 
 from tqdm import tqdm
 
 from lmlong.data.token_file import tokens_of
+from lmlong.errors import UsageError
 from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import documents_of, whole
 from lmlong.inference import chat
@@ -22,13 +23,24 @@ Ended = Callable[[], bool]
 """Whether nobody waits for a job any more; asked between the pieces of a text."""
 
 
+class JobFailed(Exception):
+    """A job ended by an error that is no Exception, such as a panic of a library in Rust: its cause."""
+
+
 class Worker:
-    """One job at a time; a bounded number of them wait."""
+    """One job at a time, in a thread; a bounded number of them wait."""
 
     def __init__(self, name: str, most: int):
+        self.name = name
         self._most, self._jobs = most, 0
-        self._pool = ThreadPoolExecutor(1, name)
+        self._thread: Thread | None = None  # it starts with the first job
+        self._pool = ThreadPoolExecutor(1, name, initializer=self._begin)
         self._closed = Event()
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are done."""
+        return self._thread is None or self._thread.is_alive()
 
     async def run(self, job: Callable[[Ended], Result]) -> Result:
         """Return what a job gives; who ceases to wait for it ends it."""
@@ -40,7 +52,7 @@ class Worker:
         self._jobs += 1
         try:
             ended = lambda: left.is_set() or self._closed.is_set()  # noqa: E731
-            return await asyncio.get_running_loop().run_in_executor(self._pool, job, ended)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _result, job, ended)
         finally:
             left.set()
             self._jobs -= 1
@@ -49,6 +61,19 @@ class Worker:
         """End all jobs."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        self._thread = current_thread()
+
+
+def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
+    """Return what a job gives. Any error is an Exception, for others would end more than the request."""
+    try:
+        return job(ended)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise JobFailed(type(error).__name__) from error
 
 
 class Score(NamedTuple):
@@ -75,4 +100,9 @@ def score(trained: TrainedLanguageModel, text: str, ended: Ended) -> Score:
 
 def chat_tokens(trained: TrainedLanguageModel, messages: Sequence[chat.Message], ended: Ended) -> tuple[int, ...]:
     """Return the tokens of messages, up to where the answer to them begins."""
-    return tuple(chat.encode(trained.tokenizer, chat.render(trained.tokenizer, messages)))
+    try:
+        return tuple(chat.encode(trained.tokenizer, chat.render(trained.tokenizer, messages)))
+    except UsageError:
+        if ended():  # which ends the rendering too
+            raise Closed("The server is shutting down.") from None
+        raise

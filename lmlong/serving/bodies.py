@@ -1,17 +1,26 @@
 """The bodies of requests: OpenAI's fields, those of lmlong's sampling beside them, and no others."""
 
-import json
 import re
 import secrets
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from lmlong.errors import nearest
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import RECENT
 from lmlong.serving.api_errors import ApiError
+from lmlong.serving.json_text import read_json
 from lmlong.serving.limits import LONGEST_LIST, LONGEST_STOP, MOST_ALTERNATIVES, MOST_STOPS
 
 MEANINGLESS = frozenset(
@@ -98,7 +107,7 @@ class WritingBody(Body):
     n: Annotated[int, Field(ge=1)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    stop: Annotated[list[StopText], BeforeValidator(_listed), Field(max_length=MOST_STOPS)] = []
+    stop: Annotated[list[StopText], FailFast(), BeforeValidator(_listed), Field(max_length=MOST_STOPS)] = []
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.8
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -134,7 +143,9 @@ class WritingBody(Body):
 
 
 class CompletionBody(WritingBody):
-    prompt: Annotated[list[Text], BeforeValidator(_prompts), Field(min_length=1, max_length=LONGEST_LIST)] = [""]
+    prompt: Annotated[
+        list[Text], FailFast(), BeforeValidator(_prompts), Field(min_length=1, max_length=LONGEST_LIST)
+    ] = [""]
     logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     session: Text | None = None
 
@@ -161,7 +172,7 @@ class Message(Body):
 
 
 class ChatBody(WritingBody):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=LONGEST_LIST)]
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=LONGEST_LIST)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
@@ -209,12 +220,9 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
     """Return the body that JSON holds; a 400 that names what is wrong with it."""
+    value = read_json(data)
     try:
-        found = json.loads(data.decode("utf-8"), parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise ApiError(400, "The body is not JSON that can be read. Send an object of JSON in UTF-8.") from None
-    try:
-        return kind.model_validate(found)
+        return kind.model_validate(value)
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_context=False, include_input=False)
         first = mistakes[0]
@@ -233,7 +241,3 @@ def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
 def _name(path: tuple[int | str, ...]) -> str:
     name = ".".join(str(part) for part in path).encode(errors="replace").decode()
     return name if len(name) <= SHOWN else name[:SHOWN] + "..."
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")

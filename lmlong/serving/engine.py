@@ -5,7 +5,9 @@ Long prompts are read in pieces, between the steps of the rows that are written,
 text does not depend on its neighbours: it has a state, a sampler and random numbers of its own.
 """
 
+import logging
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
 from lmlong.serving.writer import Deliver, Writer
 
+LOG = logging.getLogger("lmlong.serving")
+
 PIECE = 256
 """Tokens of a prompt read at once."""
 
@@ -39,6 +43,13 @@ class Busy(LmlongError):
 
 class Closed(LmlongError):
     """The engine takes no more requests, or ended this one."""
+
+
+class EngineFailed(LmlongError):
+    """The engine's thread has ended by an error, and can take no more requests."""
+
+    def __init__(self) -> None:
+        super().__init__("The engine has failed, and the log tells where. Restart the server.")
 
 
 @dataclass
@@ -69,7 +80,7 @@ class Engine:
         self._writing: list[Writer] = []
         self._free_memory = FreeMemory()
         self._changed = Condition()
-        self._closing = self._stopped = False
+        self._closing = self._stopped = self._failed = False
         self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
         self._thread.start()
 
@@ -77,6 +88,8 @@ class Engine:
         """Take a request, of which `deliver` is told from the engine's thread; Busy or Closed if it cannot be taken."""
         writer = Writer(self.trained, request, deliver, self.cache)
         with self._changed:
+            if self._failed:
+                raise EngineFailed
             if self._closing:
                 raise Closed("The server is shutting down.")
             if len(self._waiting) >= self.most_waiting:
@@ -102,6 +115,11 @@ class Engine:
         self._thread.join()
 
     @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive() and not self._failed
+
+    @property
     def queued(self) -> int:
         return len(self._waiting)
 
@@ -112,12 +130,22 @@ class Engine:
 
     @torch.inference_mode()
     def _run(self) -> None:
-        while self._wait():
-            self._admit()
-            self._read()
-            self._write()
-        for writer in (*self._waiting, *(writer for writer, _ in self._reading), *self._writing):
-            writer.fail(Closed("The server is shutting down."))
+        end: LmlongError = Closed("The server is shutting down.")
+        try:
+            while self._wait():
+                self._admit()
+                self._read()
+                self._write()
+        except BaseException as error:  # not of one request, whose errors are caught where it is read or written
+            stack = "".join(traceback.format_tb(error.__traceback__))  # without the message, which may hold a prompt
+            LOG.critical("the engine has failed: %s\n%s", type(error).__name__, stack)
+            end = EngineFailed()
+        with self._changed:
+            self._failed = isinstance(end, EngineFailed)
+            writers = [*self._waiting, *(writer for writer, _ in self._reading), *self._writing]
+            self._waiting, self._reading, self._writing = deque(), deque(), []
+        for writer in writers:
+            writer.fail(end)
 
     def _wait(self) -> bool:
         """Wait for work, and return whether to go on."""
@@ -164,7 +192,7 @@ class Engine:
                     self.counts.cached_tokens += writer.cached_tokens
                     if not writer.ended:
                         self._writing.append(writer)
-            except Exception as error:  # of this request; the others go on
+            except BaseException as error:  # a panic of Rust is no Exception; the other requests continue
                 self._fail(writer, error)
             if time.monotonic() > until:
                 return
@@ -176,7 +204,7 @@ class Engine:
             return
         try:
             self._step(writers)
-        except Exception as error:  # whose it is cannot be told
+        except BaseException as error:  # it may be of any of them
             for writer in writers:
                 if not writer.ended:
                     self._fail(writer, error)
@@ -198,9 +226,9 @@ class Engine:
             wanted = writer.request.alternatives is not None
             try:
                 writer.take(token, row.double().log_softmax(-1) if wanted else None)
-            except Exception as error:
+            except BaseException as error:
                 self._fail(writer, error)
 
-    def _fail(self, writer: Writer, error: Exception) -> None:
+    def _fail(self, writer: Writer, error: BaseException) -> None:
         self.counts.failed += 1
         writer.fail(error)

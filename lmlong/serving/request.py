@@ -51,7 +51,7 @@ class Event(NamedTuple):
     text: str = ""
     token: WrittenToken | None = None  # where a request asks for log-probabilities
     end: End | None = None
-    error: Exception | None = None  # which ends it too
+    error: BaseException | None = None  # which ends it too
     session: Session | None = None  # at the end, where it is asked for
     prompt_tokens: int = 0  # at the end: tokens of the prompt,
     cached_tokens: int = 0  # how many of them were read before,

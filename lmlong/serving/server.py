@@ -15,6 +15,10 @@ from starlette.applications import Starlette
 from uvicorn.server import HANDLED_SIGNALS
 
 from lmlong.errors import UsageError
+from lmlong.serving.connections import LONGEST_HEAD, ConnectionLimits, Connections
+
+TICKS_A_SECOND = 10
+"""How often uvicorn calls `on_tick`."""
 
 SPARE = 5.0
 """Seconds after the grace, for answers that tell of the end, until connections are cut."""
@@ -56,10 +60,21 @@ class Server(uvicorn.Server):
     """A server that ends by SIGINT or SIGTERM: it takes nothing more, lets what goes on be finished for `grace`
     seconds, and ends the rest. The second signal ends it at once."""
 
-    def __init__(self, app: Starlette, listening: socket.socket, grace: float, on_start: Callable[[], None]):
+    def __init__(
+        self,
+        app: Starlette,
+        listening: socket.socket,
+        grace: float,
+        on_start: Callable[[], None],
+        limits: ConnectionLimits | None = None,
+    ):
+        """`on_start` is called once it listens; `limits` of connections follow from those of the process."""
+        self._connections = Connections(limits or ConnectionLimits.of_process())
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=self._connections.protocol,  # type: ignore[arg-type]
+            backlog=self._connections.limits.backlog,
+            h11_max_incomplete_event_size=LONGEST_HEAD,
             ws="none",
             lifespan="on",
             log_config=None,
@@ -85,6 +100,11 @@ class Server(uvicorn.Server):
         except OSError as error:  # another program was quicker
             raise _not_had(error, *self._listening.getsockname()[:2]) from None
         self._on_start()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_A_SECOND == 0:
+            self._connections.close_stalled()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service = self._app.state.service

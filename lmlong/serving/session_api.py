@@ -7,12 +7,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from lmlong.serving.answers import Usage, session_body
-from lmlong.serving.bodies import NoBody, TextBody, parse, text_of_file
+from lmlong.serving.bodies import NoBody, TextBody
 from lmlong.serving.engine import Engine
 from lmlong.serving.guard import BODY, OWNER, STATE, media_type
 from lmlong.serving.inbox import Texts
 from lmlong.serving.limits import Limits, check_prompt
 from lmlong.serving.metrics import Metrics
+from lmlong.serving.parser import Parser
 from lmlong.serving.request import Request
 from lmlong.serving.session_change import Sessions
 from lmlong.serving.streaming import Deadline, while_connected, written
@@ -23,8 +24,9 @@ Result = TypeVar("Result")
 class SessionApi:
     """What is answered under /v1/sessions."""
 
-    def __init__(self, sessions: Sessions, engine: Engine, limits: Limits, metrics: Metrics):
-        self._sessions, self._engine, self._limits, self._metrics = sessions, engine, limits, metrics
+    def __init__(self, sessions: Sessions, engine: Engine, parser: Parser, limits: Limits, metrics: Metrics):
+        self._sessions, self._engine, self._parser = sessions, engine, parser
+        self._limits, self._metrics = limits, metrics
 
     async def create(self, request: HttpRequest) -> Response:
         if media_type(request.headers) == STATE:
@@ -37,7 +39,7 @@ class SessionApi:
         return await self._read(request, request.path_params["name"], 200)
 
     async def fork(self, request: HttpRequest) -> Response:
-        parse(NoBody, request.scope[BODY])
+        await self._parser.parse(NoBody, request.scope[BODY])
         return JSONResponse(session_body(await self._run(self._sessions.store.fork, request)), 201)
 
     async def list(self, request: HttpRequest) -> Response:
@@ -68,8 +70,10 @@ class SessionApi:
     async def _read(self, request: HttpRequest, name: str | None, status: int) -> Response:
         """Read a text after a session, or as a new one."""
         deadline, owner, body = Deadline(self._limits.timeout), request.scope[OWNER], request.scope[BODY]
-        is_json = media_type(request.headers) == "application/json"
-        text = parse(TextBody, body).text if is_json else text_of_file(body)
+        if media_type(request.headers) == "application/json":
+            text = (await self._parser.parse(TextBody, body)).text
+        else:
+            text = await self._parser.text_of_file(body)
         check_prompt(self._limits, text, "text")
         change = self._sessions.change(owner, name)
         try:

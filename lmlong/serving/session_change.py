@@ -19,13 +19,13 @@ class Sessions:
 
     def __init__(self, store: SessionStore, most_waiting: int):
         self.store = store
-        self._worker = Worker("lmlong-sessions", most_waiting)
+        self.worker = Worker("lmlong-sessions", most_waiting)
         self._in_use: set[str] = set()
 
     async def run(self, call: Callable[..., Result], *what: Any) -> Result:
         """Return what a method of the store gives, beside the event loop; its refusals as an ApiError."""
         try:
-            return await self._worker.run(lambda _: call(*what))
+            return await self.worker.run(lambda _: call(*what))
         except UnknownSession as error:
             raise _not_found(error) from None
         except QuotaReached as error:
@@ -54,9 +54,6 @@ class Sessions:
 
     def release(self, name: str) -> None:
         self._in_use.discard(name)
-
-    def close(self) -> None:
-        self._worker.close()
 
 
 def _not_found(error: UnknownSession) -> ApiError:

@@ -141,7 +141,7 @@ class Writer:
         if self._cache is not None:
             self._tokens.append(token)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End by an error."""
         self.ended = True
         self._deliver(Event(error=error))

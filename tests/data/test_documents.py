@@ -142,7 +142,7 @@ def test_a_document_that_takes_too_long_or_ends_the_program_is_left_out(
         converter.convert(tmp_path / "slow.docx", ".docx")
     assert time.monotonic() - begun < 30
     assert converter.convert(tmp_path / "good.html", ".html").decode() == TEXTS["html"][0]
-    process = converter._process
+    process = converter._process._process
     assert process
     process.kill()
     process.wait()

@@ -11,6 +11,7 @@ from interop.tiny_llama import CHAT, CONFIG, write_folder
 
 import lmlong
 from lmlong.errors import UsageError
+from lmlong.inference import chat
 from lmlong.inference import session as sessions
 from lmlong.inference.chat import encode, render
 from lmlong.inference.loading import TrainedLanguageModel
@@ -95,6 +96,38 @@ def test_a_template_that_cannot_be_used_is_told(tmp_path: Path, template: str) -
     talk = model(tmp_path, template).conversation()
     with pytest.raises(UsageError, match="chat template"):
         list(talk.say("Hello"))
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLE = (
+    "{% set all = namespace(text='a') %}{% for i in range(40) %}{% set all.text = all.text ~ all.text %}{% endfor %}"
+)
+LONG = "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (LOOP, "took more than 2 seconds"),
+        (DOUBLE, "takes more than 1 GB"),
+        (LONG, "makes more than 16,777,2"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ raise_exception('a' * 10 ** 6) }}", "aaaa"),
+    ],
+    ids=["loop", "double", "long", "error", "long error"],
+)
+def test_a_template_is_rendered_in_bounded_time_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
+) -> None:
+    tokenizer = model(tmp_path, template).tokenizer
+    said = [{"role": "user", "content": "Hello"}]
+    monkeypatch.setattr(chat, "SECONDS", 2.0 if template == LOOP else 60.0)
+    with pytest.raises(UsageError, match=reason) as refused:
+        render(tokenizer, said)
+    assert len(str(refused.value)) < 1000
+    tokenizer.chat_template = CHAT
+    monkeypatch.setattr(chat, "SECONDS", 60.0)
+    assert render(tokenizer, said) == "<s>[user]Hello</s>\n[assistant]"
 
 
 def test_a_model_that_was_not_made_for_chat_is_told(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.app import Service, make_app
+from lmlong.serving.connections import ConnectionLimits
 from lmlong.serving.guard import Hosts
 from lmlong.serving.server import Server, bind
 from lmlong.serving.sessions import SessionStore
@@ -60,19 +61,20 @@ def served(
     grace: float = 0.1,
     hosts: Hosts | None = None,
     store: SessionStore | None = None,
+    connections: ConnectionLimits | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     with TemporaryDirectory() as folder:
         store = store or SessionStore(trained, Path(folder))
         app = make_app(trained, NAME, store, hosts=hosts or Hosts("127.0.0.1"), **options)
-        with running(app, grace) as server:
+        with running(app, grace, connections) as server:
             yield server
 
 
 @contextmanager
-def running(app: Starlette, grace: float) -> Iterator[Served]:
+def running(app: Starlette, grace: float, connections: ConnectionLimits | None = None) -> Iterator[Served]:
     listening, begun = bind("127.0.0.1", 0), threading.Event()
-    server = Server(app, listening, grace, begun.set)
+    server = Server(app, listening, grace, begun.set, connections)
     thread = threading.Thread(target=server.serve_until_signal, daemon=True)
     thread.start()
     assert begun.wait(60)

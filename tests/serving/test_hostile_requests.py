@@ -124,9 +124,7 @@ def test_paths_and_methods_that_are_not_there(server: Served) -> None:
         assert answer.status_code == status and error_of(answer)
 
 
-@pytest.mark.parametrize(
-    "body", [b'{"prompt": "a", "user": NaN}', b'{"prompt": "a", "user": "\xff"}', b"[" * 10**5, b""]
-)
+@pytest.mark.parametrize("body", [b'{"prompt": "a", "user": NaN}', b'{"prompt": "a", "user": "\xff"}', b"[" * 50, b""])
 def test_what_is_no_json_is_refused_wherever_it_stands(server: Served, body: bytes) -> None:
     answer = server.client.post(PATH, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400 and "not JSON" in error_of(answer)["message"]

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 from interop.exported import write_run
+from serving.chats import chatting
+from serving.servers import until
 
 from lmlong.cli import main as cli
 from lmlong.cli.serve import keys_of
@@ -87,6 +90,23 @@ def test_a_second_signal_ends_it_at_once(run: Path) -> None:
         assert process.wait(10) == 143
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells the children of a process")
+def test_a_chat_template_that_loops_keeps_no_server_alive(tmp_path: Path) -> None:
+    chatting(tmp_path, "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    answers: list[httpx.Response] = []
+    with serving(tmp_path / "run", "--grace", "0.5") as (process, address):
+        ask = lambda: answers.append(httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60))  # noqa: E731
+        asking = threading.Thread(target=ask)
+        asking.start()
+        children = lambda: (path.read_text() for path in Path("/proc").glob(f"{process.pid}/task/*/children"))  # noqa: E731
+        until(lambda: any(children()))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        asking.join(30)
+    assert answers[0].status_code == 503
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells where the command line lies")
 def test_the_key_is_asked_for_and_not_shown(run: Path) -> None:
     with serving(run, "--api-key=a-secret", LMLONG_API_KEY="another") as (process, address):
@@ -102,6 +122,25 @@ def test_it_may_have_as_many_connections_as_the_system_allows(run: Path) -> None
     lower = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))"
     with serving(run, python=("-c", f"{lower}; from lmlong.cli.main import main; main()")) as (process, _):
         assert re.search(r"Max open files +300 +300 ", Path(f"/proc/{process.pid}/limits").read_text())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sockets are not files there")
+def test_more_silent_connections_than_files_keep_nobody_out(run: Path) -> None:
+    lower = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
+    with serving(run, python=("-c", f"{lower}; from lmlong.cli.main import main; main()")) as (process, address):
+        where = ("127.0.0.1", int(address.rpartition(":")[2]))
+        silent = []
+        try:
+            for _ in range(6):
+                silent += [socket.create_connection(where, timeout=60) for _ in range(60)]
+                assert httpx.get(f"{address}/health", timeout=60).status_code == 200
+            assert silent[0].recv(1) == b"", "the oldest was closed"
+        finally:
+            for connection in silent:
+                connection.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        assert process.stderr is not None and process.stderr.read() == ""
 
 
 def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

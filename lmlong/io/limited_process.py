@@ -1,0 +1,136 @@
+"""Work on hostile input, done by another process in bounded time and memory.
+
+The process runs a module of lmlong that calls `answer_requests`. A request is a line of JSON. The answer is a line of
+JSON, which has an error or the size of a result, and then the result.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+LONGEST_REASON = 500
+"""Characters of an error, which hostile input may have written."""
+
+START = "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_module(sys.argv[1], run_name='__main__')"
+"""What the process runs: a module found where this program finds its own."""
+
+
+class RequestFailed(Exception):
+    """The process gave no result; the message is the reason."""
+
+
+class LimitedProcess:
+    """A process that answers one request at a time. It starts when it is first needed, and again after a request that
+    it did not survive; it ends by `close`, or when its owner's end closes its standard input."""
+
+    def __init__(self, module: str):
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, request: dict[str, Any], seconds: float) -> bytes:
+        """Return the result of a request that may take this many seconds."""
+        with self._lock:
+            return self._ask({**request, "seconds": seconds}, seconds)
+
+    def close(self) -> None:
+        """End the process, and the request that another thread may wait for."""
+        if process := self._process:
+            process.kill()
+        with self._lock:
+            self._reap()
+
+    def _ask(self, request: dict[str, Any], seconds: float) -> bytes:
+        process, late = self._running(), threading.Event()
+        assert process.stdin and process.stdout
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline() or b"null")
+            data = process.stdout.read(answer.get("bytes", 0)) if answer else b""
+        except BrokenPipeError:
+            answer, data = None, b""
+        finally:
+            timer.cancel()
+        if answer is None or len(data) < answer.get("bytes", 0):
+            self._reap()
+            raise RequestFailed(
+                f"it took more than {seconds:.0f} seconds" if late.is_set() else "the program that reads it ended"
+            )
+        if "error" in answer:
+            raise RequestFailed(answer["error"])
+        return data
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._process is None or self._process.poll() is not None:
+            self._reap()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", START, self._module, *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        return self._process
+
+    def _reap(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def answer_requests(
+    answer: Callable[[dict[str, Any]], bytes], memory: int, expected: tuple[type[Exception], ...] = ()
+) -> None:
+    """Answer requests from standard input until it ends, in `memory` bytes. Errors of `expected` types are reported by
+    their message alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the owner
+    _limit_memory(memory)
+    for line in sys.stdin.buffer:
+        data = b""
+        try:
+            request = json.loads(line)
+            with _alarm(request.pop("seconds")):
+                data = answer(request)
+            told: dict[str, Any] = {"bytes": len(data)}
+        except expected as error:
+            told = {"error": str(error)[:LONGEST_REASON]}
+        except MemoryError:
+            told = {"error": f"it takes more than {memory >> 30} GB"}
+        except Exception as error:
+            told = {"error": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}
+        sys.stdout.buffer.write(json.dumps(told).encode() + b"\n" + data)
+        sys.stdout.buffer.flush()
+
+
+def _limit_memory(size: int) -> None:
+    with suppress(ImportError, ValueError, OSError):  # where the system knows no such limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """End this process if the block takes longer: its owner, which ends it in time, may have been killed."""
+    if not hasattr(signal, "setitimer"):  # on Windows
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,124 @@
+"""Bodies are read in bounded memory, beside the event loop, and errors quote little of them."""
+
+import asyncio
+import json
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving.engines import loaded
+from serving.servers import Served, served
+
+from lmlong.serving.api_errors import ApiError
+from lmlong.serving.bodies import ChatBody, CompletionBody, parse
+from lmlong.serving.json_text import MOST_DEPTH, MOST_VALUES, read_json
+from lmlong.serving.parser import SMALL, Parser
+
+PATH = "/v1/completions"
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(loaded(tmp_path_factory.mktemp("tiny"), native=False)) as server:
+        yield server
+
+
+HOSTILE = {
+    "empty objects": b'{"prompt": [' + b"{}," * (MB // 3) + b"{}]}",
+    "unknown keys": b"{" + b",".join(b'"k%d":1' % number for number in range(MB // 10)) + b"}",
+    "strings": b'{"prompt": [' + b'"",' * (MB // 3) + b'""]}',
+    "nested lists": b'{"prompt": ' + b"[[],[]," * (MB // 7) + b"]" * (MB // 7) + b"}",
+    "closing brackets": b'{"prompt": [' + b"]" * MB,
+    "after escaped quotes": b'{"a": "\\\\\\"' + b'{}",' + b'"prompt": [' + b"{}," * (MB // 3) + b"{}]}",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_body_of_many_values_takes_little_memory(kind: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as refused:
+            parse(CompletionBody, HOSTILE[kind])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert refused.value.status == 400 and f"more than {MOST_VALUES:,} values" in refused.value.message
+    assert peak < 16 * MB
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[" * (MOST_DEPTH + 1) + b"]" * (MOST_DEPTH + 1), f"nested more than {MOST_DEPTH} levels"),
+        (json.dumps({f"k{number}": 1 for number in range(300)}).encode(), "an object of 300 keys"),
+        (b'{"prompt": [1, 2}', "not JSON"),
+        (b'{"a": "' + b"\\" * 9, "not JSON"),
+    ],
+)
+def test_json_that_is_refused_before_it_is_used(data: bytes, message: str) -> None:
+    with pytest.raises(ApiError, match=message):
+        read_json(data)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"prompt": 'a "quoted", [bracketed] {text}\\' * 50_000},
+        {"prompt": ["," * 100, "\\", '"', "{" * MOST_DEPTH * 2] * 1000},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2}] * 4096},
+        "[" * 100,
+        None,
+    ],
+)
+def test_what_stands_in_strings_does_not_count(value: Any) -> None:
+    assert read_json(json.dumps(value).encode()) == value
+
+
+def test_all_messages_that_are_allowed_can_be_sent() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "c"}
+    body = parse(ChatBody, json.dumps({"messages": [message] * 4096}).encode())
+    assert len(body.messages) == 4096 and body.messages[-1].content == "ab"
+
+
+def test_a_large_body_is_parsed_beside_the_event_loop() -> None:
+    class Noted(CompletionBody):
+        def model_post_init(self, context: Any) -> None:
+            threads.append(threading.current_thread())
+
+    async def parsed(size: int) -> None:
+        parser = Parser(4)
+        try:
+            await parser.parse(Noted, json.dumps({"prompt": "a" * size}).encode())
+        finally:
+            parser.worker.close()
+
+    threads: list[threading.Thread] = []
+    asyncio.run(parsed(SMALL))
+    assert threads == [threads[0]] and threads[0] is not threading.current_thread()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"x" * MB: 1, "prompt": "a"},
+        {"session": "x" * MB, "prompt": ""},
+        {"model": "x" * MB, "prompt": "a"},
+        {"prompt": "a", "stop": ["x" * MB]},
+        {"prompt": "a", "stream_options": {"x" * MB: 1}},
+    ],
+    ids=["unknown", "session", "model", "stop", "nested"],
+)
+def test_an_error_quotes_little_of_a_body(server: Served, body: dict[str, Any]) -> None:
+    answer = server.post(PATH, **body)
+    assert answer.status_code in (400, 404) and len(answer.text) < 1000
+    assert answer.json()["error"]["message"]
+
+
+def test_a_hostile_body_is_answered_and_the_next_one_too(server: Served) -> None:
+    headers = {"Content-Type": "application/json"}
+    for data in (HOSTILE["empty objects"], HOSTILE["unknown keys"]):
+        assert server.client.post(PATH, content=data, headers=headers).status_code == 400
+    assert server.texts(prompt="a" * 2 * SMALL, max_tokens=1)

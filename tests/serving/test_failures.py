@@ -1,0 +1,80 @@
+"""An error of any kind ends the request that it belongs to, and a server that can do no more work reports it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interop import tiny_llama
+from interop.tiny_llama import CONFIG, write_folder
+from serving.engines import loaded
+from serving.servers import Served, served
+
+import lmlong
+from lmlong.interop.importing import import_model
+
+PANICS = "x" * 5000
+"""A text that the regular expression below takes too many steps for: the library `tokenizers` panics."""
+
+CALLS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": PANICS, "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": PANICS}], "max_tokens": 2},
+    "/v1/score": {"text": PANICS},
+    "/v1/sessions": {"text": PANICS},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("panic")
+    imported = write_folder(folder / "llama", CONFIG, tiny_llama.weights(CONFIG))
+    spec = json.loads((imported / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, spec["pre_tokenizer"]]}
+    (imported / "tokenizer.json").write_text(json.dumps(spec))
+    import_model(imported, folder / "run")
+    with served(lmlong.load(folder / "run")) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_a_panic_of_a_library_ends_one_request(
+    server: Served, path: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = server.post(path, **CALLS[path])
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    assert "PanicException" in caplog.text and PANICS[:100] not in caplog.text
+    assert "panicked" in capfd.readouterr().err  # by Rust's own words
+    assert server.client.get("/ready").status_code == 200
+    assert server.texts(prompt="ab", max_tokens=2)
+    assert server.post("/v1/score", text="ab").status_code == 200
+
+
+def test_a_server_whose_engine_has_ended_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise GeneratorExit(PANICS)
+
+    with served(loaded(tmp_path, native=False)) as server:
+        assert server.client.get("/ready").status_code == 200
+        monkeypatch.setattr(server.service.engine, "_admit", fail)
+        for _ in range(2):  # the one that it fails with, and one that comes later
+            answer = server.post("/v1/completions", prompt="a", max_tokens=1)
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "not_ready"
+        answer = server.client.get("/ready")
+        assert answer.status_code == 503 and "Restart the server" in answer.json()["error"]["message"]
+        assert server.service.engine.active == server.service.engine.queued == 0
+    assert "GeneratorExit" in caplog.text and PANICS[:100] not in caplog.text
+
+
+def test_a_server_whose_worker_has_ended_is_not_ready(tmp_path: Path) -> None:
+    with served(loaded(tmp_path, native=False)) as server:
+        for worker in server.service.workers:
+            worker._pool.submit(int).result()
+            assert server.client.get("/ready").status_code == 200
+            worker._pool.shutdown()
+            answer = server.client.get("/ready")
+            assert answer.status_code == 503 and worker.name in answer.json()["error"]["message"]
+            worker._thread = None
