@@ -18,9 +18,23 @@ def find(run: str | Path) -> Path:
         if not path.exists():
             runs = [folder.name for folder in Path("runs").glob("*/")]
             raise CheckpointError(f"{run}: no such run or checkpoint.{nearest(str(run).removeprefix('runs/'), runs)}")
-        for candidate in map(follow, (path, path / "checkpoints" / LATEST)):
-            if (candidate / manifest.NAME).is_file():
-                return candidate.resolve()
+        for link in (path, path / "checkpoints" / LATEST):
+            if checkpoint := _follow(link):
+                return checkpoint
     except OSError as error:
         raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
     raise CheckpointError(f"{path}: holds no checkpoint. Train it first, or name another run.")
+
+
+def _follow(link: Path) -> Path | None:
+    """Return the checkpoint that is `link` or that it points to; None if there is none.
+
+    Training points the link to a new checkpoint before it removes the old one, so where the one that the link named is
+    gone, the link is followed again as long as it names another.
+    """
+    before = None
+    while (checkpoint := follow(link).resolve()) != before:
+        if (checkpoint / manifest.NAME).is_file():
+            return checkpoint
+        before = checkpoint
+    return None

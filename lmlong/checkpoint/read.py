@@ -1,6 +1,7 @@
 """Reading a checkpoint: found by run, by name or by path; every file verified before it is opened."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import ZipFile
@@ -30,9 +31,10 @@ T = TypeVar("T")
 
 
 def reading(run: str | Path, use: Callable[[Path], T]) -> T:
-    """Return `use(checkpoint)` for the checkpoint of a run.
+    """Return `use(checkpoint)` for the newest checkpoint of a run: the one way to read a run that may be in training.
 
-    A run in training replaces its checkpoints while they are read: then its link is followed again.
+    Training removes older checkpoints, also while they are read; then `use` is called again with the newest one, so it
+    must change nothing, and its result must not depend on files of the checkpoint.
     """
     checkpoint = find(run)
     while True:
@@ -77,16 +79,30 @@ def read_tokenizer(checkpoint: Path) -> Tokenizer:
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """Return the weights, verified, on the CPU."""
     manifest.verify(checkpoint, [WEIGHTS])
-    try:
+    with _opening(checkpoint / WEIGHTS):
         weights = load_file(checkpoint / WEIGHTS)
-    except SafetensorError as error:
-        raise CheckpointError(f"{checkpoint / WEIGHTS}: {error}. Use another checkpoint.") from error
     for name, tensor in weights.items():
         if tensor.dtype not in REAL or not tensor.float().isfinite().all():
             raise CheckpointError(
                 f"{checkpoint / WEIGHTS}: {name} has values that are no finite numbers. Use another checkpoint."
             )
     return weights
+
+
+@contextmanager
+def _opening(weights: Path) -> Iterator[None]:
+    """Raise a CheckpointError where safetensors cannot open a file of weights.
+
+    safetensors opens a file twice; where it was removed in between, torch raises a RuntimeError.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise CheckpointError(f"{weights}: {error}. Use another checkpoint.") from error
+    except RuntimeError as error:
+        if weights.exists():
+            raise
+        raise CheckpointError(f"{weights}: removed while it was read. Use another checkpoint.") from error
 
 
 def read_training(checkpoint: Path) -> dict[str, Any]:
@@ -123,13 +139,10 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
 def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:
     """Refuse a checkpoint whose recipe and weights are of different models, before the model takes any memory."""
     manifest.verify(checkpoint, [WEIGHTS])
-    try:
-        with safe_open(checkpoint / WEIGHTS, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            there = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
-            strange = [name for name, slice in slices.items() if slice.get_dtype() not in NUMBERS]
-    except SafetensorError as error:
-        raise CheckpointError(f"{checkpoint / WEIGHTS}: {error}. Use another checkpoint.") from error
+    with _opening(checkpoint / WEIGHTS), safe_open(checkpoint / WEIGHTS, "pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        there = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
+        strange = [name for name, slice in slices.items() if slice.get_dtype() not in NUMBERS]
     if strange:
         raise CheckpointError(f"{checkpoint / WEIGHTS}: {strange[0]} is not of real numbers. Use another checkpoint.")
     if recipe.model.layers > len(there):

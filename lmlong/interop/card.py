@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmlong import __version__
-from lmlong.checkpoint import manifest, read
 from lmlong.interop.exporting import Source
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.lengths import name_length
@@ -37,8 +36,8 @@ def card(
 
 
 def _facts(source: Source) -> str:
-    recipe, model, says = source.recipe, source.recipe.model, manifest.read(source.checkpoint)
-    count, tokens = sum(weight.numel() for weight in source.weights.values()), read.trained_tokens(source.checkpoint)
+    recipe, model, tokens = source.recipe, source.recipe.model, source.trained_tokens
+    count = sum(weight.numel() for weight in source.weights.values())
     kinds = " + ".join(dict.fromkeys(model.kinds))
     facts = [
         f"A causal language model of {count:,} parameters, written by lmlong {__version__}: {model.layers} layers of",
@@ -46,8 +45,8 @@ def _facts(source: Source) -> str:
     ]
     if tokens:
         facts.append(f"It was trained on {tokens:,} tokens in sequences of {recipe.text.sequence_length:,}.")
-    if says.validation is not None:
-        facts.append(f"Held-out text of its training costs it {says.validation:.3f} bits per byte.")
+    if source.validation is not None:
+        facts.append(f"Held-out text of its training costs it {source.validation:.3f} bits per byte.")
     return "\n".join(facts) + "\n"
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lmlong.checkpoint import read
+from lmlong.checkpoint import manifest, read
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.io.system_errors import named
@@ -28,21 +28,26 @@ class Exported(NamedTuple):
 class Source(NamedTuple):
     """A run that goes out."""
 
-    checkpoint: Path
     recipe: Recipe
     tokenizer: Tokenizer
     weights: dict[str, Tensor]
+    validation: float | None
+    trained_tokens: int
 
 
 def open_run(run: str, folder: Path) -> Source:
     """Return what is read of a run that goes out into a folder, if it can."""
-    checkpoint = read.find(run)
+    _check_free(folder)
+    return read.reading(run, _read)
+
+
+def _read(checkpoint: Path) -> Source:
     recipe = read.read_recipe(checkpoint)
     _check(recipe)
-    _check_free(folder)
     tokenizer, weights = read.read_tokenizer(checkpoint), read.read_weights(checkpoint)
     read.check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
-    return Source(checkpoint, recipe, tokenizer, weights)
+    validation, tokens = manifest.read(checkpoint).validation, read.trained_tokens(checkpoint)
+    return Source(recipe, tokenizer, weights, validation, tokens)
 
 
 def _check(chosen: Recipe) -> None:

@@ -88,7 +88,7 @@ def check_model(recipe: Recipe, teacher: str) -> None:
         raise UsageError("objective: an encoder has no state to make constant. Use causal.")
     if recipe.training.teacher:
         raise UsageError("training.teacher: the teacher of a conversion is the run itself. Leave it out.")
-    old = read.read_recipe(read.find(teacher))
+    old = read.reading(teacher, read.read_recipe)
     for key in SAME:
         before, now = (getattr(model, key) for model in (old.model, recipe.model))
         if before != now:
@@ -110,7 +110,7 @@ def check_folders(planned: list[StageRun]) -> None:
 
 def check_text(teacher: str, planned: list[StageRun]) -> None:
     """Turn the text into tokens, and refuse one that is too short for any stage, or too few rows for its sources."""
-    tokenizer = read.read_tokenizer(read.find(teacher))
+    tokenizer = read.reading(teacher, read.read_tokenizer)
     for stage in planned:
         CausalDataModule(stage.recipe, prepare(stage.recipe.text, tokenizer)).training()
 

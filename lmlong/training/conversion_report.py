@@ -56,15 +56,15 @@ class Point(NamedTuple):
 def measure(teacher: str, planned: list[StageRun]) -> list[Point]:
     """Return the loss on held-out text of the teacher, of the model with new attention and nothing learned, and of each
     stage, in sequences of the first stages, each from an empty state."""
-    first, checkpoint = planned[0].recipe, read.find(teacher)
-    tokens = prepare(first.text, read.read_tokenizer(checkpoint))
-    old = _model(read.read_recipe(checkpoint), checkpoint, tokens)
+    first = planned[0].recipe
+    tokens = prepare(first.text, read.reading(teacher, read.read_tokenizer))
+    old = _model(read.reading(teacher, read.read_recipe), teacher, tokens)
     text = CausalDataModule(first, tokens).validation(first.training.validation_tokens)
     batches = [as_tensors(batch) for batch in text]
     torch.manual_seed(first.seed)
     models = chain(
-        [("swapped", _model(first, checkpoint, tokens, new_attention=True))],
-        ((stage.name, _model(stage.recipe, read.find(stage.folder), tokens)) for stage in planned),  # one at a time
+        [("swapped", _model(first, teacher, tokens, new_attention=True))],
+        ((stage.name, _model(stage.recipe, stage.folder, tokens)) for stage in planned),  # one at a time
     )
     points = [Point("teacher", _loss(old, batches, tokens))]
     with tqdm(total=1 + len(planned), desc="measuring", leave=False, disable=None) as bar:
@@ -102,10 +102,10 @@ def table(points: list[Point], length: int) -> str:
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
-def _model(recipe: Recipe, checkpoint: Path, tokens: TokenDataset, new_attention: bool = False) -> LanguageModel:
+def _model(recipe: Recipe, run: str | Path, tokens: TokenDataset, new_attention: bool = False) -> LanguageModel:
     model = build(recipe, tokens.tokenizer.vocabulary)
     assert isinstance(model, LanguageModel)
-    read.load_weights(model, checkpoint, new_attention)
+    read.reading(run, lambda checkpoint: read.load_weights(model, checkpoint, new_attention))
     return model.eval().requires_grad_(False)
 
 

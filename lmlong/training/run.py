@@ -130,8 +130,9 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
         tokens_before = read.trained_tokens(resume_from) - manifest.read(resume_from).step * old.tokens_per_step
         setup = set_up(recipe, resume_from)
     elif source:
-        setup = read.reading(source, lambda start: set_up(recipe, start, new_attention=True))
-        tokens_before = read.reading(source, read.trained_tokens)
+        setup, tokens_before = read.reading(
+            source, lambda start: (set_up(recipe, start, new_attention=True), read.trained_tokens(start))
+        )
     else:
         setup = set_up(recipe)
     owners = Owners(setup.tokens.identity, setup.teaching.weights_hash if setup.teaching else "")

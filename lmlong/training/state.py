@@ -23,10 +23,14 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import REAL, read_training
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.model.base import TextModel
+from lmlong.training.distributed import tell
 from lmlong.training.optimizer import moments_of, parameter_groups
 
 Moments = list[dict[str, torch.Size]]
 """The names and shapes of what the optimizer keeps for each weight, in the order in which it numbers them."""
+
+LARGEST_GPU_RANDOM_STATE = 1 << 12
+"""Bytes; torch, whose CUDA generators take 16, checks the exact size where there is a GPU."""
 
 SCALER = "MixedPrecision"
 """Lightning's name for the state of the gradient scaler of float16."""
@@ -188,7 +192,19 @@ def _are_losses(value: Any, *_: Any) -> bool:
 
 
 def _are_random_states(value: Any, *_: Any) -> bool:
-    return _like(value, random_states())
+    """Return whether these are random states, those of any number of GPUs among them."""
+    known = random_states()
+    if not isinstance(value, dict) or value.keys() != known.keys():
+        return False
+    if not isinstance(value["cuda"], list) or not all(map(_is_gpu_random_state, value["cuda"])):
+        return False
+    return all(_like(value[name], known[name]) for name in known if name != "cuda")
+
+
+def _is_gpu_random_state(value: Any) -> bool:
+    """Return whether this has the form of a CUDA generator's state, which is checked without a GPU too."""
+    is_flat = _is_finite(value) and value.dtype == torch.uint8 and value.dim() == 1
+    return is_flat and 0 < len(value) <= LARGEST_GPU_RANDOM_STATE
 
 
 def _like(value: Any, known: Any) -> bool:
@@ -229,15 +245,22 @@ def random_states() -> dict[str, Any]:
     }
 
 
-def restore(states: dict[str, Any]) -> None:
-    """Restore random states; those of GPUs only where there are as many."""
+def restore(states: dict[str, Any], gpus: int | None = None) -> None:
+    """Restore random states; those of GPUs for up to `gpus` of them, by default all that are visible."""
+    gpus = torch.cuda.device_count() if gpus is None else gpus
+    saved = states["cuda"]
     try:
         if not 0 <= states["numpy"][2] <= 624:  # else numpy reads out of bounds
-            raise ValueError("numpy's place is none")
+            raise ValueError("numpy's position is out of range")
         random.setstate((random.getstate()[0], tuple(states["python"]), None))
         np.random.set_state(tuple(states["numpy"]))
         torch.set_rng_state(states["torch"])
-        if len(states["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(states["cuda"])
+        for number, state in enumerate(saved[:gpus]):
+            torch.cuda.set_rng_state(state, number)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise CheckpointError(f"the random states of the checkpoint are none ({error}). Use another one.") from error
+        raise CheckpointError(f"the checkpoint's random states are not valid ({error}). Use another one.") from error
+    if len(saved) != gpus:
+        tell(
+            f"random states: the checkpoint has those of {len(saved)} GPUs and {gpus} are visible, "
+            f"{min(len(saved), gpus)} restored"
+        )

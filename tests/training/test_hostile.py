@@ -132,6 +132,15 @@ STATES: dict[str, Callable[[dict], Any]] = {
     "losses not finite": lambda s: {**s, "recent": [NAN]},
     "carried NaN": lambda s: {**s, "carried": [torch.tensor(NAN)]},
     "random of another kind": lambda s: {**s, "random": {**s["random"], "torch": torch.zeros(3)}},
+    **{f"random states of GPUs {kind}": lambda s, states=states: {**s, "random": {**s["random"], "cuda": states}}
+       for kind, states in {
+           "no list": {},
+           "no tensors": [b"x" * 16],
+           "of floats": [torch.zeros(16)],
+           "empty": [torch.zeros(0, dtype=torch.uint8)],
+           "too large": [torch.zeros(1 << 20, dtype=torch.uint8)],
+           "of two dimensions": [torch.zeros(4, 4, dtype=torch.uint8)],
+       }.items()},
     "random without numpy": lambda s: {**s, "random": {k: v for k, v in s["random"].items() if k != "numpy"}},
 }  # fmt: skip
 

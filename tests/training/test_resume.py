@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmlong.checkpoint import read
+from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.io.manifest import make
 from lmlong.recipe import Recipe
 from lmlong.training.resume import changes, resume_point, same_run
 from lmlong.training.run import train
@@ -97,6 +98,35 @@ def test_random_states_are_put_back_exactly() -> None:
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     restore(states)
     assert (random.random(), np.random.rand(3).tolist(), torch.rand(3).tolist()) == drawn
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_a_run_resumes_on_another_number_of_gpus(
+    recipe_of: Recipes, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpus: int
+) -> None:
+    """Checkpoints of 1 and of 8 GPUs, where another number of them is visible (on most machines, none)."""
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    checkpoint = read.find(tmp_path / "run")
+    state = read.read_training(checkpoint)
+    here = len(state["random"]["cuda"])
+    state["random"]["cuda"] = [torch.zeros(16, dtype=torch.uint8) for _ in range(here + gpus)]
+    torch.save(state, checkpoint / manifest.TRAINING)
+    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, {"step": 4, "validation": None}))
+    assert train(recipe_of("training.steps=6"), tmp_path / "run", resume="auto").step == 6
+    assert f"has those of {here + gpus} GPUs and {here} are visible, {here} restored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("saved", "gpus", "restored"), [(8, 4, [0, 1, 2, 3]), (4, 8, [0, 1, 2, 3]), (0, 4, [])])
+def test_random_states_of_gpus_are_restored_as_far_as_there_are_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], saved: int, gpus: int, restored: list[int]
+) -> None:
+    """torch's own call is replaced, for it queues what no GPU is there to take."""
+    given: dict[int, int] = {}
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: given.update({device: int(state[0])}))
+    cuda = [torch.full((16,), number, dtype=torch.uint8) for number in range(saved)]
+    restore({**random_states(), "cuda": cuda}, gpus)
+    assert given == {number: number for number in restored}
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_random_states_are_part_of_a_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
