@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from lmlong.data.converters.html import html_text
-from lmlong.data.converters.office import Broken, docx_text, epub_text
+from lmlong.data.converters.limits import Broken, check_text
+from lmlong.data.converters.office import docx_text, epub_text
 from lmlong.data.converters.pdf import pdf_text
 
 MEMORY = 4 << 30
@@ -39,6 +40,7 @@ def main() -> None:
 def _converted(kind: str, path: Path) -> tuple[dict[str, int | str], bytes]:
     try:
         data = CONVERTERS[kind](path.read_bytes()).encode("utf-8", "replace")
+        check_text(len(data))
         return {"bytes": len(data)}, data
     except (Broken, OSError) as error:
         return {"error": str(error)}, b""
