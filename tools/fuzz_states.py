@@ -4,9 +4,10 @@
     python tools/fuzz_states.py --states 500 --seed 0
     python tools/fuzz_states.py --states 2000 --crafted
 
-Trains two tiny models first. With --crafted the files are whole, their digests right, and their tensors made up. The number of a state, from the seed on, stands for what was done to its file;
-tests/inference/test_fuzz_states.py runs the first ones. Prints each failure: a traceback, an exit code other than 2 or
-4 for what is damaged, a text from it, or a message that does not name it. Exits 1 if there is any.
+Trains two tiny models first. With --crafted the files are whole, their digests right, and their tensors made up. The
+number of a state, from the seed on, stands for what was done to its file; tests in tests/inference run the first ones.
+Prints each failure: a traceback, an exit code other than 2 or 4 for what is damaged, a text from it, or a message that
+does not name it. Exits 1 if there is any.
 """
 
 import os

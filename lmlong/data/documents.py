@@ -15,7 +15,7 @@ KINDS = (".epub", ".docx", ".pdf", ".html", ".htm", ".xhtml")
 NEEDS = {".pdf": "pypdfium2"}
 """The package that a kind needs, of the extra `documents`."""
 
-READER = 1
+READER = 2
 """Counted up whenever the text of a document becomes another one, so that its tokens are made anew."""
 
 SECONDS, SECONDS_PER_MB = 60.0, 2.0

@@ -25,6 +25,13 @@ PLACEHOLDER = "\udc80"
 """A lone surrogate, which no text has, for each byte that is to be replaced: so they can be counted."""
 
 
+class EncodingError(UsageError):
+    """A text that cannot be decoded."""
+
+    reason = "of another encoding, or damaged: name its encoding by text.encoding"
+    """Why such a file is left out of a folder or an archive."""
+
+
 def _hold_places(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
     return PLACEHOLDER * (error.end - error.start), error.end
@@ -49,14 +56,14 @@ def find_encoding(chunks: Chunks, name: str, wanted: str) -> str:
         for _ in decode(chunks(), name, "strict", encoding):
             pass
         return encoding
-    except UsageError as error:
+    except EncodingError as error:
         cause = error.__context__
         if wanted != "auto" or encoding != UTF8 or not isinstance(cause, UnicodeDecodeError):
             raise
         if cause.reason != "unexpected end of data" and _is_western(chunks()):
             return WESTERN
         what = str(error).partition(" Mend the file")[0]
-        raise UsageError(f"{what} {_remedy(chunks())}") from None
+        raise EncodingError(f"{what} {_remedy(chunks())}") from None
 
 
 def _is_western(chunks: Iterable[bytes]) -> bool:
@@ -103,7 +110,7 @@ def decode(chunks: Iterator[bytes], name: str, errors: str, encoding: str = UTF8
             text = decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as error:
             place = max(0, offset - len(error.object) + len(chunk)) + error.start
-            raise UsageError(
+            raise EncodingError(
                 f"{name}: byte {place} is not {encoding} ({error.reason}). Mend the file, name another "
                 "text.encoding, or set text.errors=replace to put U+FFFD in the place of such bytes."
             ) from None
@@ -125,7 +132,7 @@ def _decode_utf8(chunks: Iterator[bytes], name: str, errors: str, may_be_marked:
         try:
             text, used = codecs.utf_8_decode(data, errors, not chunk)
         except UnicodeDecodeError as error:
-            raise UsageError(
+            raise EncodingError(
                 f"{name}: byte {offset + error.start} is not UTF-8 ({error.reason}). Mend the file, name its encoding "
                 "by text.encoding, or set text.errors=replace to put U+FFFD in the place of such bytes."
             ) from None

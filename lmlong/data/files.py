@@ -29,17 +29,18 @@ SHOWN = 50
 
 
 class Found(NamedTuple):
-    """The files to read: each once, in the order of the patterns, sorted within; and those of folders that are not."""
+    """The files to read, each once, in the order of the patterns, sorted within."""
 
     files: list[Path]
-    left_out: list[Skipped]
+    left_out: list[Skipped]  # files of folders that are not read
+    named: set[Path]  # of `files`, those that were named, and not found in a folder or by a glob
 
 
 def find_files(patterns: list[str], column: str) -> Found:
     """Return the files that paths, folders and globs match; all mistakes are one error."""
     found: dict[Path, Path] = {}
     left_out: dict[str, Skipped] = {}
-    mistakes = []
+    mistakes, named = [], {Path(pattern).expanduser().resolve() for pattern in patterns}
     for pattern in patterns:
         entries = list(_entries(pattern, column))
         skipped = sorted(entry for entry in entries if isinstance(entry, Skipped))
@@ -51,7 +52,8 @@ def find_files(patterns: list[str], column: str) -> Found:
             mistakes.append(_nothing(pattern, skipped))
     refuse(mistakes)
     taken = set(map(str, found.values()))
-    return Found(list(found.values()), [entry for name, entry in left_out.items() if name not in taken])
+    rest = [entry for name, entry in left_out.items() if name not in taken]
+    return Found(list(found.values()), rest, {file for place, file in found.items() if place in named})
 
 
 def refuse(mistakes: list[str]) -> None:

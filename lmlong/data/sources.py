@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lmlong import recipe
 from lmlong.data import documents as converted
 from lmlong.data.archives import archive_documents, is_archive
-from lmlong.data.encoding import UTF8, find_encoding, marked
+from lmlong.data.encoding import UTF8, EncodingError, find_encoding, marked
 from lmlong.data.fasta import fasta_documents
 from lmlong.data.files import builder_of, find_files, is_document, is_fasta, kind, refuse, why_not_inside
 from lmlong.data.reading import (
@@ -85,7 +85,7 @@ def _stdlib_document(root: Path, name: str) -> Document | Skipped:
 
 
 def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
-    paths, left_out = find_files(options.paths, options.column)
+    paths, left_out, named = find_files(options.paths, options.column)
     if not any(path.stat().st_size for path in paths):
         raise UsageError(f"{', '.join(map(str, paths[:5]))}: empty. Add text, or name other paths in text.sources.")
 
@@ -105,14 +105,25 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
         """Return the encoding that each file of plain text is read in, or the mistake of any that is not empty."""
         return {path: _judge(path, records, errors, encoding) for path in paths if path.stat().st_size}
 
+    @cache
+    def undecodable() -> dict[Path, str]:
+        """Return why files are left out that were not named and cannot be decoded; none if no other file is left."""
+        errors = {path: found for path, found in judged().items() if isinstance(found, EncodingError)}
+        return {
+            path: found.reason for path, found in errors.items() if path not in named and len(errors) < len(judged())
+        }
+
     def mistakes() -> list[str]:
-        return [str(found) for found in judged().values() if isinstance(found, UsageError)]
+        skipped = undecodable()
+        return [str(found) for path, found in judged().items() if isinstance(found, UsageError) and path not in skipped]
 
     def documents() -> Iterator[Document | Skipped]:
         refuse(mistakes())
         for path in paths:
             if not path.stat().st_size:
                 yield Skipped(str(path), "empty")
+            elif reason := undecodable().get(path):
+                yield Skipped(str(path), reason, path.stat().st_size)
             elif (inside := records(path)) is not None:
                 yield from inside
             elif is_document(path):

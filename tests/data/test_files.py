@@ -10,6 +10,7 @@ import pytest
 from lmlong import recipe
 from lmlong.data.files import find_files
 from lmlong.data.notes import notes
+from lmlong.data.reading import Skipped
 from lmlong.data.sources import Source, open_source
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import RecipeError, UsageError
@@ -101,13 +102,28 @@ def test_all_that_cannot_be_read_is_told_at_once(tmp_path: Path, monkeypatch: py
     (tmp_path / "good.txt").write_text("good " * 99)
     for name, data in {"a.txt": b"\xff\xfe\xfd", "b.txt.gz": b"no gzip", "c.jsonl": b'{"other": 1}\n'}.items():
         (tmp_path / name).write_bytes(data)
-    sources = [recipe.Files(kind="files", paths=[str(tmp_path / part)]) for part in ("[ag]*", "[bc].*")]
+    sources = [recipe.Files(kind="files", paths=[str(tmp_path / part)]) for part in ("a.txt", "[bc].*", "good.txt")]
     with pytest.raises(UsageError) as caught:
         prepare(recipe.Text(sources=sources, tokenizer=recipe.Tokenizer(vocabulary=300), sequence_length=8))
     told = str(caught.value).splitlines()
     assert told[0] == "3 files or paths cannot be read:" and len(told) == 4
     for line, name in zip(told[1:], ("a.txt", "b.txt.gz", "c.jsonl"), strict=True):
         assert line.startswith(f"{tmp_path / name}")
+
+
+def test_files_of_another_encoding_are_left_out_of_a_folder_that_has_others(tmp_path: Path) -> None:
+    for name in ("a.txt", "below/b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes("Он сказал".encode("cp1251"))
+    for paths in ([tmp_path], [tmp_path / "*.txt", tmp_path / "below"]):
+        with pytest.raises(UsageError, match=r"a\.txt: byte 0 is not UTF-8(.|\n)*b\.txt: byte 0 is not UTF-8"):
+            texts(files(*paths))  # nothing would be left
+    (tmp_path / "good.txt").write_text("good")
+    assert texts(files(tmp_path)) == texts(files(tmp_path / "*.txt")) == ["good"]
+    reasons = {Path(each.name).name: each.reason for each in files(tmp_path).documents() if isinstance(each, Skipped)}
+    assert reasons.keys() == {"a.txt", "b.txt"} and "text.encoding" in reasons["a.txt"]
+    with pytest.raises(UsageError, match=r"a\.txt: byte 0 is not UTF-8"):
+        texts(files(tmp_path, tmp_path / "a.txt"))  # named too
 
 
 def text(folder: Path, **options: object) -> recipe.Text:

@@ -87,11 +87,15 @@ def test_all_kinds_of_text_at_once_are_read_or_counted(folder: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name in (
     "latin.txt", "surrogate.txt", "overlong.txt", "beyond.txt", "cut.txt")])  # fmt: skip
 def test_one_bad_byte_is_named_unless_it_may_be_replaced(folder: Path, name: str) -> None:
-    (folder / "good.txt").write_text("good " * 100)
     (folder / name).write_bytes(HOSTILE[name])
     place = len(HOSTILE[name].decode(errors="ignore").encode()) if name == "cut.txt" else None
     with pytest.raises(UsageError, match=rf"{name}: byte {place if place is not None else '[0-9]+'} is not UTF-8"):
-        read(folder, errors="strict")
+        read(folder / name, errors="strict")
+    (folder / "good.txt").write_text("good " * 100)
+    (source,) = read(folder, errors="strict").info["sources"]
+    (skipped,) = source["skipped"].items()
+    assert skipped[0].startswith("of another encoding, or damaged") and skipped[1]["names"] == [str(folder / name)]
+    assert source["read"]["documents"] == 1
 
 
 def test_white_space_alone_is_a_text_like_any_other(folder: Path) -> None:

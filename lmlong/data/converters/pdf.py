@@ -1,16 +1,20 @@
 """PDF -> text by PDFium, the library of Chromium, which hostile files have been thrown at for years."""
 
-from lmlong.data.converters.office import Broken
+from lmlong.data.converters.limits import Broken, check_text
 
 
 def pdf_text(data: bytes) -> str:
     """Return the text of a PDF, its pages one after the other, with a blank line between them."""
     import pypdfium2
 
+    texts, size = [], 0
     try:
         document = pypdfium2.PdfDocument(data)
-        pages = [document[number].get_textpage().get_text_bounded() for number in range(len(document))]
+        for number in range(len(document)):
+            page = document[number].get_textpage().get_text_bounded()
+            texts.append(page.replace("\r\n", "\n").replace("\r", "\n").replace("\ufffe", "").strip("\n"))
+            size += len(page)
+            check_text(size)
     except pypdfium2.PdfiumError as error:
         raise Broken(str(error).rstrip(".")) from None
-    texts = [page.replace("\r\n", "\n").replace("\r", "\n").replace("\ufffe", "").strip("\n") for page in pages]
     return "\n\n".join(filter(None, texts)) + "\n" if any(texts) else ""

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.data.converters.html import html_text
-from lmlong.data.converters.office import Broken, docx_text, epub_text
+from lmlong.data.converters.limits import Broken, check_text
+from lmlong.data.converters.office import docx_text, epub_text
 from lmlong.data.converters.pdf import pdf_text
 from lmlong.io.limited_process import answer_requests
 
@@ -24,7 +25,9 @@ CONVERTERS: dict[str, Callable[[bytes], str]] = {
 
 def convert(request: dict[str, Any]) -> bytes:
     """Return the text of the file at `path`, of a `kind`, in UTF-8."""
-    return CONVERTERS[request["kind"]](Path(request["path"]).read_bytes()).encode("utf-8", "replace")
+    data = CONVERTERS[request["kind"]](Path(request["path"]).read_bytes()).encode("utf-8", "replace")
+    check_text(len(data))
+    return data
 
 
 if __name__ == "__main__":
