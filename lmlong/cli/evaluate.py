@@ -13,6 +13,7 @@ from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
     from lmlong.evaluation.results import PerplexityReport
+    from lmlong.model.precision import Precision
     from lmlong.recipe import Recipe
 
 DEFAULT_VIEWS = "context,position,state"
@@ -59,6 +60,7 @@ DEFAULT_VIEWS = "context,position,state"
 @options.json_file
 @options.plot("bits per byte")
 @options.weights
+@options.precision
 @options.state_dtype
 @options.threads
 @options.device
@@ -75,6 +77,7 @@ def eval_(
     json_file: Path | None,
     plot: Path | None,
     weights: Literal["32", "bf16", "int8"],
+    precision: Literal["auto", "32", "bf16", "16"],
     state_dtype: Literal["32", "64"],
     device: str,
 ) -> None:
@@ -124,8 +127,9 @@ def eval_(
         "--cluster-by": cluster_by is not None,
     }
     recipes = [reading(run, read_recipe) for run in runs]
+    number_format = None if precision == "auto" else precision
     if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
-        _eval_encoders(runs, data, tokens, json_file, device)
+        _eval_encoders(runs, data, tokens, json_file, device, number_format)
         return
     tell_left_out(data)
     reports = []
@@ -143,6 +147,7 @@ def eval_(
             trained_lengths=[recipe.text.sequence_length for recipe in recipes],
             cache_baseline=cache_baseline,
             cluster_by=cluster_by,
+            precision=number_format,
         )
         _note_left_out(report, min_documents)
         reports.append(report)
@@ -150,13 +155,19 @@ def eval_(
 
 
 def _eval_encoders(
-    runs: tuple[str, ...], data: tuple[str, ...], tokens: int | None, json_file: Path | None, device: str
+    runs: tuple[str, ...],
+    data: tuple[str, ...],
+    tokens: int | None,
+    json_file: Path | None,
+    device: str,
+    precision: "Precision | None",
 ) -> None:
     from lmlong.evaluation.masked import measure_masked
     from lmlong.evaluation.masked_report import table, to_json
     from lmlong.inference.loading import open_run
 
-    reports = [measure_masked(*each) for each in load_runs(runs, lambda run: open_run(run, device), data, tokens)]
+    models = load_runs(runs, lambda run: open_run(run, device), data, tokens)
+    reports = [measure_masked(*each, precision) for each in models]
     show(table(reports), to_json(reports), json_file, None)
 
 

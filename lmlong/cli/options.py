@@ -146,6 +146,15 @@ weights = click.option(
     help="How matrices are kept: bf16 takes half the memory, int8 a quarter, and both less time for a token.",
 )
 
+precision = click.option(
+    "--precision",
+    type=click.Choice(["auto", "32", "bf16", "16"]),
+    default="auto",
+    show_default=True,
+    help="Number format of the forward pass. auto is the one that the run was trained in, where this machine computes "
+    "in it, otherwise 32.",
+)
+
 state_dtype = click.option(
     "--state-dtype",
     type=click.Choice(["32", "64"]),

@@ -83,6 +83,7 @@ class Input(options.InFile):
 @click.option("--save-state", type=options.NewFile(), help="Remember all that was read in this file.")
 @options.plot("surprise along the text")
 @options.weights
+@options.precision
 @options.state_dtype
 @options.threads
 @options.device
@@ -103,6 +104,7 @@ def score(
     save_state: Path | None,
     plot: Path | None,
     weights: Literal["32", "bf16", "int8"],
+    precision: Literal["auto", "32", "bf16", "16"],
     state_dtype: Literal["32", "64"],
     device: str,
 ) -> None:
@@ -136,9 +138,11 @@ def score(
     quiet = (1.0 if follow else None) if quiet is None else quiet or None
 
     from lmlong.inference.loading import load
+    from lmlong.model.precision import evaluation_precision
 
+    trained = load(run, device, weights, state_dtype)
     job = Job(
-        load(run, device, weights, state_dtype),
+        trained,
         inputs,
         unit,
         keep,
@@ -150,6 +154,9 @@ def score(
         most_streams,
         load_state,
         save_state,
+        evaluation_precision(
+            None if precision == "auto" else precision, trained.recipe.training.precision, trained.device
+        ),
     )
     show = Show(form, above, plot is not None)
     code = run_job(job, show)

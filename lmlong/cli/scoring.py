@@ -23,6 +23,7 @@ from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.io.arriving import CHUNK, QUIET, Place, Waiting, arriving, follow
 from lmlong.io.system_errors import named
+from lmlong.model.precision import Precision
 
 STDIN = Path("-")
 
@@ -47,6 +48,7 @@ class Job(NamedTuple):
     most_streams: int
     load_state: Path | None
     save_state: Path | None
+    precision: Precision
 
 
 class Show:
@@ -104,7 +106,7 @@ def run_job(job: Job, show: Show) -> int:
 def _score_texts(job: Job, show: Show, stop: Stop) -> None:
     totals, not_read = Totals(), 0
     for path in job.inputs:
-        place, text = Place(), TextScore(job.trained, job.unit, str(path), totals, keep=job.keep)
+        place, text = Place(), TextScore(job.trained, job.unit, str(path), totals, None, job.keep, job.precision)
         if job.load_state:
             text, place = _restored(job, job.load_state, str(path))
         with _opened(path, job, stop, place) as arrived:
@@ -116,7 +118,7 @@ def _score_texts(job: Job, show: Show, stop: Stop) -> None:
         if job.save_state:
             _save(job, text, place, job.save_state)
     more = f"{not_read:,} bytes are no UTF-8 or have no token: read as U+FFFD, or not at all"
-    _tell(totals, [more] if not_read else [])
+    _tell(job, totals, [more] if not_read else [])
 
 
 def _score_records(job: Job, show: Show, stop: Stop) -> None:
@@ -130,7 +132,7 @@ def _score_records(job: Job, show: Show, stop: Stop) -> None:
         if job.streams:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmlong-streams-")))
             states = States(job.trained, folder, job.streams_memory, job.most_streams, saved)
-        records = RecordScore(job.trained, totals, job.keep, job.field, job.streams, states)
+        records = RecordScore(job.trained, totals, job.keep, job.field, job.streams, states, job.precision)
         for path in job.inputs:
             with _opened(path, job, stop, place) as arrived:
                 for data in stop.until(arrived):
@@ -146,7 +148,7 @@ def _score_records(job: Job, show: Show, stop: Stop) -> None:
     told = [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
     if states and states.forgotten:
         told.append(f"{states.forgotten:,} streams were forgotten, those not used for longest: raise --most-streams")
-    _tell(totals, told)
+    _tell(job, totals, told)
 
 
 @contextmanager
@@ -178,11 +180,12 @@ def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, Place]:
     """Return the score of a text that goes on from a state file, and how far the file of it was read."""
     session, saved = job.trained.load_state(path), state_file.describe(path).get(SAVED)
     if saved is None:  # by `lmlong state build`
-        return TextScore(job.trained, job.unit, source, session=session, keep=job.keep), Place()
+        return TextScore(job.trained, job.unit, source, None, session, job.keep, job.precision), Place()
     try:
         SavedText.model_validate(saved)
         place = Place(**saved["file"])
-        text = TextScore(job.trained, job.unit, source, Totals.from_json(saved["totals"]), session, job.keep)
+        totals = Totals.from_json(saved["totals"])
+        text = TextScore(job.trained, job.unit, source, totals, session, job.keep, job.precision)
         text.restore(saved)
     except ValueError:
         raise CheckpointError(f"{path}: its saved score is not valid. Read the text again.") from None
@@ -228,8 +231,9 @@ def _about_records(job: Job, place: Place, lines: Lines, totals: Totals) -> dict
     }
 
 
-def _tell(totals: Totals, more: list[str]) -> None:
-    """Tell what was read, on standard error."""
+def _tell(job: Job, totals: Totals, more: list[str]) -> None:
+    """Print to standard error what was read, and in which number format."""
     bits = f", {totals.bits / totals.bytes:.3f} bits per byte" if totals.bytes else ""
+    bits += f", precision {job.precision}"
     for line in (f"{totals.bytes:,} bytes, {totals.tokens:,} tokens{bits}", *more):
         print(line, file=sys.stderr)

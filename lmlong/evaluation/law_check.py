@@ -6,7 +6,7 @@ weights in each layer, is computed in the model's format and in float64, and fou
 
 import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +20,11 @@ from lmlong.evaluation.state_health import Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.precision import DTYPES, autocast
 from lmlong.model.state_size import size
 
 TOKENS = 300
 """Read by an attention alone."""
-
-FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
 
 
 class LawReport(NamedTuple):
@@ -45,7 +44,7 @@ def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor)
     """Hold every law against the model, over tokens (rows, time) and the first tokens of their documents."""
     model, precision = loaded.model, loaded.recipe.training.precision
     with _step_in_torch(model):
-        with _autocast(model, precision):
+        with autocast(loaded.device, precision):
             found = denominators(model, tokens, document_starts)
             text = (tokens, document_starts)
             verdicts = [*_same_text(model, precision, text), _state_size(model, tokens), _scales(model)]
@@ -66,7 +65,7 @@ def _same_text(model: LanguageModel, precision: str, text: Text) -> Iterator[Ver
     with torch.autocast(tokens.device.type, enabled=False):
         truth = _by_definition(copy.deepcopy(model).double(), text)
     # states are in float32 whatever the format is, and summed in another order each way
-    rounding = max(torch.finfo(FORMATS.get(precision, torch.float32)).eps, 4 * torch.finfo(torch.float32).eps)
+    rounding = max(torch.finfo(DTYPES.get(precision, torch.float32)).eps, 4 * torch.finfo(torch.float32).eps)
     allowed = 4 * max(laws.error(_by_definition(model, text), truth), rounding)
     other = (tokens.roll(1, 0).flip(1), document_starts.flip(1))
     # rows that complete blocks at different times may be batched in more than one way, each as good: one row has one
@@ -171,9 +170,3 @@ def _step_in_torch(model: LanguageModel) -> Iterator[None]:
         yield
     finally:
         model.fast_step = fast_step
-
-
-def _autocast(model: LanguageModel, precision: str) -> AbstractContextManager:
-    """Return the number format the model was trained in."""
-    dtype = FORMATS.get(precision, torch.float32)
-    return torch.autocast(model.embedding.weight.device.type, dtype, enabled=dtype != torch.float32)

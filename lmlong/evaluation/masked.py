@@ -12,6 +12,7 @@ from lmlong.evaluation.document_sums import Sums
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import count_parameters
 from lmlong.model.loss import IGNORED
+from lmlong.model.precision import Precision, autocast, evaluation_precision
 
 
 class MaskedReport(NamedTuple):
@@ -24,6 +25,7 @@ class MaskedReport(NamedTuple):
     rows: str  # windows or documents, which the sums tell apart
     share: float  # of the tokens, hidden
     sums: Sums
+    precision: Precision
 
     @property
     def error(self) -> float:
@@ -31,8 +33,12 @@ class MaskedReport(NamedTuple):
         return self.sums.totals.perplexity * self.sums.nats_error
 
 
-def measure_masked(name: str, trained: TrainedModel, text: TokenFile) -> MaskedReport:
-    """Return the loss on the hidden tokens of a text that is cut into sequences as in training."""
+def measure_masked(
+    name: str, trained: TrainedModel, text: TokenFile, precision: Precision | None = None
+) -> MaskedReport:
+    """Return the loss on the hidden tokens of a text that is cut into sequences as in training, by default also in the
+    number format of training."""
+    chosen = evaluation_precision(precision, trained.recipe.training.precision, trained.device)
     options = trained.recipe.text
     whole = options.rows == "documents"
     pieces = ValidationPieces.of(text, options.sequence_length, whole)
@@ -42,7 +48,8 @@ def measure_masked(name: str, trained: TrainedModel, text: TokenFile) -> MaskedR
     batches = pieces.batches(text.tokens, Masker(options.masking, trained.tokenizer), rows)
     for numbers, batch in zip(in_batches(len(owners), rows, 1), batches, strict=True):
         tokens, targets, padding = (torch.from_numpy(part).to(trained.device) for part in batch)
-        nll, _ = trained.model.token_nll(tokens, targets, padding)
+        with autocast(trained.device, chosen):
+            nll, _ = trained.model.token_nll(tokens, targets, padding)
         lost = nll.cpu().double().sum(1).tolist()
         for owner, nats, row in zip(owners[numbers], lost, batch.targets, strict=True):
             hidden = row[row != IGNORED]
@@ -55,4 +62,5 @@ def measure_masked(name: str, trained: TrainedModel, text: TokenFile) -> MaskedR
         options.rows,
         options.masking.share,
         sums,
+        chosen,
     )

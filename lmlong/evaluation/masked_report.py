@@ -24,7 +24,7 @@ def table(reports: Sequence[MaskedReport]) -> str:
     rows = []
     for report in reports:
         sums, totals = report.sums, report.sums.totals
-        over = f"  {sums.documents:,} {report.rows}"
+        over = f"  {sums.documents:,} {report.rows}, precision {report.precision}"
         perplexity, nats = (totals.perplexity, report.error), (totals.nats_per_token, sums.nats_error)
         rows.append([report.name[-23:], *perplexity, *nats, totals.tokens, over])
     return "\n".join(format_table(COLUMNS, rows))
@@ -43,6 +43,7 @@ def _report_values(report: MaskedReport) -> dict[str, Any]:
         "objective": "masked",
         "parameters": report.parameters,
         "trained_length": report.length,
+        "precision": report.precision,
         "hidden_share": report.share,
         "hidden_tokens": totals.tokens,
         report.rows: report.sums.documents,

@@ -30,6 +30,7 @@ from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load
 from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
 from lmlong.model.device import peak_memory
+from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.model.state_size import state_size
 from lmlong.recipe import Files, Text, Validation
 from lmlong.recipe.lengths import name_length
@@ -60,6 +61,8 @@ class PerplexityOptions(NamedTuple):
     """The trained lengths of other runs, which belong to the usual lengths of a comparison."""
     cache_baseline: bool = False
     """Whether to tell what a cache of counts adds to the model."""
+    precision: Precision | None = None
+    """Number format of the forward pass; None for the one that the model was trained in."""
 
 
 DEFAULTS = PerplexityOptions()
@@ -79,6 +82,7 @@ def evaluate(
     trained_lengths: Sequence[int] = (),
     cache_baseline: bool = False,
     cluster_by: str | None = None,
+    precision: Precision | None = None,
 ) -> PerplexityReport:
     """Measure how well a model predicts text, and the gain from text further back.
 
@@ -92,8 +96,9 @@ def evaluate(
     documents reach are left out. Fewer documents are cut into as many parts. For runs that are to be compared, give
     each the `trained_lengths` of all, so that their targets are the same. With `cache_baseline`, counts of the
     document's n-grams are mixed with the model, to see what it leaves lying. With `cluster_by`, documents of which that
-    field is the same count as one for the errors. All numbers are sums for each document, from which ratios and errors
-    follow.
+    field is the same count as one for the errors. `precision` is the number format of the forward pass, "32", "bf16" or
+    "16": by default the one that the model was trained in. All numbers are sums for each document, from which ratios
+    and errors follow.
     """
     if unknown := [view for view in views if view not in VIEWS]:
         raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Name some of {VIEWS}.")
@@ -115,7 +120,9 @@ def evaluate(
         text = validation_text(loaded, paths, tokens)
         clusters = validation_clusters(loaded, cluster_by, paths) if cluster_by else None
     wanted = tuple(sorted(set(lengths))) if lengths is not None else None
-    options = PerplexityOptions(tuple(views), wanted, targets, min_documents, tuple(trained_lengths), cache_baseline)
+    options = PerplexityOptions(
+        tuple(views), wanted, targets, min_documents, tuple(trained_lengths), cache_baseline, precision
+    )
     return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options, clusters)
 
 
@@ -129,6 +136,7 @@ def measure_perplexity(
     """Return the views of a model on a text that the options ask for."""
     whole = cut.documents_of(text, clusters and clusters.number[: len(text.starts)])
     trained = loaded.recipe.text.sequence_length
+    precision = evaluation_precision(options.precision, loaded.recipe.training.precision, loaded.device)
     documents, wanted = _enough(whole, trained, options)
     lengths = [length for length in wanted if cut.reached(documents, length) >= options.min_documents]
     report = PerplexityReport(
@@ -137,6 +145,7 @@ def measure_perplexity(
         parameters=count_parameters(loaded.model),
         state=state_size(loaded.model),
         trained_length=trained,
+        precision=precision,
         trained_tokens=loaded.trained_tokens,
         carried_states=loaded.recipe.training.passes_states,
         documents=len(documents.begins),
@@ -151,11 +160,12 @@ def measure_perplexity(
         told = f"only {name_length(lengths[0])} is" if lengths else "none is"
         raise UsageError(f"--by remembrance: compares lengths, and {told} reached. Give several in --lengths.")
     scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
-    fill(report, scorer, lengths, options, loaded if options.cache_baseline else None)
-    if "state" in options.views:
-        longest = int(documents.sizes.argmax())
-        begin, end = documents.begins[longest], documents.ends[longest]
-        report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
+    with autocast(loaded.device, precision):
+        fill(report, scorer, lengths, options, loaded if options.cache_baseline else None)
+        if "state" in options.views:
+            longest = int(documents.sizes.argmax())
+            begin, end = documents.begins[longest], documents.ends[longest]
+            report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
     report.peak_bytes = peak_memory(loaded.device)
     return report
 

@@ -41,7 +41,7 @@ def _section(report: PerplexityReport) -> str:
     facts = [
         report.name,
         f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}{on}",
-        f"  {_state(report.state)}",
+        f"  {_state(report.state)}; precision {report.precision}",
         *_parts(report),
         *_clusters(report),
         f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second)"
@@ -149,6 +149,7 @@ def _report_values(report: PerplexityReport) -> dict[str, Any]:
         "checkpoint": report.checkpoint,
         "parameters": report.parameters,
         "trained_length": report.trained_length,
+        "precision": report.precision,
         "trained_tokens": report.trained_tokens,
         "carried_states": report.carried_states,
         "state_numbers": report.state.empty.numbers,

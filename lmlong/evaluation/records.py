@@ -13,6 +13,7 @@ from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.files import parse_json
+from lmlong.model.precision import Precision
 
 LONGEST = 1 << 26
 """Bytes of the longest line that is a record; a longer one is skipped, as it would have to be in memory."""
@@ -161,8 +162,9 @@ class RecordScore:
         field: str | None = None,
         stream: str | None = None,
         states: States | None = None,
+        precision: Precision = "32",
     ):
-        self._trained, self._totals, self._keep = trained, totals, keep
+        self._trained, self._totals, self._keep, self._precision = trained, totals, keep, precision
         self._field, self._stream, self._states = field, stream, states
         self.skipped: Counter[str] = Counter()
         """Records that were not scored, by reason."""
@@ -204,7 +206,7 @@ class RecordScore:
 
     def _score(self, text: str, name: str) -> tuple[float, int]:
         """Return the bits and tokens of a record."""
-        reader = TextReader(self._trained, self._states.take(name) if self._states else None)
+        reader = TextReader(self._trained, self._states.take(name) if self._states else None, self._precision)
         found = list(reader.read([text if self._states is None else text + "\n"], more=False))
         if self._states is None:
             found.append(reader.read_end())

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.state_health import Health
+from lmlong.model.precision import Precision
 from lmlong.model.state_size import StateSize
 
 
@@ -74,6 +75,7 @@ class PerplexityReport:
     parameters: int
     state: StateSize
     trained_length: int
+    precision: Precision = "32"  # of the forward pass
     trained_tokens: int | None = None  # seen in training, the same ones several times perhaps; None if unknown
     carried_states: bool = False  # whether rows of that length began with states of what was read before
     documents: int = 0

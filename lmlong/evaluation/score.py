@@ -14,6 +14,7 @@ from lmlong.evaluation.token_bits import TextReader
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.arriving import CHUNK
+from lmlong.model.precision import Precision, evaluation_precision
 
 KEPT = 200
 """Bytes of the beginning of a unit that are told."""
@@ -36,9 +37,10 @@ class TextScore:
         totals: Totals | None = None,
         session: Session | None = None,
         keep: int = KEPT,
+        precision: Precision = "32",
     ):
         self._tokenizer = trained.tokenizer
-        self._reader = TextReader(trained, session)
+        self._reader = TextReader(trained, session, precision)
         self.totals = Totals() if totals is None else totals
         self._units = Units(trained.tokenizer, unit, source, self.totals, keep)
         self._decoder = codecs.getincrementaldecoder("utf-8")(HOLD_PLACES)
@@ -109,6 +111,7 @@ def score(
     *,
     by: Unit = "line",
     state: Session | None = None,
+    precision: Precision | None = None,
 ) -> Iterator[Surprise]:
     """Iterate over the units of a text with what each cost the model: its bits, how unusual they are, its beginning.
 
@@ -117,11 +120,13 @@ def score(
     ...         print(line.number, round(line.bits), line.text)
 
     The text may come in pieces, or be an open file, and need not end: units are `by` token, byte, line, or position,
-    which are stretches each as long as all before. With a `state` it goes on from that.
+    which are stretches each as long as all before. With a `state` it goes on from that. `precision` is the number
+    format of the forward pass, "32", "bf16" or "16": by default the one that the model was trained in.
     """
     if by not in ("token", "byte", "line", "position"):
         raise UsageError(f"by: {by!r} is no unit of a text. Choose token, byte, line or position.")
-    scores = TextScore(model, by, session=state)
+    chosen = evaluation_precision(precision, model.recipe.training.precision, model.device)
+    scores = TextScore(model, by, session=state, precision=chosen)
     for piece in _pieces(text):
         yield from scores.read(piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece)
     yield from scores.finish()

@@ -9,11 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from lmlong.attention.base import state_tensors
 from lmlong.inference import session as sessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, even_pieces, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
+from lmlong.model.language_model import ModelState
+from lmlong.model.precision import Precision, autocast
+from lmlong.model.state import rebuild_state
 
 PIECE, REST = 1024, 256
 """Tokens that are read at a time, and of what is left in the end. More are no faster; with any number of them memory
@@ -35,8 +40,8 @@ def begin(trained: TrainedLanguageModel) -> Session:
 class TextReader:
     """Reads one text along a state, however it is divided: tokens that the next bytes could change wait for them."""
 
-    def __init__(self, trained: TrainedLanguageModel, session: Session | None = None):
-        self._trained = trained
+    def __init__(self, trained: TrainedLanguageModel, session: Session | None = None, precision: Precision = "32"):
+        self._trained, self._precision = trained, precision
         self.session = begin(trained) if session is None else session
 
     def read(self, text: Iterable[str], more: bool) -> Iterator[TokenBits]:
@@ -45,14 +50,14 @@ class TextReader:
         encoding = Encoding(self._trained.tokenizer, unread, text, heal=more)
         read = with_unread(self.session, UnreadText())
         for piece in _pieces(encoding):
-            read, found = _score(self._trained, piece, read)
+            read, found = _score(self._trained, piece, read, self._precision)
             self.session = read
             yield found
         self.session = with_unread(read, encoding.unread)
 
     def read_end(self) -> TokenBits:
         """Return the token that ends a document."""
-        self.session, found = _score(self._trained, [self._trained.tokenizer.eos], self.session)
+        self.session, found = _score(self._trained, [self._trained.tokenizer.eos], self.session, self._precision)
         return found
 
 
@@ -62,9 +67,22 @@ def _pieces(encoding: Encoding) -> Iterator[list[int]]:
 
 
 @torch.inference_mode()
-def _score(trained: TrainedLanguageModel, tokens: list[int], session: Session) -> tuple[Session, TokenBits]:
+def _score(
+    trained: TrainedLanguageModel, tokens: list[int], session: Session, precision: Precision
+) -> tuple[Session, TokenBits]:
     model = trained.model
-    session, hidden = sessions.read_tokens(model, tokens, session)
-    targets = torch.tensor(tokens, device=hidden.device)
-    nats = model.target_nll(hidden[0], targets).cpu().double().numpy()
+    with autocast(trained.device, precision):
+        session, hidden = sessions.read_tokens(model, tokens, session)
+        targets = torch.tensor(tokens, device=hidden.device)
+        nats = model.target_nll(hidden[0], targets).cpu().double().numpy()
+    session = session._replace(state=_at_least_float32(session.state))
     return session, TokenBits(np.array(tokens, dtype=np.int64), nats / math.log(2))
+
+
+def _at_least_float32(state: ModelState) -> ModelState:
+    """Return the state with its half-precision tensors widened, so that it can be saved and read on in any format."""
+
+    def widened(x: Tensor) -> Tensor:
+        return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+    return rebuild_state(state, map(widened, state_tensors(state)))

@@ -15,6 +15,7 @@ from lmlong.model.build import build
 from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.memory import check_memory
+from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import count_steps
 from lmlong.training.teaching import Teaching, align, check_tokenizer, open_teacher
@@ -91,12 +92,10 @@ def set_kernel(model: LanguageModel, kernel: Kernel) -> None:
         model.use_kernel(kernel)
 
 
-Format = Literal["32", "bf16", "16"]
-
 LIGHTNING = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 
 
-def resolve(wanted: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Format:
+def resolve(wanted: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Precision:
     """Return the number format; `auto` is bf16 where the machine computes in it rather than emulating it."""
     if wanted == "16" and device.type == "cpu":
         raise UsageError("training.precision: 16 needs a GPU. Use bf16, 32 or auto.")
@@ -105,13 +104,3 @@ def resolve(wanted: Literal["auto", "32", "bf16", "16"], device: torch.device) -
     if wanted != "auto":
         return wanted
     return "bf16" if computes_in_bf16(device) else "32"
-
-
-def computes_in_bf16(device: torch.device) -> bool:
-    """Return whether products of bfloat16 matrices run on hardware made for them."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type == "mps":
-        return False
-    # private, but torch offers no public question of this kind for a CPU
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

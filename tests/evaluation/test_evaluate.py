@@ -1,5 +1,6 @@
 """`lmlong eval` and `lmlong.evaluate` as their users meet them."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,7 +15,8 @@ from lmlong.cli.evaluate import eval_
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
 from lmlong.evaluation.perplexity_report import table, to_json
-from lmlong.inference.loading import load
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.model import precision
 
 
 def evaluated(*words: object) -> Result:
@@ -216,3 +218,39 @@ def test_a_mistake_in_python_is_named(run: Path, options: dict[str, Any], messag
 def test_a_run_that_is_none_is_named() -> None:
     with pytest.raises(CheckpointError, match="nowhere: no such run"):
         lmlong.evaluate("nowhere")
+
+
+def trained_in_bf16(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> TrainedLanguageModel:
+    """Return the model as if it had been trained in bf16, on a machine that computes in it."""
+    monkeypatch.setattr(precision, "computes_in_bf16", lambda device: True)
+    training = loaded.recipe.training.model_copy(update={"precision": "bf16"})
+    return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"training": training}))
+
+
+def test_a_run_is_measured_in_the_precision_it_was_trained_in(
+    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"lengths": [32], "min_documents": 1, "name": "same"}
+    unknown, exact = (lmlong.evaluate(loaded, precision=each, **options) for each in (None, "32"))
+    assert without_times(to_json([unknown])) == without_times(to_json([exact]))
+    own = lmlong.evaluate(trained_in_bf16(loaded, monkeypatch), **options)
+    assert (exact.precision, own.precision) == ("32", "bf16")
+    assert "; precision bf16\n" in table([own]) and to_json([own])["runs"][0]["precision"] == "bf16"
+    assert exact.carried and own.carried
+    assert 0 < abs(own.carried.totals.nats_per_token - exact.carried.totals.nats_per_token) < 0.05
+    again = lmlong.evaluate(trained_in_bf16(loaded, monkeypatch), precision="32", **options)
+    assert without_times(to_json([again])) == without_times(to_json([exact]))
+
+
+def test_a_precision_of_the_command_reaches_the_measure(run: Path) -> None:
+    words = ("--lengths", "32", "--json", "-", *FEW)
+    (own,), (rounded,) = (
+        json.loads(evaluated(run, *words, *more).stdout)["runs"] for more in ((), ("--precision", "bf16"))
+    )
+    assert (own["precision"], rounded["precision"]) == ("32", "bf16")
+    assert own["carried"]["nats"] != rounded["carried"]["nats"]
+
+
+def test_a_precision_that_this_device_does_not_offer_is_refused(loaded: TrainedLanguageModel) -> None:
+    with pytest.raises(UsageError, match=r"^precision: 16 needs a GPU"):
+        lmlong.evaluate(loaded, lengths=[32], min_documents=1, precision="16")

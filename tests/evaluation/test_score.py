@@ -1,5 +1,6 @@
 """The bits of all units sum to those of `lmlong eval` on the same tokens, however the text comes."""
 
+import dataclasses
 import io
 import json
 import math
@@ -22,6 +23,7 @@ from lmlong.evaluation.score import KEPT, TextScore
 from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.surprise import Surprise
 from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.model import precision
 
 TEXT = prose(700) + "naïve \0 \U0001f600\n\n\n" + prose(300, seed=1) + "the end"
 UNITS = ("token", "byte", "line", "position")
@@ -177,3 +179,27 @@ def assert_alike(found: list[Surprise], expected: list[Surprise]) -> None:
         assert [getattr(each, name) for each in found] == pytest.approx(
             [getattr(each, name) for each in expected], rel=1e-4, abs=1e-4
         )
+
+
+def test_a_text_is_scored_in_the_precision_of_training(
+    subword_model: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(precision, "computes_in_bf16", lambda device: True)
+    training = subword_model.recipe.training.model_copy(update={"precision": "bf16"})
+    recipe = subword_model.recipe.model_copy(update={"training": training})
+    trained = dataclasses.replace(subword_model, recipe=recipe)
+    own, rounded, exact = (
+        sum(each.bits for each in lmlong.score(trained, TEXT, precision=chosen)) for chosen in (None, "bf16", "32")
+    )
+    assert own == rounded != exact == sum(each.bits for each in lmlong.score(subword_model, TEXT))
+    assert own == pytest.approx(exact, rel=0.02)
+
+
+def test_a_state_that_was_read_in_bf16_can_be_saved(subword_model: TrainedLanguageModel, tmp_path: Path) -> None:
+    score = TextScore(subword_model, precision="bf16")
+    assert list(score.read(TEXT.encode()))
+    subword_model.save_state(score.session, tmp_path / "a.state")
+    session = subword_model.load_state(tmp_path / "a.state")
+    again = TextScore(subword_model, session=session, precision="bf16")
+    own, restored = ([line.bits for line in one.read(b"the end\n" * 9)][-5:] for one in (score, again))
+    assert own == restored and len(own) == 5

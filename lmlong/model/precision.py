@@ -1,0 +1,41 @@
+"""The number format of a forward pass: float32, or torch.autocast to bfloat16 or float16."""
+
+from typing import Literal
+
+import torch
+
+from lmlong.errors import UsageError
+
+Precision = Literal["32", "bf16", "16"]
+
+DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which a forward pass computes in `precision`; unknown formats are float32."""
+    dtype = DTYPES.get(precision, torch.float32)
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Return whether products of bfloat16 matrices run on hardware made for them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "mps":
+        return False
+    # private, but torch offers no public question of this kind for a CPU
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def evaluation_precision(wanted: Precision | None, trained_in: str, device: torch.device) -> Precision:
+    """Return the format to evaluate a model in: `wanted`, or if None the one it was trained in, or float32 where this
+    device only emulates that and where its recipe names none, as that of an imported model."""
+    if wanted == "16" and device.type != "cuda":
+        raise UsageError("precision: 16 needs a GPU. Use bf16 or 32.")
+    if wanted == "bf16" and device.type == "mps":
+        raise UsageError("precision: bf16 is not offered on mps. Use 32.")
+    if wanted is not None:
+        return wanted
+    if trained_in == "bf16" and computes_in_bf16(device):
+        return "bf16"
+    return "16" if trained_in == "16" and device.type == "cuda" else "32"
