@@ -13,6 +13,10 @@ from torch import Tensor
 from lmlong.data.token_boundaries import settled
 from lmlong.data.tokenizer import Tokenizer, parts
 
+LONG = 512
+"""Bytes of unread text that is read, as far as it is settled, even where no text follows, and the most tokens that a
+state file may have for it: the end of a text that could change has a few dozen."""
+
 
 class UnreadText(NamedTuple):
     """The unread text of one row."""
@@ -57,7 +61,8 @@ class Encoding:
     def __iter__(self) -> Iterator[list[int]]:
         pieces = iter(self._text)
         following = next(filter(None, pieces), None)
-        if following is None and (self._heal or self.unread.chosen):
+        waits = self._heal and len(self.unread.pending) <= LONG
+        if following is None and (waits or self.unread.chosen):
             if not self._heal:
                 yield list(self.unread.chosen)
                 self.unread = UnreadText()

@@ -78,6 +78,14 @@ def test_unread_text_of_more_than_a_part(cases: dict[str, Case], tmp_path: Path)
     assert "unread is longer than 16384" in refusal(cases["window"], tmp_path / "a.state", unread__pending=pending)
 
 
+def test_many_tokens_of_unread_text(cases: dict[str, Case], tmp_path: Path) -> None:
+    text = torch.full((1, 600), ord("a") + 1, dtype=torch.int16)
+    changes = {"unread__pending": text, "unread__chosen": text.long()}
+    assert "unread.chosen has 600 tokens, which is more than 512" in refusal(
+        cases["window"], tmp_path / "a.state", **changes
+    )
+
+
 def test_native_code_refuses_a_row_outside_its_table(cases: dict[str, Case]) -> None:
     """Even where nothing was checked before."""
     if ngram_library() is None:
