@@ -49,9 +49,10 @@ class Service:
         waiting: int,
         cache: int,
         limits: Limits,
+        owners: int,
     ):
         self.trained, self.name, self.limits = trained, name, limits
-        self.engine = Engine(trained, rows, waiting, cache)
+        self.engine = Engine(trained, rows, waiting, cache, owners)
         self.metrics = Metrics(self.engine, store)
         self.sessions = Sessions(store, waiting)
         self.parser = Parser(waiting)
@@ -209,7 +210,9 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.service = service = Service(trained, name, store, rows, waiting, cache, limits)
+        app.state.service = service = Service(
+            trained, name, store, rows, waiting, cache, limits, owners=max(1, len(set(keys)))
+        )
         try:
             yield
         finally:

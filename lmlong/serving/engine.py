@@ -1,14 +1,15 @@
 """Continuous batching: one thread reads prompts and writes texts for all requests, whose rows join and leave a running
 batch at any step.
 
-Long prompts are read in pieces, between the steps of the rows that are written, so nobody waits for a long one. A row's
-text does not depend on its neighbours: it has a state, a sampler and random numbers of its own.
+Long prompts are read in pieces, between the steps of the rows that are written, so nobody waits for a long one. Owners
+take turns, both when rows are given to requests and when prompts are read, so nobody waits for another's many requests.
+A row's text does not depend on its neighbours: it has a state, a sampler and random numbers of its own.
 """
 
 import logging
 import time
 import traceback
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Condition, Thread
@@ -20,6 +21,7 @@ from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import sample_each
 from lmlong.model.row_step import make_row_step
+from lmlong.serving.fair_queue import FairQueue
 from lmlong.serving.free_memory import FreeMemory
 from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
@@ -68,19 +70,24 @@ class Counts:
 class Engine:
     """Writes the texts of many requests at a time, with one model."""
 
-    def __init__(self, trained: TrainedLanguageModel, rows: int = 64, waiting: int = 1024, cache: int = 0):
+    def __init__(
+        self, trained: TrainedLanguageModel, rows: int = 64, waiting: int = 1024, cache: int = 0, owners: int = 1
+    ):
         """`rows` are read and written at a time, and `waiting` more may wait; `cache` is the memory for beginnings of
-        texts."""
+        texts. Of several `owners`, each can have a row at once and its share of those that wait, as long as no more
+        than half of the rows must be free for that."""
         self.trained, self.rows, self.most_waiting = trained, rows, waiting
+        self._spare_rows = min(owners - 1, rows // 2)
+        self._share_of_waiting = max(1, waiting // owners)
         self.counts = Counts()
         self.cache = PrefixCache(cache) if cache else None
         self._steps = make_row_step(trained.model)
-        self._waiting: deque[Writer] = deque()
-        self._reading: deque[tuple[Writer, Iterator[None]]] = deque()
+        self._waiting = FairQueue[Writer]()
+        self._reading = FairQueue[tuple[Writer, Iterator[None]]]()
         self._writing: list[Writer] = []
         self._free_memory = FreeMemory()
         self._changed = Condition()
-        self._closing = self._stopped = self._failed = False
+        self._some_cancelled = self._closing = self._stopped = self._failed = False
         self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
         self._thread.start()
 
@@ -92,9 +99,9 @@ class Engine:
                 raise EngineFailed
             if self._closing:
                 raise Closed("The server is shutting down.")
-            if len(self._waiting) >= self.most_waiting:
+            if len(self._waiting) >= self.most_waiting and self._waiting.of(request.owner) >= self._share_of_waiting:
                 raise Busy(f"{self.most_waiting} requests wait already. Try again later.")
-            self._waiting.append(writer)
+            self._waiting.put(request.owner, writer)
             self.counts.requests += 1
             self._changed.notify()
         return writer
@@ -102,7 +109,7 @@ class Engine:
     def cancel(self, writer: Writer) -> None:
         """Free the row of a request at once; nothing more is told of it."""
         with self._changed:
-            writer.cancelled = True
+            writer.cancelled = self._some_cancelled = True
             self._changed.notify()
 
     def close(self, grace: float = 0.0) -> None:
@@ -142,8 +149,8 @@ class Engine:
             end = EngineFailed()
         with self._changed:
             self._failed = isinstance(end, EngineFailed)
-            writers = [*self._waiting, *(writer for writer, _ in self._reading), *self._writing]
-            self._waiting, self._reading, self._writing = deque(), deque(), []
+            writers = [*self._waiting, *self._admitted]
+            self._waiting, self._reading, self._writing = FairQueue(), FairQueue(), []
         for writer in writers:
             writer.fail(end)
 
@@ -167,25 +174,35 @@ class Engine:
     def _admit(self) -> None:
         """Forget what was cancelled, and let waiting requests have the rows that are free."""
         with self._changed:
-            gone = sum(writer.cancelled for writer in (*self._waiting, *self._writing))
-            gone += sum(writer.cancelled for writer, _ in self._reading)
-            if gone:
-                self.counts.cancelled += gone
-                self._waiting = deque(writer for writer in self._waiting if not writer.cancelled)
-                self._reading = deque(pair for pair in self._reading if not pair[0].cancelled)
+            if self._some_cancelled:
+                self._some_cancelled = False
+                self.counts.cancelled += self._waiting.remove(lambda writer: writer.cancelled)
+                self.counts.cancelled += self._reading.remove(lambda pair: pair[0].cancelled)
+                self.counts.cancelled += sum(writer.cancelled for writer in self._writing)
                 self._writing = [writer for writer in self._writing if not writer.cancelled]
+            rows = Counter(writer.request.owner for writer in self._admitted) if self._waiting else Counter[str]()
             while self._waiting and self.active < self.rows:
-                writer = self._waiting.popleft()
-                self._reading.append((writer, writer.read(PIECE)))
+                owner = self._waiting.next_owner(rows)
+                if rows[owner] and self.active >= self.rows - self._spare_rows:  # the rest is for owners without a row
+                    return
+                rows[owner] += 1
+                writer = self._waiting.take(owner)
+                self._reading.put(owner, (writer, writer.read(PIECE)))
+
+    @property
+    def _admitted(self) -> Iterator[Writer]:
+        yield from (writer for writer, _ in self._reading)
+        yield from self._writing
 
     def _read(self) -> None:
-        """Read prompts in turn, a piece of each."""
+        """Read prompts, a piece at a time, of each owner in turn."""
         until = time.monotonic() + READING_SECONDS
         while self._reading:
-            writer, pieces = self._reading.popleft()
+            owner = self._reading.next_owner()
+            writer, pieces = self._reading.take(owner)
             try:
                 if next(pieces, self) is not self:
-                    self._reading.append((writer, pieces))
+                    self._reading.put(owner, (writer, pieces))
                 else:
                     writer.begin(self._steps)
                     self.counts.prompt_tokens += writer.prompt_tokens
