@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmlong.cli.writing import pieces
 from lmlong.inference.chat import Conversation
-from lmlong.inference.sampling import Sampling
+from lmlong.model.sampling_options import Sampling
 
 
 def talk(

@@ -1,12 +1,14 @@
 """`lmlong generate`: continue a text with a trained model."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
 from lmlong.cli import options
+from lmlong.cli.sampling_flags import sampling_flags, sampling_of
 from lmlong.errors import UsageError
+from lmlong.model.sampling_options import MAX_TOKENS
 
 
 @click.command()
@@ -24,25 +26,13 @@ from lmlong.errors import UsageError
 @click.option("--samples", default=1, show_default=True, type=click.IntRange(1), help="Continuations of each text.")
 @click.option(
     "--max-tokens",
-    default=200,
+    default=MAX_TOKENS,
     show_default=True,
     metavar="N",
     type=options.Length(-1),
     help="Most tokens to write; -1 for no end.",
 )
-@click.option("--temperature", default=0.8, show_default=True, help="0 always takes the likeliest token.")
-@click.option("--top-k", type=int, help="Draw only from so many likeliest tokens.")
-@click.option(
-    "--top-p", default=1.0, show_default=True, help="Draw only from the fewest likeliest with this probability."
-)
-@click.option(
-    "--min-p", default=0.0, show_default=True, help="Draw only from those at least this share as likely as the first."
-)
-@click.option(
-    "--repetition-penalty", default=1.0, show_default=True, help="Above 1, makes tokens of the recent text less likely."
-)
-@click.option("--repetition-window", default=256, show_default=True, help="How many tokens the recent text has.")
-@click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
+@sampling_flags
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
 @click.option(
     "--heal/--no-heal",
@@ -54,7 +44,9 @@ from lmlong.errors import UsageError
     "--load-state", type=options.InFile(), help="Go on from what `lmlong state build` or --save-state remembered."
 )
 @click.option("--save-state", type=options.NewFile(), help="Remember prompt and printed text in this file.")
-@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end, seed."
+)
 @click.option(
     "--fast-decode/--no-fast-decode",
     default=None,
@@ -63,7 +55,7 @@ from lmlong.errors import UsageError
 @options.weights
 @options.state_dtype
 @options.threads
-@click.option("--stats", is_flag=True, help="Tell speeds and the size of the state, on standard error.")
+@click.option("--stats", is_flag=True, help="Print speeds, the size of the state and the seed on standard error.")
 @options.device
 def generate(
     run: str,
@@ -75,13 +67,6 @@ def generate(
     system: str | None,
     samples: int,
     max_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    repetition_window: int,
-    seed: int,
     stop: tuple[str, ...],
     heal: bool,
     load_state: Path | None,
@@ -92,12 +77,14 @@ def generate(
     state_dtype: Literal["32", "64"],
     stats: bool,
     device: str,
+    **flags: Any,
 ) -> None:
     """Continue a text with the model of RUN: a run folder, the name of one under runs/, or a checkpoint.
 
     Without --prompt, --prompt-file and --prompts the prompt is what is piped in, taken as it is, newlines at its end
-    too; without that, a new document begins. Only the new text goes to standard output, not the prompt, each piece as
-    soon as it is written. It ends where the model ends the document, or at --max-tokens or --stop.
+    too; without that, a new document begins. Only the new text goes to standard output, each piece as soon as it is
+    written; a terminal shows the prompt before it, dimmed. It ends where the model ends the document, or at
+    --max-tokens or --stop. Each run draws another text, unless --seed is given.
 
     A prompt may end anywhere, after a space or within a word too: what is written is what would follow the same text
     inside a longer one. The last tokens of the prompt, which depend on what follows, are left open, and the first new
@@ -126,9 +113,8 @@ def generate(
         raise UsageError("--save-state: remembers one text. Leave out --prompts and --samples.")
 
     from lmlong.inference.loading import load
-    from lmlong.inference.sampling import Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
+    sampling = sampling_of(flags)
     most = None if max_tokens == -1 else max_tokens
     show = writing.Show(as_json, stats, keep=as_json, one=one_text)
     loaded = load(run, device, weights, state_dtype)
@@ -143,8 +129,8 @@ def generate(
         for rows, session in writing.read_many(loaded, prompts, batch, start, heal, show):
             show.write(loaded, session, sampling, rows, samples, *end)
     else:
-        session = writing.read_one(loaded, prompt, prompt_file, start, heal, show)
-        written = show.write(loaded, session, sampling, [writing.ONLY], samples, *end)
+        row, session = writing.read_one(loaded, prompt, prompt_file, start, heal, show)
+        written = show.write(loaded, session, sampling, [row], samples, *end)
         if save_state:
             loaded.save_state(loaded.read("", written.finished(), heal=heal), save_state)
-    show.finish(loaded.decoder)
+    show.finish(loaded.decoder, sampling.seed)

@@ -1,11 +1,13 @@
 """The message at the end of a training run."""
 
+from textwrap import indent
+
 from lmlong.data.baselines import Baselines
 from lmlong.training.run import TrainingResult
 
 
-def after_training(result: TrainingResult) -> str:
-    """Return the result and what to try next, or the step of a stopped run."""
+def after_training(result: TrainingResult, sample: str = "") -> str:
+    """Return the result, a sample of the model's text and what to try next, or the step of a stopped run."""
     found = result.validation
     if found is None and result.signal is None:
         more = "Raise training.steps, tokens or minutes to go on."
@@ -21,7 +23,8 @@ def after_training(result: TrainingResult) -> str:
             *_baselines(result.baselines),
         ]
         further = [f"  lmlong generate {result.run}", f"  lmlong eval {result.run}"]
-    return "\n".join([*lines, "", "next:", *further])
+    shown = ["", "sample:", indent(sample.strip("\n"), "  ")] if sample.strip() else []
+    return "\n".join([*lines, *shown, "", "next:", *further])
 
 
 def _part(result: TrainingResult) -> str:

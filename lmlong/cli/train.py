@@ -1,11 +1,15 @@
 """`lmlong train`: train a model by a recipe."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lmlong.cli import options
 from lmlong.cli.plugins import load_recipe
+
+if TYPE_CHECKING:
+    from lmlong.training.run import TrainingResult
 
 
 @click.command()
@@ -54,6 +58,15 @@ def train(
 
     result = run(chosen, folder, resume, overwrite)
     if result.is_main_process:
-        click.echo(after_training(result))
+        click.echo(after_training(result, _sample(result)))
     if result.signal is not None:
         raise SystemExit(128 + result.signal)
+
+
+def _sample(result: "TrainingResult") -> str:
+    """Return a short text of a causal model that was trained to its end."""
+    if result.validation is None or result.baselines is None:
+        return ""
+    from lmlong.inference.first_sample import first_sample
+
+    return first_sample(result.run)

@@ -3,24 +3,27 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+import click
 
 from lmlong.cli.reading import Reading
 from lmlong.errors import UsageError
 from lmlong.inference.generation import Generation
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.prompts import Prompt, many, pieces_of
-from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import Session, repeat_rows
+from lmlong.model.sampling_options import Sampling
 from lmlong.model.state import concat_states, state_bytes
 
 Row = tuple[int, Prompt]
 """The index of a prompt among all, and the prompt."""
 
-ONLY: Row = (0, Prompt("", {}))
+SHOWN = 1000
+"""Characters at the end of a prompt that a terminal shows before the text."""
 
 
 class Show:
@@ -45,63 +48,73 @@ class Show:
         numbers = [(number, sample) for number, _ in rows for sample in range(samples)]
         begun = time.perf_counter()
         writing = loaded.generate(repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.keep)
-        texts = self._pieces(writing)
+        texts = self._pieces(writing, rows[0][1])
         self.written_seconds += time.perf_counter() - begun
         self.written_tokens += sum(row.written for row in writing.rows)
         self.state_bytes = state_bytes(writing.session.state) // len(numbers)
         for place, text in enumerate(texts):
             if not self.one or self.as_json:
                 prompt = rows[place // samples][1]
-                self._show(text, writing, place, prompt, *numbers[place])
+                self._show(text, writing, place, prompt, sampling.seed, *numbers[place])
         return writing
 
-    def _pieces(self, writing: Generation) -> list[str]:
+    def _pieces(self, writing: Generation, prompt: Prompt) -> list[str]:
         """Return the whole texts; a single one is streamed, and not kept."""
         texts = [""] * len(writing.rows)
+        streams = self.one and not self.as_json
+        if streams:
+            _show_prompt(prompt)
         for row, piece in writing:
-            if self.one and not self.as_json:
+            if streams:
                 _say(piece)
             else:
                 texts[row] += piece
-        if self.one and not self.as_json and sys.stdout.isatty():
+        if streams and sys.stdout.isatty():
             _say("\n")
         return texts
 
-    def _show(self, text: str, writing: Generation, place: int, prompt: Prompt, number: int, sample: int) -> None:
+    def _show(
+        self, text: str, writing: Generation, place: int, prompt: Prompt, seed: int, number: int, sample: int
+    ) -> None:
         row = writing.rows[place]
         if self.as_json:
-            about = {**prompt.line, "sample": sample, "text": text, "end": row.end}
+            about = {**prompt.line, "sample": sample, "seed": seed, "text": text, "end": row.end}
             log_probabilities = [round(value, 6) for value in row.log_probabilities]
             _say(json.dumps({**about, "tokens": row.tokens, "log_probabilities": log_probabilities}) + "\n")
         else:
             print(f"--- prompt {number + 1}, sample {sample + 1}", file=sys.stderr, flush=True)
+            _show_prompt(prompt)
             _say(text + "\n")
 
-    def finish(self, decoder: str) -> None:
-        """Show the statistics, where they were asked for; `decoder` says what computed the tokens."""
+    def finish(self, decoder: str, seed: int) -> None:
+        """Print the statistics, if asked for: speeds, size of the state, what computed the tokens, and the seed."""
         if self.stats:
             parts = [
                 _speed("prompt", self.read_tokens, self.read_seconds),
                 _speed("written", self.written_tokens, self.written_seconds),
                 f"state {self.state_bytes:,} bytes a text",
                 f"decoded by {decoder}",
+                f"seed {seed}",
             ]
             print("; ".join(parts), file=sys.stderr)
 
 
 def read_one(
     loaded: TrainedLanguageModel, prompt: str | None, file: Path | None, start: Session | None, heal: bool, show: Show
-) -> Session:
-    """Prefill the one prompt of a command, from its option, a file or standard input."""
+) -> tuple[Row, Session]:
+    """Prefill the one prompt of a command, from its option, a file or standard input; return its end and the
+    session."""
     begun = time.perf_counter()
     before = int(start.total) if start else 0
     if prompt is not None or (file is None and (sys.stdin is None or sys.stdin.isatty())):
-        session = loaded.read(prompt or "", start, heal=heal)
+        text: Iterable[str] = [prompt or ""]
     else:
-        session = loaded.read(pieces(file), start, heal=heal)
+        text = pieces(file)
+    end = PromptEnd()
+    session = loaded.read(end.while_read(text), start, heal=heal)
     show.read_seconds += time.perf_counter() - begun
     show.read_tokens += int(session.total) - before
-    return session
+    return (0, Prompt(end.text, {})), session
 
 
 def read_many(
@@ -132,6 +145,25 @@ def pieces(file: Path | None) -> Iterator[str]:
                     reading.update(len(piece.encode()))
     except OSError as error:
         raise UsageError(f"{name}: cannot be read ({error.strerror}). Name a file with the text to continue.") from None
+
+
+class PromptEnd:
+    """The last characters of a text that is read in pieces."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def while_read(self, text: Iterable[str]) -> Iterator[str]:
+        for piece in text:
+            self.text = (self.text + piece)[-SHOWN - 1 :]
+            yield piece
+
+
+def _show_prompt(prompt: Prompt) -> None:
+    """Print the end of a prompt on a terminal, dimmed; what is piped is the generated text alone."""
+    if prompt.text and sys.stdout.isatty():
+        text = prompt.text if len(prompt.text) <= SHOWN else "…" + prompt.text[-SHOWN:]
+        click.secho(text, dim=True, nl=False)
 
 
 def _speed(what: str, tokens: int, seconds: float) -> str:

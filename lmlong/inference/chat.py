@@ -3,15 +3,16 @@
 import atexit
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference import session as sessions
-from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import Session
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
+from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 
 if TYPE_CHECKING:
     from lmlong.inference.loading import TrainedLanguageModel
@@ -41,10 +42,22 @@ class Conversation:
         self._session: Session | None = None
         self._read = ""  # the text that it has read, as rendered
 
-    def say(self, text: str, options: Sampling | None = None, max_tokens: int | None = 200) -> Iterator[str]:
-        """Iterate over the pieces of the answer to a message, which is one of the messages once it has ended."""
+    def say(
+        self, text: str, options: Sampling | None = None, max_tokens: int | None = MAX_TOKENS, **sampling: Any
+    ) -> Iterator[str]:
+        """Iterate over the pieces of the answer to a message; once it has ended, it is one of the messages.
+
+        >>> for piece in talk.say("Hello.", temperature=0.5, seed=3):
+        ...     print(piece, end="", flush=True)
+
+        `sampling` replaces single `options`. DRY looks at each answer by itself, so an answer may repeat what was said
+        before.
+        """
+        return self._answer(text, replace(options or DEFAULTS, **sampling), max_tokens)
+
+    def _answer(self, text: str, options: Sampling, max_tokens: int | None) -> Iterator[str]:
         self.messages.append({"role": "user", "content": text})
-        writing = self.loaded.generate(self._prompted(), options or Sampling(), [(len(self.messages),)], max_tokens)
+        writing = self.loaded.generate(self._prompted(), options, [(len(self.messages),)], max_tokens)
         answer = ""
         for _, piece in writing:
             answer += piece

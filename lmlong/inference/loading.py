@@ -27,7 +27,7 @@ from lmlong.inference import session as sessions
 from lmlong.inference.chat import Conversation
 from lmlong.inference.generation import Generation
 from lmlong.inference.hidden_states import HiddenStates
-from lmlong.inference.sampling import Sampler, Sampling
+from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel
@@ -35,6 +35,7 @@ from lmlong.model.build import build
 from lmlong.model.device import WITHOUT_FLOAT64, pick_device
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe
 
 
@@ -69,14 +70,17 @@ class TrainedLanguageModel(TrainedModel):
         prompt: str | Iterable[str] = "",
         *,
         state: Session | None = None,
-        max_tokens: int | None = 200,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        repetition_window: int = 256,
-        seed: int = 0,
+        max_tokens: int | None = MAX_TOKENS,
+        temperature: float = DEFAULTS.temperature,
+        top_k: int | None = DEFAULTS.top_k,
+        top_p: float = DEFAULTS.top_p,
+        min_p: float = DEFAULTS.min_p,
+        repetition_penalty: float = DEFAULTS.repetition_penalty,
+        repetition_window: int = DEFAULTS.repetition_window,
+        dry_multiplier: float | None = DEFAULTS.dry_multiplier,
+        dry_base: float = DEFAULTS.dry_base,
+        dry_allowed_length: int = DEFAULTS.dry_allowed_length,
+        seed: int = DEFAULTS.seed,
         stop: Sequence[str] = (),
         heal: bool = True,
     ) -> Iterator[str]:
@@ -87,10 +91,21 @@ class TrainedLanguageModel(TrainedModel):
         ...     print(piece, end="", flush=True)
 
         With a `state`, the prompt continues what was read before. The text ends where the model ends the document,
-        after `max_tokens` tokens (None: never), or before a `stop` string. The other options but `heal`, which is that
-        of `read`, are those of `Sampling`; the same seed gives the same text.
+        after `max_tokens` tokens (None: never), or before a `stop` string. `heal` is that of `read`; the other options
+        are those of `lmlong.model.sampling_options.Sampling`. The same seed gives the same text.
         """
-        options = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
+        options = Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            repetition_window=repetition_window,
+            dry_multiplier=dry_multiplier,
+            dry_base=dry_base,
+            dry_allowed_length=dry_allowed_length,
+            seed=seed,
+        )
         self._check(max_tokens, stop)
         return self._stream(prompt, state, heal, options, max_tokens, stop)
 
@@ -105,7 +120,7 @@ class TrainedLanguageModel(TrainedModel):
         session: Session,
         options: Sampling,
         rows: Sequence[tuple[int, ...]],
-        max_tokens: int | None = 200,
+        max_tokens: int | None = MAX_TOKENS,
         stop: Sequence[str] = (),
         keep: bool = False,
     ) -> Generation:

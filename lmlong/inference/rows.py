@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lmlong.inference.session import NO_TOKEN, PREFILL_TOKENS, RECENT, Session
+from lmlong.inference.session import NO_TOKEN, PREFILL_TOKENS, Session
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes, where_state
 
 MOST_ROWS = 64

@@ -11,9 +11,9 @@ from lmlong import recipe
 from lmlong.data.sources import open_inputs
 from lmlong.data.split import Part, split
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import repeat_rows
 from lmlong.io.files import atomic_write
+from lmlong.model.sampling_options import Sampling
 
 ROWS = 16
 """Documents written at a time."""
@@ -55,7 +55,9 @@ def join_samples(text: recipe.Text, joined: Path) -> None:
 def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) -> list[dict]:
     """Return the documents from the number `first` on."""
     numbers = [(number,) for number in range(first, first + ROWS)]
-    drawn = model.generate(repeat_rows(model.read(""), ROWS), Sampling(temperature=1.0, seed=seed), numbers, length)
+    drawn = model.generate(
+        repeat_rows(model.read(""), ROWS), Sampling(temperature=1.0, dry_multiplier=0, seed=seed), numbers, length
+    )
     texts = [""] * ROWS
     for row, piece in drawn:
         texts[row] += piece

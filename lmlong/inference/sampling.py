@@ -4,70 +4,39 @@ B batch, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.errors import LmlongError, UsageError
-from lmlong.inference.session import NO_TOKEN, RECENT
+from lmlong.errors import LmlongError
+from lmlong.inference.session import NO_TOKEN
 from lmlong.model.device import as_float64
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The options of sampling. The penalty acts first, then the temperature, top-k, top-p and min-p, each on what the
-    one before it left."""
-
-    temperature: float = 0.8
-    """Divisor of the logits; below 1 likely tokens become likelier, and 0 always takes the likeliest."""
-    top_k: int | None = None
-    """Draw only from this many likeliest tokens."""
-    top_p: float = 1.0
-    """Draw only from the fewest likeliest tokens that together have this probability."""
-    min_p: float = 0.0
-    """Draw only from tokens at least this share as probable as the likeliest."""
-    repetition_penalty: float = 1.0
-    """Factor that makes tokens of the recent text less likely: it divides their logits, or multiplies negative ones."""
-    repetition_window: int = 256
-    """Length of the recent text in tokens."""
-    seed: int = 0
-    """Seed of the random draws: the same seed draws the same text."""
-
-    def __post_init__(self) -> None:
-        limits = {
-            "temperature": (0 <= self.temperature < float("inf"), "a number from 0 up"),
-            "top_k": (self.top_k is None or self.top_k >= 1, "a whole number from 1 up"),
-            "top_p": (0 < self.top_p <= 1, "a number above 0 and at most 1"),
-            "min_p": (0 <= self.min_p <= 1, "a number from 0 to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "a number above 0"),
-            "repetition_window": (1 <= self.repetition_window <= RECENT, f"a whole number from 1 to {RECENT}"),
-            "seed": (self.seed >= 0, "a whole number from 0 up"),
-        }
-        for name, (fits, wanted) in limits.items():
-            if not fits:
-                raise UsageError(f"{name}: {getattr(self, name)} is out of range. Give {wanted}.")
+from lmlong.model.repetition import RepetitionGuard, lower_repeats
+from lmlong.model.sampling_options import Sampling
 
 
 class Sampler:
-    """A sampler of one token for each row of a batch; a row draws the same numbers whatever the other rows."""
+    """A sampler of the next token of each row of a batch, from the first generated token on: what it has sampled is the
+    text that DRY looks at. A row draws the same numbers whatever the other rows."""
 
     def __init__(self, options: Sampling, rows: Sequence[tuple[int, ...]] = ((0,),)):
         """Name each row by numbers, `rows`, that its draws depend on beside the seed."""
         self.options = options
         self._random = [np.random.default_rng([options.seed, *row]) for row in rows]
+        self._guards = [RepetitionGuard(options) for _ in rows if options.effective_dry_multiplier]
 
     def __call__(self, logits: Tensor, recent: Tensor | None = None) -> Tensor:
         """Return tokens (B,) from logits (B, V) and the last tokens (B, any), NO_TOKEN before the beginning."""
         if not logits.amax(-1).isfinite().all():
             raise LmlongError("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
-        return _sampled(self.options, self._random, logits, recent)
+        return _sampled(self.options, self._random, self._guards, logits, recent)
 
     @property
-    def looks_back(self) -> bool:
-        """Whether it needs the last tokens."""
+    def needs_recent(self) -> bool:
+        """Whether it needs the last tokens, those of the prompt among them."""
         return self.options.repetition_penalty != 1
 
     def choose(self, log_weights: Sequence[float], row: int) -> int:
@@ -89,20 +58,31 @@ def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Te
     for options, rows in groups.items():
         random = [random for row in rows for random in samplers[row]._random]
         last = [seen for row in rows if (seen := recent[row]) is not None]
-        tokens[rows] = _sampled(options, random, logits[rows], torch.cat(last) if last else None).cpu()
+        guards = [guard for row in rows for guard in samplers[row]._guards]
+        tokens[rows] = _sampled(options, random, guards, logits[rows], torch.cat(last) if last else None).cpu()
     return tokens
 
 
 def _sampled(
-    options: Sampling, randoms: Sequence[np.random.Generator], logits: Tensor, recent: Tensor | None
+    options: Sampling,
+    randoms: Sequence[np.random.Generator],
+    guards: Sequence[RepetitionGuard],
+    logits: Tensor,
+    recent: Tensor | None,
 ) -> Tensor:
-    """Return a token for each row, drawn by a number of its own."""
+    """Return a token for each row, drawn with its own random numbers; `guards` are those of all rows, or none."""
     if recent is not None and options.repetition_penalty != 1:
         logits = penalised(logits, recent[:, -options.repetition_window :], options.repetition_penalty)
+    if guards:
+        logits = lower_repeats(logits, guards)
     if options.temperature == 0:
-        return logits.argmax(-1)
-    uniform = torch.tensor([random.random() for random in randoms], dtype=torch.float64)
-    return draw(probabilities(logits, options), uniform)
+        tokens = logits.argmax(-1)
+    else:
+        uniform = torch.tensor([random.random() for random in randoms], dtype=torch.float64)
+        tokens = draw(probabilities(logits, options), uniform)
+    for guard, token in zip(guards, tokens.tolist() if guards else [], strict=True):
+        guard.append(token)
+    return tokens
 
 
 def probabilities(logits: Tensor, options: Sampling) -> Tensor:

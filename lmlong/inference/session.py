@@ -12,13 +12,11 @@ from torch import Tensor
 from lmlong.attention.base import state_tensors
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
 PREFILL_TOKENS = 2048
 """Tokens read at once: a text of any length takes the memory of this many."""
-
-RECENT = 1024
-"""Number of the last tokens that are kept, for what needs the text itself."""
 
 NO_TOKEN = -1
 """The token before the beginning."""

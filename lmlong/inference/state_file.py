@@ -24,11 +24,12 @@ from lmlong.checkpoint.write import save_tensors
 from lmlong.data.tokenizer import LOSSLESS, PART, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
-from lmlong.inference.session import NO_TOKEN, RECENT, Session
+from lmlong.inference.session import NO_TOKEN, Session
 from lmlong.inference.unread import LONG, Unread, UnreadText, as_tensors
 from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import named
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
+from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
 FORMAT = 3

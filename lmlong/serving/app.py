@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from lmlong.errors import UsageError
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import aside, page
 from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
 from lmlong.serving.api_errors import ApiError, not_ready, shutting_down, told
@@ -32,9 +33,6 @@ from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.sessions import SessionStore
 from lmlong.serving.streaming import Deadline, EventStream, while_connected, written
-
-DEFAULT_TOKENS = 200
-"""Tokens of a text that sets no limit, where the server allows as many."""
 
 
 class Service:
@@ -148,7 +146,7 @@ class Service:
         self._check_model(body.model)
         if prompts * body.n > self.limits.choices:
             raise ApiError(400, f"n: no more than {self.limits.choices} texts are written for a request.", "n")
-        most = min(DEFAULT_TOKENS, self.limits.max_tokens) if body.max_tokens is None else body.max_tokens
+        most = min(MAX_TOKENS, self.limits.max_tokens) if body.max_tokens is None else body.max_tokens
         if most > self.limits.max_tokens:
             raise ApiError(400, f"max_tokens: {most:,} is above {self.limits.max_tokens:,}.", "max_tokens")
 

@@ -1,8 +1,8 @@
 """The bodies of requests: OpenAI's fields, those of lmlong's sampling beside them, and no others."""
 
 import re
-import secrets
 from abc import abstractmethod
+from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -17,8 +17,7 @@ from pydantic import (
 )
 
 from lmlong.errors import nearest
-from lmlong.inference.sampling import Sampling
-from lmlong.inference.session import RECENT
+from lmlong.model.sampling_options import DEFAULTS, RECENT, Sampling, random_seed
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.json_text import read_json
 from lmlong.serving.limits import LONGEST_LIST, LONGEST_STOP, MOST_ALTERNATIVES, MOST_STOPS
@@ -109,12 +108,15 @@ class WritingBody(Body):
     stream_options: StreamOptions | None = None
     stop: Annotated[list[StopText], FailFast(), BeforeValidator(_listed), Field(max_length=MOST_STOPS)] = []
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.8
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    repetition_window: Annotated[int, Field(ge=1, le=RECENT)] = 256
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = DEFAULTS.temperature
+    top_p: Annotated[float, Field(gt=0, le=1)] = DEFAULTS.top_p
+    top_k: Annotated[int, Field(ge=1, lt=1 << 31)] | None = DEFAULTS.top_k
+    min_p: Annotated[float, Field(ge=0, le=1)] = DEFAULTS.min_p
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = DEFAULTS.repetition_penalty
+    repetition_window: Annotated[int, Field(ge=1, le=RECENT)] = DEFAULTS.repetition_window
+    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = DEFAULTS.dry_multiplier
+    dry_base: Annotated[float, Field(ge=1, le=100)] = DEFAULTS.dry_base
+    dry_allowed_length: Annotated[int, Field(ge=1, le=RECENT)] = DEFAULTS.dry_allowed_length
 
     @model_validator(mode="before")
     @classmethod
@@ -136,10 +138,9 @@ class WritingBody(Body):
         """Of how many tokens the log-probability is told beside the one that was written; None: of none at all."""
 
     def sampling(self) -> Sampling:
-        """Return the options of sampling; without a seed each call draws another."""
-        seed = secrets.randbits(63) if self.seed is None else self.seed
-        options = (self.temperature, self.top_k, self.top_p, self.min_p)
-        return Sampling(*options, self.repetition_penalty, self.repetition_window, seed)
+        """Return the options of sampling, with a random seed where none is given."""
+        given = {option.name: getattr(self, option.name) for option in fields(Sampling)}
+        return Sampling(**given | {"seed": random_seed() if self.seed is None else self.seed})
 
 
 class CompletionBody(WritingBody):

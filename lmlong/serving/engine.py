@@ -10,11 +10,12 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Condition, Thread
 
 import torch
+from torch import Tensor
 
 from lmlong.errors import LmlongError
 from lmlong.inference.healing import only_beginning_with
@@ -219,32 +220,52 @@ class Engine:
         writers = self._writing
         if not writers:
             return
-        try:
-            self._step(writers)
-        except BaseException as error:  # it may be of any of them
-            for writer in writers:
-                if not writer.ended:
-                    self._fail(writer, error)
+        for group, logits in self._apart(writers, self._logits):
+            self._draw(group, logits)
         self._writing = [writer for writer in writers if not writer.ended]
 
-    def _step(self, writers: list[Writer]) -> None:
-        logits = self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
+    def _apart(
+        self, writers: list[Writer], call: Callable[[list[Writer]], Tensor]
+    ) -> list[tuple[list[Writer], Tensor]]:
+        """Return what a call makes of all writers together; if it raises, of each alone, so that only those fail whose
+        own call raises."""
+        try:
+            return [(writers, call(writers))]
+        except BaseException as error:
+            if len(writers) == 1:
+                self._fail(writers[0], error)
+                return []
+        return [found for writer in writers for found in self._apart([writer], call)]
+
+    def _logits(self, writers: list[Writer]) -> Tensor:
+        """Return the logits of the next token of each row; where it raises, the rows are as they were."""
+        return self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
+
+    def _draw(self, writers: list[Writer], logits: Tensor) -> None:
+        """Draw the next token of each row."""
         finite = logits.amax(-1).isfinite()
         if not finite.all():
             for writer, known in zip(writers, finite.tolist(), strict=True):
                 if not known:
                     self._fail(writer, LmlongError("The model's logits are not finite: its weights are unusable."))
             logits, writers = logits[finite], [writer for writer in writers if not writer.ended]
-        allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in writers], logits)
-        tokens = sample_each([writer.sampler for writer in writers], allowed, [writer.recent for writer in writers])
+        of_writer = dict(zip(writers, logits, strict=True))
+
+        def sample(group: list[Writer]) -> Tensor:
+            rows = logits if group is writers else torch.stack([of_writer[writer] for writer in group])
+            allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in group], rows)
+            return sample_each([writer.sampler for writer in group], allowed, [writer.recent for writer in group])
+
+        drawn = self._apart(writers, sample) if writers else []
         self.counts.steps += 1  # before anybody is told
-        self.counts.written_tokens += len(writers)
-        for writer, token, row in zip(writers, tokens.tolist(), logits, strict=True):
-            wanted = writer.request.alternatives is not None
-            try:
-                writer.take(token, row.double().log_softmax(-1) if wanted else None)
-            except BaseException as error:
-                self._fail(writer, error)
+        self.counts.written_tokens += sum(len(group) for group, _ in drawn)
+        for group, tokens in drawn:
+            for writer, token in zip(group, tokens.tolist(), strict=True):
+                wanted = writer.request.alternatives is not None
+                try:
+                    writer.take(token, of_writer[writer].double().log_softmax(-1) if wanted else None)
+                except BaseException as error:
+                    self._fail(writer, error)
 
     def _fail(self, writer: Writer, error: BaseException) -> None:
         self.counts.failed += 1

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lmlong.inference.generation import End
-from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import Session
+from lmlong.model.sampling_options import MAX_TOKENS, Sampling
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Request:
     prompt: str | tuple[int, ...]
     """A text; or the tokens of the beginning of a document, which are read as they are."""
     sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int | None = 200
+    max_tokens: int | None = MAX_TOKENS
     """None: until the model ends the document."""
     stop: tuple[str, ...] = ()
     start: Session | None = None

@@ -12,9 +12,10 @@ from lmlong.inference.healing import heal
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import NO_TOKEN, RECENT, Session, prefill_pieces, with_unread
+from lmlong.inference.session import NO_TOKEN, Session, prefill_pieces, with_unread
 from lmlong.inference.unread import Encoding, UnreadText, as_tensors
 from lmlong.model.row_step import Row, RowStep
+from lmlong.model.sampling_options import RECENT
 from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Event, Request, TokenLikelihood, WrittenToken
 
@@ -112,7 +113,7 @@ class Writer:
     @property
     def recent(self) -> Tensor | None:
         """The last tokens (1, RECENT), where the sampler needs them."""
-        return torch.tensor([self._last_tokens()]) if self.sampler.looks_back else None
+        return torch.tensor([self._last_tokens()]) if self.sampler.needs_recent else None
 
     def take(self, token: int, log_probabilities: Tensor | None) -> None:
         """Write a token, which was drawn for this row, and tell what is certain of the text."""

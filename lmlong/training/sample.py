@@ -4,22 +4,25 @@ import torch
 
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.model.language_model import LanguageModel
-
-TEMPERATURE = 0.8
+from lmlong.model.repetition import RepetitionGuard, lower_repeats
+from lmlong.model.sampling_options import DEFAULTS
 
 
 @torch.no_grad()
 def write_sample(model: LanguageModel, tokenizer: Tokenizer, tokens: int, seed: int) -> str:
-    """Return `tokens` tokens of text, one document after the other, drawn by numbers of their own, so that training
-    goes on as if there had been no sample."""
+    """Return `tokens` tokens of text, one document after the other, with the default sampling options.
+
+    The random numbers are its own: training continues as if there had been no sample.
+    """
     draw = torch.Generator().manual_seed(seed)
-    token, state, written = tokenizer.bos, None, []
+    token, state, written, guard = tokenizer.bos, None, [], RepetitionGuard(DEFAULTS)
     for _ in range(tokens):
         read = torch.tensor([[token]], device=model.embedding.weight.device)
         logits, state = model(read, state, read == tokenizer.bos)
-        chances = (logits[0, -1].float().cpu() / TEMPERATURE).softmax(-1)
-        token = int(torch.multinomial(chances, 1, generator=draw))
+        logits = lower_repeats(logits[:, -1].float().cpu(), [guard])
+        token = int(torch.multinomial((logits[0] / DEFAULTS.temperature).softmax(-1), 1, generator=draw))
         written.append(token)
+        guard.append(token)
         if token == tokenizer.eos:
-            token = tokenizer.bos
+            token, guard = tokenizer.bos, RepetitionGuard(DEFAULTS)
     return tokenizer.decode(written)

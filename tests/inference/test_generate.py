@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.prompts import many, pieces_of
+from lmlong.model.sampling_options import MAX_TOKENS, Sampling
 from lmlong.model.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
@@ -46,6 +48,8 @@ def test_only_the_new_text_is_printed_wherever_the_prompt_comes_from(run: Path, 
 def test_every_option_reaches_the_stream(run: Path) -> None:
     options = {"temperature": 1.3, "top_k": 90, "top_p": 0.9, "min_p": 0.1, "seed": 4, "max_tokens": 60}
     options |= {"repetition_penalty": 1.2, "repetition_window": 20}
+    options |= {"dry_multiplier": 3.0, "dry_base": 1.5, "dry_allowed_length": 1}
+    assert options.keys() == {"max_tokens", *(option.name for option in fields(Sampling))}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     loaded = load(run, "cpu")
     whole = "".join(loaded.stream("a", **options))
@@ -53,13 +57,15 @@ def test_every_option_reaches_the_stream(run: Path) -> None:
     assert written(run, "--prompt", "a", *words, "--stop", whole[9], "--stop", "zz") == whole[: whole.index(whole[9])]
 
 
-def test_the_defaults_are_those_of_the_library() -> None:
+def test_the_defaults_are_those_of_the_library(run: Path) -> None:
     library = {
         name: parameter.default for name, parameter in inspect.signature(TrainedLanguageModel.stream).parameters.items()
     }
-    command = {option.name: option.default for option in generate.params}
-    for name in ("max_tokens", "temperature", "top_p", "min_p", "seed", "repetition_penalty", "repetition_window"):
-        assert command[name] == library[name]
+    with generate.make_context("generate", [str(run)]) as context:
+        command = context.params
+    table = {option.name: option.default for option in fields(Sampling)} | {"max_tokens": MAX_TOKENS}
+    assert {name: library[name] for name in table} == table
+    assert command["seed"] is None and {name: command[name] for name in table} == table | {"seed": None}
 
 
 def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> None:
@@ -110,22 +116,47 @@ def test_a_terminal_gets_a_last_newline_and_is_not_waited_for(run: Path) -> None
     assert os.read(ours, 1 << 16).decode() == (text + "\n").replace("\n", "\r\n")
 
 
+def on_a_terminal(*words: object) -> str:
+    """What the command shows on a terminal."""
+    ours, its = pty.openpty()
+    subprocess.run([*COMMAND, *map(str, words)], stdin=its, stdout=its, stderr=its, timeout=60, check=True)
+    return os.read(ours, 1 << 16).decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_shows_the_prompt_dimmed_before_the_text(run: Path, tmp_path: Path) -> None:
+    options = ["--max-tokens", 5, "--temperature", 0, "--device", "cpu"]
+    loaded = load(run, "cpu")
+    text = "".join(loaded.stream("ab", max_tokens=5, temperature=0))
+    assert on_a_terminal(run, "--prompt", "ab", *options) == f"\x1b[2mab\x1b[0m{text}\n"
+    file = tmp_path / "long.txt"
+    file.write_text("ab" * 2000)
+    text = "".join(loaded.stream("ab" * 2000, max_tokens=5, temperature=0))
+    assert on_a_terminal(run, "--prompt-file", file, *options) == f"\x1b[2m…{'ab' * 500}\x1b[0m{text}\n"
+
+
+def test_each_run_draws_another_text_unless_a_seed_is_given(run: Path) -> None:
+    words = [run, "--prompt", "a", "--max-tokens", 30]
+    assert written(*words) != written(*words)
+    assert written(*words, "--seed", 3) == written(*words, "--seed", 3)
+
+
 def test_a_line_of_json_tells_all_about_a_text(run: Path) -> None:
     (line,) = written(run, "--prompt", "a", "--max-tokens", 9, "--json").splitlines()
     told = json.loads(line)
     loaded = load(run, "cpu")
-    assert told["text"] == "".join(loaded.stream("a", max_tokens=9))
+    assert told["text"] == "".join(loaded.stream("a", max_tokens=9, seed=told["seed"]))
     assert loaded.tokenizer.decode(told["tokens"]) == told["text"]
     assert len(told["log_probabilities"]) == len(told["tokens"]) == 9
     assert all(value < 0 for value in told["log_probabilities"]) and told["end"] == "max_tokens"
 
 
 def test_samples_of_one_prompt(run: Path) -> None:
-    lines = written(run, "--prompt", "a", "--max-tokens", 20, "--samples", 3, "--json").splitlines()
+    lines = written(run, "--prompt", "a", "--max-tokens", 20, "--samples", 3, "--seed", 5, "--json").splitlines()
     told = [json.loads(line) for line in lines]
     assert [line["sample"] for line in told] == [0, 1, 2]
-    assert len({line["text"] for line in told}) == 3
-    done = CliRunner().invoke(generate, [str(run), "--prompt", "a", "--max-tokens", "20", "--samples", "3"])
+    assert len({line["text"] for line in told}) == 3 and {line["seed"] for line in told} == {5}
+    words = [str(run), "--prompt", "a", "--max-tokens", "20", "--samples", "3", "--seed", "5"]
+    done = CliRunner().invoke(generate, words)
     assert done.stdout == "".join(line["text"] + "\n" for line in told)
     assert done.stderr.splitlines() == [f"--- prompt 1, sample {number}" for number in (1, 2, 3)]
 
@@ -173,10 +204,11 @@ def test_prompts_that_cannot_be_used_are_named(run: Path, tmp_path: Path, conten
 
 def test_statistics_go_to_standard_error(run: Path) -> None:
     done = CliRunner().invoke(generate, [str(run), "--prompt", "abc", "--max-tokens", "7", "--stats"])
-    assert done.stdout == "".join(load(run, "cpu").stream("abc", max_tokens=7))
+    seed = int(done.stderr.split()[-1])
+    assert done.stdout == "".join(load(run, "cpu").stream("abc", max_tokens=7, seed=seed))
     size = state_size(load(run, "cpu").model).empty.bytes
     pattern = rf"prompt 4 tokens in .* tokens/s\); written 7 tokens in .* tokens/s\); state {size:,} bytes a text; "
-    assert re.fullmatch(pattern + r"decoded by (native code|torch \(needs a C\+\+ compiler.*)\n", done.stderr)
+    assert re.fullmatch(pattern + r"decoded by (native code|torch \(needs a C\+\+ compiler.*); seed \d+\n", done.stderr)
     done = CliRunner().invoke(generate, [str(run), "--prompt", "a", "--max-tokens", "2", "--stats", "--no-fast-decode"])
     assert "; decoded by torch" in done.stderr
 

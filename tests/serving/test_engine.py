@@ -52,6 +52,21 @@ def written_alone(trained: TrainedLanguageModel, request: Request) -> str:
     return "".join(trained.stream(request.prompt, max_tokens=request.max_tokens, stop=request.stop, **options))
 
 
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_compiler)])
+@pytest.mark.parametrize("wrong", [{"last": torch.tensor([10**6])}, {"recent": torch.full((1, 1024), -2)}], ids=str)
+def test_a_row_that_cannot_be_written_fails_alone(tmp_path: Path, wrong: dict[str, torch.Tensor], native: bool) -> None:
+    """Files are checked before they become sessions; a row must not end others even if such a check fails."""
+    trained = loaded(tmp_path / "run", native=native)
+    sampling = Sampling(temperature=1.0, repetition_penalty=1.2)
+    bad = trained.read("abc")._replace(**wrong)
+    with running(trained) as engine:
+        good = Told(engine, Request("abcab", sampling, max_tokens=40))
+        failing = Told(engine, Request("", sampling, max_tokens=40, start=bad))
+        assert failing.all()[-1].error is not None
+        assert good.all()[-1].error is None
+        assert engine.counts.failed == 1
+
+
 @needs_compiler
 @pytest.mark.parametrize("form", ["elu", "ngram", "softmax", "window beside delta"])
 def test_each_is_written_what_it_would_be_alone(tmp_path: Path, form: str) -> None:

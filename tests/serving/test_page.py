@@ -3,15 +3,20 @@ is in tests/interop."""
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from looping import write_looping_run
+from loops import find_loop
 from serving.engines import loaded
 from serving.servers import Served, served
 
-from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving.page import FILES
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.model.sampling_options import DEFAULTS, DRY_MULTIPLIER, MAX_TOKENS
+from lmlong.serving.page import FILES, content
 
-TEXTS = {path: file.read_text(encoding="utf-8") for path, file in FILES.items()}
+TEXTS = {path: content(file).decode() for path, file in FILES.items()}
 SCRIPTS = {path: text for path, text in TEXTS.items() if path.endswith(".js")}
 
 
@@ -29,7 +34,7 @@ def server(trained: TrainedLanguageModel) -> Iterator[Served]:
 @pytest.mark.parametrize("path", FILES)
 def test_the_page_needs_no_key_and_says_what_it_may_do(server: Served, path: str) -> None:
     answer = server.client.get(path)
-    assert answer.status_code == 200 and answer.content == FILES[path].read_bytes()
+    assert answer.status_code == 200 and answer.content == content(FILES[path])
     kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     assert answer.headers["content-type"].startswith(kinds[FILES[path].suffix])
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
@@ -90,3 +95,36 @@ def test_what_scripts_look_for_is_there() -> None:
             for name in re.split(r",\s*", names.strip()):
                 exported = rf"export (?:async )?(?:function\*?|class|const|let) {name}\b"
                 assert re.search(exported, TEXTS[f"/page/{module}"]), (path, module, name)
+
+
+def fields() -> dict[str, dict[str, str]]:
+    """The attributes of the sampling fields of the page, by name."""
+    inputs = re.findall(r"<input ([^>]*)>", TEXTS["/"].split('class="fields"')[1].split("</div>")[0])
+    found = [dict(re.findall(r'([\w-]+)="([^"]*)"', attributes)) for attributes in inputs]
+    return {attributes["name"]: attributes for attributes in found}
+
+
+def test_its_defaults_are_those_of_the_library() -> None:
+    table: dict[str, Any] = {**vars(DEFAULTS), "max_tokens": MAX_TOKENS}
+    filled = {name: float(attributes["value"]) for name, attributes in fields().items() if "value" in attributes}
+    assert filled == {name: table[name] for name in filled}
+    assert {name for name in fields() if name not in filled} == {
+        "top_k",
+        "seed",
+        "dry_multiplier",
+    }  # left to the server
+    assert float(fields()["dry_multiplier"]["placeholder"]) == DRY_MULTIPLIER
+
+
+def test_its_first_turn_writes_no_loop(tmp_path: Path) -> None:
+    trained = load(write_looping_run(tmp_path / "run"), "cpu")
+    sampling = {name: float(attributes["value"]) for name, attributes in fields().items() if "value" in attributes}
+    whole = {"max_tokens": int(sampling["max_tokens"]), "dry_allowed_length": int(sampling["dry_allowed_length"])}
+    with served(trained) as server:
+        for seed in range(5):
+            session = server.post("/v1/sessions", text="").json()["id"]
+            body = {"session": session, "prompt": "", "logprobs": 5, "seed": seed, **sampling, **whole}
+            (text,) = server.texts(**body)
+            assert len(text) > 100 and not find_loop(text)
+        (looping,) = server.texts(prompt="", seed=0, dry_multiplier=0)
+        assert find_loop(looping)

@@ -1,11 +1,15 @@
 """The page at `/`: hand-written files that a browser gets as they are, and may do no more with than they need."""
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
+from string import Template
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from lmlong.model.sampling_options import DEFAULTS, DRY_MULTIPLIER, MAX_TOKENS, RECENT
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -41,12 +45,21 @@ HEADERS = {
 }
 
 
+def content(file: Path) -> bytes:
+    """Return what a file is served as: the page itself with the defaults of sampling in its fields."""
+    data = file.read_bytes()
+    if file.suffix != ".html":
+        return data
+    values = asdict(DEFAULTS) | {"dry_multiplier": DRY_MULTIPLIER, "max_tokens": MAX_TOKENS, "recent": RECENT}
+    return Template(data.decode()).substitute(values).encode()
+
+
 def routes() -> list[Route]:
     return [_route(path, file) for path, file in FILES.items()]
 
 
 def _route(path: str, file: Path) -> Route:
-    data = file.read_bytes()
+    data = content(file)
     headers = {**HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:32]}"'}
 
     async def endpoint(request: Request) -> Response:
