@@ -9,12 +9,16 @@ from lmlong.io.links import follow
 LATEST, BEST = "latest", "best"
 
 
+def run_path(run: str | Path) -> Path:
+    """Return the folder that a path or the name of a run under runs/ refers to; it may be missing."""
+    path = Path(run)
+    return Path("runs") / run if not path.exists() and (Path("runs") / run).exists() else path
+
+
 def find(run: str | Path) -> Path:
     """Return the checkpoint of a run folder, of the name of a run under runs/, or of the checkpoint's own folder."""
-    path = Path(run)
     try:
-        if not path.exists() and (Path("runs") / run).exists():
-            path = Path("runs") / run
+        path = run_path(run)
         if not path.exists():
             runs = [folder.name for folder in Path("runs").glob("*/")]
             raise CheckpointError(f"{run}: no such run or checkpoint.{nearest(str(run).removeprefix('runs/'), runs)}")

@@ -110,6 +110,7 @@ def serve(
         from lmlong.serving.server import Server, bind, prepare_process
     except ImportError:
         raise UsageError("lmlong serve: its libraries are missing. Run pip install 'lmlong[serve]'.") from None
+    from lmlong.checkpoint.location import run_path
     from lmlong.inference.loading import load
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
@@ -121,7 +122,7 @@ def serve(
     trained = load(run, device, weights, state_dtype)
     if trained.fast_step_at_once:
         trained.use_fast_step()
-    place, hosts = Path(run).absolute(), Hosts(host, allowed_host)
+    name, place, hosts = Path(run).absolute().name, run_path(run).resolve(), Hosts(host, allowed_host)
     folder = sessions or place.with_name(f"{place.name}-sessions")
     held = hold_folder(folder)
     store = SessionStore(trained, folder, memory, Quota(max_sessions, max_session_bytes))
@@ -131,13 +132,13 @@ def serve(
         address = f"http://{named}:{listening.getsockname()[1]}"
         for line in (
             *warning(hosts, host, keys),
-            f"{address}: {place.name}, {rows} rows, decodes by {trained.decoder}",
+            f"{address}: {name}, {rows} rows, decodes by {trained.decoder}",
         ):
             click.echo(line, err=True)
 
     app = make_app(
         trained,
-        place.name,
+        name,
         store,
         rows=rows,
         waiting=waiting,

@@ -13,7 +13,7 @@ import torch
 
 from lmlong.data.token_boundaries import Cover, TokenBoundaries, settled
 from lmlong.data.tokenizer import Tokenizer
-from lmlong.inference.sampling import Sampler
+from lmlong.inference.sampling import Sampler, check_finite
 from lmlong.inference.session import Session, advance, append_token, next_logits, prefill, with_unread
 from lmlong.inference.unread import UnreadText, tokens_after
 from lmlong.model.language_model import LanguageModel
@@ -75,6 +75,7 @@ def _weigh(
 ) -> Iterator[Start]:
     """Iterate over the starts of covers that have their first `length` tokens in common, which `session` has read."""
     logits, state = next_logits(model, session)
+    check_finite(logits)
     log_probs = logits[0].double().log_softmax(-1)
     following: dict[int, list[Cover]] = {}
     for cover in covers:

@@ -30,8 +30,7 @@ class Sampler:
 
     def __call__(self, logits: Tensor, recent: Tensor | None = None) -> Tensor:
         """Return tokens (B,) from logits (B, V) and the last tokens (B, any), NO_TOKEN before the beginning."""
-        if not logits.amax(-1).isfinite().all():
-            raise LmlongError("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
+        check_finite(logits)
         return _sampled(self.options, self._random, self._guards, logits, recent)
 
     @property
@@ -46,6 +45,12 @@ class Sampler:
             return int(weights.argmax())
         uniform = torch.tensor([self._random[row].random()], dtype=torch.float64)
         return int(draw(tempered(weights, self.options.temperature), uniform))
+
+
+def check_finite(logits: Tensor) -> None:
+    """Refuse logits (B, V) of unusable weights, such as NaN."""
+    if not logits.amax(-1).isfinite().all():
+        raise LmlongError("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
 
 
 def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Tensor | None]) -> Tensor:

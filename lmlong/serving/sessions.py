@@ -145,9 +145,12 @@ class SessionStore:
         return session
 
     def info(self, owner: str, name: str) -> SessionInfo:
-        """Return what is known of a session of this owner; of one of another as little as of none."""
+        """Return what is known of a session of this owner; one of another, or whose file was removed, is unknown."""
         with self._lock:
             info = self._infos.get(owner, {}).get(name)
+            if info is not None and not self._path(name).exists():
+                self._forget(owner, name)
+                info = None
         if info is None:
             raise UnknownSession(f"There is no session {name!r}.")
         return info
@@ -160,8 +163,7 @@ class SessionStore:
     def delete(self, owner: str, name: str) -> None:
         self.info(owner, name)
         with self._lock:
-            self._awake.pop(name)
-            self._used[owner] -= self._infos[owner].pop(name).bytes
+            self._forget(owner, name)
             self._path(name).unlink(missing_ok=True)
 
     def file(self, owner: str, name: str) -> bytes:
@@ -203,6 +205,10 @@ class SessionStore:
             self._note(owner, info)
             self._awake.put(name, session)
         return info
+
+    def _forget(self, owner: str, name: str) -> None:
+        self._awake.pop(name)
+        self._used[owner] -= self._infos[owner].pop(name).bytes
 
     def _size(self, owner: str, name: str) -> int:
         """Return the bytes of a file; 0 where there is none yet."""

@@ -11,7 +11,7 @@ from models import stirred
 
 from lmlong.cli.generate import generate
 from lmlong.data.token_boundaries import settled
-from lmlong.errors import CheckpointError
+from lmlong.errors import CheckpointError, LmlongError
 from lmlong.inference import healing
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler, Sampling
@@ -245,3 +245,13 @@ def test_unread_text_that_is_none_is_refused(loaded: TrainedLanguageModel, tmp_p
     loaded.save_state(session._replace(unread=as_tensors(bad, torch.device("cpu"))), tmp_path / "a.state")
     with pytest.raises(CheckpointError, match=r"a\.state: unread"):
         loaded.load_state(tmp_path / "a.state")
+
+
+def test_unusable_weights_are_reported_wherever_a_prompt_ends(loaded: TrainedLanguageModel) -> None:
+    session = loaded.read(TEXT[:161])
+    assert session.unread.row(0).pending, "the prompt ends within a piece"
+    with torch.no_grad():
+        loaded.model.embedding.weight.fill_(torch.nan)
+    for temperature in (0.0, 0.8):
+        with pytest.raises(LmlongError, match="logits are not finite"):
+            text_after(loaded, session, temperature=temperature)

@@ -35,11 +35,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(
-    run: Path, *options: str, python: tuple[str, ...] = ("-m", "lmlong"), **environment: str
+    run: Path | str,
+    *options: str,
+    python: tuple[str, ...] = ("-m", "lmlong"),
+    cwd: Path | None = None,
+    **environment: str,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command as a process, and the address that it tells."""
     words = [sys.executable, *python, "serve", str(run), "--port", "0", *options]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}, cwd=cwd)
     try:
         assert process.stderr is not None
         lines = []
@@ -141,6 +145,19 @@ def test_more_silent_connections_than_files_keep_nobody_out(run: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 143
         assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_all_names_of_a_run_reach_the_same_sessions(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(run)
+    ids = []
+    for name in ("tiny", str(run)):
+        with serving(name, cwd=tmp_path) as (_, address):
+            assert httpx.get(f"{address}/v1/models").json()["data"][0]["id"] == "tiny"
+            httpx.post(f"{address}/v1/sessions", json={"text": "a book"}).raise_for_status()
+            ids.append({each["id"] for each in httpx.get(f"{address}/v1/sessions").json()["data"]})
+    assert ids[0] < ids[1]
+    assert (run.parent / "tiny-sessions").is_dir() and not list(tmp_path.rglob("*-sessions"))
 
 
 def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import http.client
 import json
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,30 @@ def test_what_is_no_session_is_told(server: Served) -> None:
     made(server.post(SESSIONS, text="a"))  # which lets the other one sleep
     assert refused(server.post(COMPLETIONS, session=name)) == (410, "session_damaged")
     assert "lmlong_sessions 2.0" in server.client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda server, name: server.client.get(f"{SESSIONS}/{name}"),
+        lambda server, name: server.client.get(f"{SESSIONS}/{name}/state"),
+        lambda server, name: server.client.delete(f"{SESSIONS}/{name}"),
+        lambda server, name: server.post(f"{SESSIONS}/{name}/fork"),
+        lambda server, name: server.post(f"{SESSIONS}/{name}/append", text="a"),
+        lambda server, name: server.post(COMPLETIONS, session=name, max_tokens=1),
+    ],
+    ids=["info", "state", "delete", "fork", "append", "completion"],
+)
+def test_a_session_whose_file_was_removed_is_gone(
+    server: Served, call: Callable[[Served, str], httpx.Response]
+) -> None:
+    store = server.service.sessions.store
+    before = store.file_bytes, store.count
+    name = made(server.post(SESSIONS, text="abc"))["id"]
+    (store.folder / f"{name}.state").unlink()
+    assert refused(call(server, name)) == (404, "session_not_found")
+    assert name not in {one["id"] for one in server.client.get(SESSIONS).json()["data"]}
+    assert (store.file_bytes, store.count) == before
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(server: Served, tmp_path: Path, request: pytest.FixtureRequest) -> None:
