@@ -1,35 +1,31 @@
-"""The end of a command that reads for ever, by a signal: what was read is finished and saved."""
+"""Signals to a command that reads without end: what was read is finished and saved."""
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any
+
+from lmlong.io.signals import Handlers, named
 
 
 class Stop:
-    """SIGINT or SIGTERM: the first ends the wait for input, and the work after what was read; the second all at once.
+    """SIGINT or SIGTERM: the first ends the wait for input, and the work after what was read; the second ends at once.
 
-    Signals reach the main thread alone, so in another thread none is noted.
+    Only the main thread receives signals, so in another thread none is noticed.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
         self._waiting = False
-        self._before: dict[int, Any] = {}
+        self._handlers = Handlers(named("SIGINT", "SIGTERM"), self._receive)
 
     def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():
-            numbers = (signal.SIGINT, signal.SIGTERM)
-            self._before = {number: signal.signal(number, self._receive) for number in numbers}
+        self._handlers.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handlers.__exit__(kind, error, trace)
 
     def until(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """Iterate over pieces until a signal has come."""

@@ -93,7 +93,10 @@ class TrainingCallback(Callback):
             if last or stop or step % options.checkpoint_every == 0:
                 check_there(self.run)
                 self.metrics_log.flush()
-                self.checkpoints.save(trainer, self.metric.of(validated) if validated else None, self.tokens_at(step))
+                worth = self.metric.of(validated) if validated else None
+                with self.signals.saving():
+                    self.checkpoints.save(trainer, worth, self.tokens_at(step))
+                stop = stop or self.signals.agree(trainer)  # one that came meanwhile needs no further step
             trainer.should_stop = trainer.should_stop or stop or last
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -3,7 +3,6 @@
 Every run is a process of its own, `lmlong train`, with all that this has: several devices, signals, exact resume.
 """
 
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,11 +17,12 @@ from lmlong.checkpoint import read
 from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError, UsageError
+from lmlong.io.signals import Handlers
 from lmlong.recipe import Conversion, Recipe, Stage
 from lmlong.recipe import file as recipe_file
 from lmlong.training.first_look import check_free
 from lmlong.training.plan import make_plan
-from lmlong.training.signals import HANGUP, STOPPING
+from lmlong.training.signals import STOPPING
 
 SAME = (
     "width",
@@ -157,17 +157,8 @@ def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
         if child.poll() is None:
             child.send_signal(number)
 
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    for number, handler in before.items():
-        if (
-            handler != signal.SIG_IGN or number != HANGUP
-        ):  # nohup ignores it, and a shell Ctrl-C for what it starts by &
-            signal.signal(number, hand_on)
-    try:
+    with Handlers(STOPPING, hand_on):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _budget(stage: Stage) -> dict[str, Any]:

@@ -86,9 +86,9 @@ def train(
     >>> model = lmlong.load(result.run)
 
     `resume` is "auto", to go on from the newest checkpoint of the run, or a checkpoint; `overwrite` replaces a run.
-    Progress is told on standard error. Ctrl-C, or the stop button of a notebook, finishes the step, saves, and raises
-    KeyboardInterrupt; a second one raises it at once. SIGTERM and SIGHUP save too, and raise SystemExit. In a thread
-    other than the main one, training is stopped by none of them.
+    Progress is printed on stderr. Ctrl-C, or the stop button of a notebook, finishes the step, saves, and raises
+    KeyboardInterrupt; the third one raises it at once. The other signals that `lmlong.training.signals` lists save too,
+    and raise SystemExit. In a thread other than the main one, none of them stops training.
     """
     if recipe.processes > 1 and launcher() is None:
         raise UsageError(

@@ -1,25 +1,32 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends training after the current step, saved; the same one again ends it at
-once."""
+"""Signals during training: a request to stop, which finishes the step and saves it.
+
+Ctrl-C, a closed terminal, and what cluster schedulers send before a time limit all mean the same. The third Ctrl-C,
+SIGTERM or SIGQUIT ends training at once, without a checkpoint; the second one only reports what is being done.
+"""
 
 import os
-import signal
 import stat
 import sys
-import threading
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lmlong.io.signals import HANGUP, Handlers, named
 from lmlong.training.distributed import all_reduce_max, is_main_process
 
-HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-STOPPING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
+BY_A_PERSON = named("SIGINT", "SIGTERM", "SIGQUIT")
+"""Signals of which the third ends training at once."""
+
+STOPPING = (*BY_A_PERSON, *named("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"))
+"""Signals that stop training. The kernel repeats SIGXCPU each second, and a terminal may repeat SIGHUP."""
 
 
 class StopAtOnce(BaseException):
-    """The same signal came twice; no KeyboardInterrupt, for which Lightning ends the process and ignores Ctrl-C."""
+    """The same signal came three times; not a KeyboardInterrupt, for which Lightning ends the process and ignores
+    Ctrl-C."""
 
     def __init__(self, signal_number: int):
         super().__init__(signal_number)
@@ -27,32 +34,30 @@ class StopAtOnce(BaseException):
 
 
 class StopOnSignal(Callback):
-    """A callback that stops all ranks together at the end of a step, after a signal that came `with` it.
+    """A callback that stops all ranks together at the end of a step, after a signal that came within its `with` block.
 
-    Signals reach the main thread alone, so in another thread no signal stops a run.
+    Only the main thread receives signals, so in another thread none of them stops a run.
     """
 
     def __init__(self, processes: int = 1) -> None:
         self.processes = processes
-        self.received = 0  # by this process; never reset
+        self.received = 0  # the first signal that this process received
         self.agreed: int | None = None  # the signal that all ranks stop for
-        self._before: dict[int, Any] = {}
+        self._counts: Counter[int] = Counter()
+        self._is_saving = False
+        self._handlers = Handlers(STOPPING, self._receive)
 
     def __enter__(self) -> "StopOnSignal":
-        if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in STOPPING}
-            self._before = {number: handler for number, handler in handlers.items() if handler is not None}
-        self._install()
+        self._handlers.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handlers.__exit__(kind, error, trace)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._install()  # again, for Lightning has put a handler of its own before this one
+        self._handlers.install()  # Lightning has replaced some of them
 
     def agree(self, trainer: Trainer) -> bool:
         """Return, on all ranks, whether any rank received a signal; all ranks call this together.
@@ -62,22 +67,36 @@ class StopOnSignal(Callback):
         self.agreed = all_reduce_max(trainer, self.received) or None
         return self.agreed is not None
 
-    def _install(self) -> None:
-        for number, handler in self._before.items():
-            if handler != signal.SIG_IGN or number != HANGUP:  # nohup ignores it
-                signal.signal(number, self._receive)
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A block in which a checkpoint is written, as a further signal then reports."""
+        self._is_saving = True
+        try:
+            yield
+        finally:
+            self._is_saving = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._counts[number] += 1
         if number == HANGUP:  # the reader is gone: writing to a terminal or a pipe would fail
             self._turn_away()
-        elif self.received == number and self.processes > 1:  # to leave in order, each rank would wait for the others
-            os._exit(128 + number)
-        elif self.received == number:
+        if number in BY_A_PERSON and self._counts[number] > 2:
+            if self.processes > 1:  # to leave in order, each rank would wait for the others
+                os._exit(128 + number)
             raise StopAtOnce(number)
-        first, self.received = not self.received, number
-        if first and is_main_process():
-            with suppress(OSError, RuntimeError):  # the stream is being written to, and takes no more
-                print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+        is_first, self.received = not self.received, self.received or number
+        if is_first:
+            self._print("stopping: this step is finished and saved first")
+        elif number in BY_A_PERSON and self._counts[number] == 2:
+            doing = "the checkpoint is being saved" if self._is_saving else "this step is being finished and saved"
+            self._print(f"{doing}; once more to stop at once, without it")
+
+    @staticmethod
+    def _print(line: str) -> None:
+        """Print a line to stderr, unless the signal came while something else is printed there."""
+        if is_main_process():
+            with suppress(OSError, RuntimeError):
+                print(f"\n{line}", file=sys.stderr, flush=True)
 
     @staticmethod
     def _turn_away() -> None:

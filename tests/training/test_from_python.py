@@ -174,11 +174,13 @@ def test_sigterm_saves_the_step_and_ends_the_program(tiny: Path, tmp_path: Path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the signals that a process catches")
-def test_ctrl_c_twice_ends_training_at_once_but_not_the_program(tiny: Path, tmp_path: Path) -> None:
+def test_ctrl_c_three_times_ends_training_at_once_but_not_the_program(tiny: Path, tmp_path: Path) -> None:
     with Script(tiny, tmp_path / "run", accumulate=1_000_000) as script:  # a step that does not end
         script.wait_for_handlers()
         script.process.send_signal(signal.SIGINT)
-        script.wait_for("once more to stop at once")
+        script.wait_for("this step is finished and saved first")
+        script.process.send_signal(signal.SIGINT)
+        script.wait_for("this step is being finished and saved; once more to stop at once, without it")
         script.process.send_signal(signal.SIGINT)
         output, errors = script.end()
     assert (output, script.process.returncode) == ("stopped at once True SIG_DFL\n", 0), errors

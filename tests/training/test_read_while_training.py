@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from lmlong.checkpoint import manifest, read, write
@@ -126,3 +128,19 @@ def test_a_link_that_moves_while_it_is_followed_is_followed_again(run: Path, mon
     replaced: list[Path] = []
     monkeypatch.setattr(Path, "is_file", remove_first)
     assert read.find(run) == read.find(run) != replaced[0]
+
+
+def test_weights_that_are_removed_while_they_are_opened_are_not_missed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors opens a file, and torch opens it again by its name."""
+    opened, removed = torch.UntypedStorage.from_file, list[Path]()
+
+    def remove_first(name: str, *arguments: Any, **options: Any) -> torch.UntypedStorage:
+        if not removed:
+            removed.append(Path(name).parent)
+            replace(removed[0])
+        return opened(name, *arguments, **options)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", remove_first)
+    assert load(run, "cpu").checkpoint != removed[0]

@@ -1,15 +1,24 @@
-"""A signal is heard at whatever moment it comes."""
+"""Signals that stop training: at whatever moment they come, and however often."""
 
 import io
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from lmlong.checkpoint import read, write
+from lmlong.recipe import Recipe
+from lmlong.training.checkpoint_store import CheckpointStore
+from lmlong.training.progress import Progress
+from lmlong.training.run import train
 from lmlong.training.signals import StopOnSignal
+
+Recipes = Callable[..., Recipe]
 
 
 def test_a_signal_that_comes_while_the_ranks_talk_is_heard_the_next_time() -> None:
@@ -54,3 +63,70 @@ def test_a_signal_that_comes_within_a_message_is_heard(monkeypatch: pytest.Monke
         print("step 2", file=sys.stderr, flush=True)
     assert signals.received == signal.SIGTERM
     assert b"step 1" in stream.written and b"step 2" in stream.written
+
+
+SAVING = ["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"]
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_each_signal_stops_training_after_a_step_that_is_saved(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also those that cluster schedulers send before a time limit."""
+    number, log = signal.Signals[name], Progress.step
+
+    def step_with_signal(progress: Progress, step: int, *more: Any) -> float:
+        if step == 2:
+            signal.raise_signal(number)
+        return log(progress, step, *more)
+
+    monkeypatch.setattr(Progress, "step", step_with_signal)
+    monkeypatch.setattr(StopOnSignal, "_turn_away", staticmethod(lambda: None))  # this terminal is still open
+    before = {each: signal.getsignal(each) for each in map(signal.Signals.__getitem__, SAVING)}
+    with pytest.raises(KeyboardInterrupt if name == "SIGINT" else SystemExit) as stopped:
+        train(recipe_of("training.steps=9", "training.checkpoint_every=9"), tmp_path / "run")
+    assert name == "SIGINT" or stopped.value.args == (128 + number,)
+    assert read.find(tmp_path / "run").name == "step-00000002"
+    assert {each: signal.getsignal(each) for each in before} == before
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGQUIT"])
+def test_a_second_signal_does_not_break_the_save_of_the_first(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    number, written = signal.Signals[name], write.write
+
+    def write_with_signals(folder: Path, contents: write.Contents) -> None:
+        for _ in range(times):
+            signal.raise_signal(number)
+        written(folder, contents)
+
+    monkeypatch.setattr(write, "write", write_with_signals)
+    recipe, times = recipe_of("training.steps=9", "training.checkpoint_every=2"), 2
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train(recipe, tmp_path / "two")
+    assert [path.name for path in CheckpointStore(tmp_path / "two" / "checkpoints").all()] == ["step-00000002"]
+    assert "the checkpoint is being saved; once more to stop at once, without it" in capsys.readouterr().err
+    times = 3
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train(recipe, tmp_path / "three")
+    assert not CheckpointStore(tmp_path / "three" / "checkpoints").all()
+
+
+def test_signals_that_systems_repeat_do_not_end_training_at_once() -> None:
+    """SIGXCPU comes each second after the limit."""
+    with StopOnSignal() as signals:
+        for _ in range(5):
+            signal.raise_signal(signal.SIGXCPU)
+    assert signals.received == signal.SIGXCPU
+
+
+def test_a_program_keeps_its_own_handlers_of_user_defined_signals() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        with StopOnSignal() as signals:
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (heard, signals.received) == ([signal.SIGUSR1], 0)
