@@ -103,6 +103,23 @@ def assert_as_exact_as_torch(model: LanguageModel, tokens: Tensor) -> None:
     assert native <= 4 * by_torch and native < 1e-4 * float(exact.norm())
 
 
+@every_shape
+def test_a_state_may_be_laid_out_in_any_way(shape: dict[str, Any]) -> None:
+    """In memory it may be transposed, or have other numbers between its own."""
+    model = compiled(shaped(shape))
+    draw = torch.Generator().manual_seed(0)
+    first, more = (torch.randint(VOCABULARY, (2, time), generator=draw) for time in (9, 5))
+    with torch.inference_mode():
+        state = model(first)[1]
+        expected = written(model, more, state)
+        for change in (
+            lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+            lambda x: torch.stack([x, x], dim=-1)[..., 1],
+        ):
+            other = rebuild_state(state, iter([change(x) for x in state_tensors(state)]))
+            assert torch.equal(written(model, more, other), expected)
+
+
 def test_these_have_native_code() -> None:
     """So that none of them is skipped below."""
     maps = ("elu", "relu", "cosine", "softmax", "hedgehog", "taylor", "favor")
