@@ -47,10 +47,17 @@ class Sampler:
         return int(draw(tempered(weights, self.options.temperature), uniform))
 
 
+class LogitsNotFinite(LmlongError):
+    """No token can be drawn: the weights, or the state, are unusable."""
+
+    def __init__(self) -> None:
+        super().__init__("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
+
+
 def check_finite(logits: Tensor) -> None:
     """Refuse logits (B, V) of unusable weights, such as NaN."""
     if not logits.amax(-1).isfinite().all():
-        raise LmlongError("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
+        raise LogitsNotFinite()
 
 
 def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Tensor | None]) -> Tensor:

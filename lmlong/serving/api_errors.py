@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from lmlong.data.character_tokenizer import UnknownCharacter
-from lmlong.serving.engine import Busy, Closed, EngineFailed
+from lmlong.serving.engine import Busy, Closed, EngineFailed, UnusableSession
 
 LOG = logging.getLogger("lmlong.serving")
 
@@ -77,6 +77,8 @@ def told(error: BaseException) -> ApiError:
         return shutting_down()
     if isinstance(error, EngineFailed):
         return not_ready(str(error))
+    if isinstance(error, UnusableSession):
+        return ApiError(400, str(error), "session", "invalid_value")
     if isinstance(error, UnknownCharacter):
         return ApiError(400, error.to_a_client)
     error = error.__cause__ or error

@@ -20,7 +20,7 @@ from torch import Tensor
 from lmlong.errors import LmlongError
 from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.sampling import sample_each
+from lmlong.inference.sampling import LogitsNotFinite, sample_each
 from lmlong.model.row_step import make_row_step
 from lmlong.serving.fair_queue import FairQueue
 from lmlong.serving.free_memory import FreeMemory
@@ -42,6 +42,10 @@ REST_SECONDS = 1.0
 
 class Busy(LmlongError):
     """As many requests wait as may."""
+
+
+class UnusableSession(LmlongError):
+    """The state that a request continues gives no predictions."""
 
 
 class Closed(LmlongError):
@@ -247,7 +251,7 @@ class Engine:
         if not finite.all():
             for writer, known in zip(writers, finite.tolist(), strict=True):
                 if not known:
-                    self._fail(writer, LmlongError("The model's logits are not finite: its weights are unusable."))
+                    self._fail(writer, LogitsNotFinite())
             logits, writers = logits[finite], [writer for writer in writers if not writer.ended]
         of_writer = dict(zip(writers, logits, strict=True))
 
@@ -269,4 +273,8 @@ class Engine:
 
     def _fail(self, writer: Writer, error: BaseException) -> None:
         self.counts.failed += 1
+        if isinstance(error, LogitsNotFinite) and writer.request.start is not None:  # a state that was uploaded
+            error = UnusableSession(
+                "The state of this session gives no finite predictions. Make it again from its text."
+            )
         writer.fail(error)
