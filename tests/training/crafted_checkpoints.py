@@ -4,9 +4,11 @@ A number stands for the same change on every machine. A run resumes from such a 
 what loads its model; nothing ends in another exception.
 """
 
+import io
 import math
 import shutil
 import traceback
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -115,7 +117,8 @@ def try_checkpoint(number: int, place: Place) -> tuple[str, list[str]]:
         lambda: train(recipe_file.load(place.recipe, [*OPTIONS]), new, resume=str(checkpoint)),
     ):
         try:
-            use()
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                use()
             ends.append("used")
         except LmlongError:
             ends.append("refused")
