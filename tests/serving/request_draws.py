@@ -27,6 +27,7 @@ VALUES += [[{"role": "user", "content": "a"}], [{"role": 3}], {"include_usage": 
 
 RAW = [b"", b"{", b"[" * 100_000, b'{"prompt":' * 50_000, b"\xff\xfe", b"\x00", b'{"prompt": "\\ud800"}', b"1" * 10_000]
 RAW += [b'{"prompt": 1e999}', b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", b"\xef\xbb\xbf{}", b"null", b'"a"']
+RAW += [b'{"prompt": [' + b"{}," * 70_000 + b"{}]}", b"{" + b",".join(b'"%d":1' % key for key in range(30_000)) + b"}"]
 RAW += [b'{"prompt": NaN}', b'{"prompt": "\x01"}', b'{"prompt": "\xed\xa0\x80"}', b'{"a": 1, "a": 2}']
 
 

@@ -63,7 +63,7 @@ def test_prompts_cut_from_each_other(run: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_malformed_requests(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "malformed --requests 150")
+    code, figures, wrong = load(run, monkeypatch, "malformed --requests 150 --silent 0")
     assert (code, wrong) == (0, [])
     answers = {name: count for name, count in figures.items() if " answered by " in name}
     assert sum(answers.values()) == 150 and answers["requests answered by 400"] > 50

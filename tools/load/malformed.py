@@ -1,10 +1,12 @@
-"""Malformed requests and bytes that are no requests: each is turned away, and the server is as before."""
+"""Malformed requests, bytes that are not requests, and connections that send nothing: each is turned away, and the
+server is as before."""
 
 import argparse
 import asyncio
 import json
 import random
 import sys
+import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -25,6 +27,9 @@ PATIENCE = 20.0
 MORE = 0.5
 """Seconds after which a connection that the server may wait on for more is ended by the client."""
 
+SILENCE = 40.0
+"""Seconds within which a connection without a request is closed."""
+
 WARM_UP = 0.2
 """Share of the requests before the memory is looked at first."""
 
@@ -32,6 +37,7 @@ WARM_UP = 0.2
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--raw", type=float, default=0.2, help="share of them that are bytes of any kind")
+    parser.add_argument("--silent", type=int, default=300, help="connections that send nothing; 0 for none")
     parser.add_argument("--clients", type=int, default=16, help="at a time")
 
 
@@ -45,6 +51,8 @@ def measure(options: argparse.Namespace, found: Findings) -> None:
         comes_to_hold(lambda: server.is_idle, PATIENCE)
         before, files = server.resident_at_rest(), (server.descriptors, server.threads)
         asyncio.run(hostile.send(options.requests - first))
+        if options.silent:
+            asyncio.run(keep_silent(Client(server.port), options.silent, found))
         answer = asyncio.run(Client(server.port).post(COMPLETIONS, prompt="def ", max_tokens=2))
         found.must(bool(answer["choices"]), "no text afterwards")
         examine(server, files, found)
@@ -58,6 +66,17 @@ async def use_all(client: Client) -> None:
     """Send a request of each kind, some of which begin a thread that stays."""
     for path, body in VALID.items():
         await client.ask("POST", path, json.dumps(body).encode())
+
+
+async def keep_silent(client: Client, number: int, found: Findings) -> None:
+    """Open connections and send nothing: others are answered meanwhile, and the server closes them."""
+    silent = [await client.connect() for _ in range(number)]
+    answer = await client.ask("GET", "/health", seconds=PATIENCE)
+    found.must(answer.status == 200, f"beside {number} silent connections: {answer.status}")
+    begun = time.monotonic()
+    ended = await asyncio.gather(*(exchange.end(SILENCE) for exchange in silent))
+    found.must(all(ended), f"{number - sum(ended)} silent connections are open after {SILENCE:g} s")
+    found.tell("silent connections, until they were closed", time.monotonic() - begun, "s")
 
 
 def examine(server: Server, files: tuple[int, int], found: Findings) -> None:
