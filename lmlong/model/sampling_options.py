@@ -12,7 +12,7 @@ MAX_TOKENS = 200
 RECENT = 1024
 """Number of the last tokens that penalties on repetition look at, at most."""
 
-DRY_MULTIPLIER = 0.8
+DRY_MULTIPLIER = 2.0
 """The multiplier of DRY at temperatures above 0, where none is given."""
 
 
@@ -37,9 +37,9 @@ class Sampling:
     """Strength of DRY ("don't repeat yourself"), which lowers the logit of a token that followed the same n tokens
     earlier in the generated text by dry_multiplier * dry_base ** (n - dry_allowed_length). 0 turns it off; None:
     DRY_MULTIPLIER, or 0 at temperature 0."""
-    dry_base: float = 1.75
+    dry_base: float = 3.0
     """Factor by which the penalty of DRY grows with each repeated token."""
-    dry_allowed_length: int = 2
+    dry_allowed_length: int = 4
     """DRY leaves a token alone that followed fewer than this many same tokens."""
     seed: int = 0
     """Seed of the random draws: the same seed draws the same text."""

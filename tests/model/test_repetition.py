@@ -1,6 +1,7 @@
 """DRY: the penalties of repeats, against their definition."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ import torch
 from lmlong.model.repetition import LARGEST_PENALTY, RepetitionGuard, lower_repeats
 from lmlong.model.sampling_options import RECENT, Sampling
 
+OPTIONS: dict[str, Any] = {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 2}
 
-def guard_after(text: list[int], window: int = RECENT, **options: float) -> RepetitionGuard:
-    guard = RepetitionGuard(Sampling(**options), window)  # type: ignore[arg-type]
+
+def guard_after(text: list[int], window: int = RECENT, **options: Any) -> RepetitionGuard:
+    guard = RepetitionGuard(Sampling(**OPTIONS | options), window)
     for token in text:
         guard.append(token)
     return guard
@@ -30,7 +33,7 @@ def longest_matches(text: list[int], window: int) -> dict[int, int]:
 @pytest.mark.parametrize("window", [1, 2, 7, 40])
 @pytest.mark.parametrize("allowed", [1, 2, 4])
 def test_penalties_are_those_of_the_definition(window: int, allowed: int) -> None:
-    draw, options = random.Random(window), {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": allowed}
+    draw = random.Random(window)
     for letters in (1, 2, 3, 8):
         text = [draw.randrange(letters) for _ in range(60)]
         for end in range(len(text)):
@@ -39,7 +42,7 @@ def test_penalties_are_those_of_the_definition(window: int, allowed: int) -> Non
                 for token, same in longest_matches(text[:end], window).items()
                 if same >= allowed
             }
-            assert guard_after(text[:end], window, **options).penalties() == pytest.approx(expected)
+            assert guard_after(text[:end], window, dry_allowed_length=allowed).penalties() == pytest.approx(expected)
 
 
 def test_only_what_repeats_enough_is_lowered_and_by_more_the_longer_it_is() -> None:
