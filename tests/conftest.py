@@ -1,4 +1,4 @@
-"""What all tests share: one thread each, for tiny tensors gain nothing from two."""
+"""What all tests share: one thread each, for tiny tensors gain nothing from two, and no files outside their folders."""
 
 import os
 import signal
@@ -46,6 +46,26 @@ def users_folder() -> Iterator[Path]:
             os.seteuid(NOBODY)
         yield Path(folder)
         os.seteuid(user)
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def visible_files() -> set[str]:
+    """Return the names in the repository root, without hidden ones: those of caches and tools."""
+    return {name for name in os.listdir(ROOT) if not name.startswith(".") and name != "__pycache__"}
+
+
+KNOWN = visible_files()
+
+
+@pytest.fixture(autouse=True)
+def clean_root() -> Iterator[None]:
+    """Let a test fail after which the repository root has a new file: tests write below `tmp_path`."""
+    yield
+    gained = visible_files() - KNOWN
+    KNOWN.update(gained)  # the other tests did not write it
+    assert not gained, f"written to {ROOT}, where no test may write: {', '.join(sorted(gained))}"
 
 
 LONGEST, LONGEST_OF_SLOW = 300, 1800

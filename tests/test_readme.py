@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import which
 
 import click
 import pytest
@@ -111,6 +112,53 @@ def test_every_command_of_a_page_works(run_once: Callable[[str], subprocess.Comp
         assert result.stdout.strip(), command
         if command.startswith("lmlong generate") and "--stats" not in command:
             assert result.stderr == ""
+
+
+def unquoted(command: str) -> str:
+    """Return the characters of a command that no quotes or backslash protect from the shell, without its comment."""
+    quoted = r"""'[^']*'|"[^"]*"|\\."""
+    return re.sub(r"(^|\s)#.*", "", re.sub(quoted, "", command))
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Iterate over all commands that users may paste: of pages, recipes and help texts, with where they are."""
+    for page in PAGES:
+        yield from ((page, line) for block in blocks(page, "sh") for line in block.splitlines())
+        if page != "docs/commands.md":  # a table of synopses, such as `lmlong info [RUN]`
+            yield from ((page, command) for command in named(page))
+    for name, path in recipe_file.shipped_recipes().items():
+        yield from ((name, line[2:]) for line in path.read_text().splitlines() if line.startswith("# lmlong"))
+    for words in every_command():
+        lines = (find(words).help or "").splitlines()
+        yield from ((" ".join(words), line.strip()) for line in lines if line.strip().startswith("lmlong "))
+
+
+def every_command(words: tuple[str, ...] = ("lmlong",)) -> Iterator[list[str]]:
+    """Iterate over the words of all commands and subcommands."""
+    command = find(list(words))
+    yield list(words)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            yield from every_command((*words, name))
+
+
+def test_no_example_has_unquoted_patterns_of_file_names() -> None:
+    """zsh ends a command with a pattern that matches no file, such as text.sources.0.paths=[my-book.txt]."""
+    found = {f"{place}: {command}" for place, command in examples() if re.search(r"[][*?]", unquoted(command))}
+    assert not found
+
+
+@pytest.mark.skipif(which("zsh") is None, reason="needs zsh")
+def test_zsh_passes_each_example_on_as_it_is_written(tmp_path: Path) -> None:
+    """Its arguments are those that a shell without patterns gives."""
+    commands = sorted(
+        {c for _, c in examples() if c.startswith("lmlong ") and not re.search(r"[<>|;&$`]", unquoted(c))}
+    )
+    script = "lmlong() { printf '%s\\0' \"$@\" $'\\n' }\n" + "\n".join(commands)
+    done = subprocess.run(["zsh", "-f"], input=script, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert not done.stderr
+    passed = [line.split("\0")[:-1] for line in done.stdout.split("\n\0")]
+    assert passed[:-1] == [shlex.split(command, comments=True)[1:] for command in commands]
 
 
 def test_the_python_example_works(folder: Path, cache: Path) -> None:

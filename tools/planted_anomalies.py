@@ -2,7 +2,7 @@
 """How well `lmlong score --by line` finds anomalies that were planted in a made-up log of a service.
 
     python tools/planted_anomalies.py write normal.log --lines 40000 --seed 1
-    lmlong train logs text.sources.0.paths=[normal.log]
+    lmlong train logs text.sources.0.paths=normal.log
     python tools/planted_anomalies.py measure runs/logs --normal normal.log --plot anomalies.png
 
 `write` writes a log, with --each anomalies of every kind where that is not 0, whose lines go to --truth. `measure`

@@ -2,7 +2,7 @@
 """What the second copies of planted repeats cost a model of bases, against their distance from the first.
 
     python tools/planted_repeats.py write genome.fa --bases 2m --seed 1
-    lmlong train genome text.sources.0.paths=[genome.fa]
+    lmlong train genome text.sources.0.paths=genome.fa
     python tools/planted_repeats.py measure runs/genome --plot repeats.png
 
 `write` writes a FASTA file to train on, a third of it copies of what stood up to 6,000 bases before. `measure` makes a

@@ -55,7 +55,9 @@ def place(values: Any, override: Override, depth: int = 0) -> Any:
     part, above = override.path[depth], dotted(override.path[:depth])
     if isinstance(part, int) and not isinstance(values, dict):
         if not isinstance(values, list) or part >= len(values):
-            raise BadOverride(f"{override.text}: {above} has no entry {part} here. Give the whole list: {above}=[...]")
+            raise BadOverride(
+                f"{override.text}: {above} has no entry {part} here. Give the whole list: '{above}=[...]'"
+            )
         return [*values[:part], place(values[part], override, depth + 1), *values[part + 1 :]]
     if isinstance(values, Options):
         values = values.model_dump(exclude_unset=True)

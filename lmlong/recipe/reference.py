@@ -15,6 +15,7 @@ from lmlong.recipe.bounds import UNSAID
 from lmlong.recipe.kinds import NameIn, PatternIn
 from lmlong.recipe.lengths import IsLength
 from lmlong.recipe.root import recipe_class
+from lmlong.recipe.section import CommaList
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}", "pattern": "of the form {}"}
@@ -118,7 +119,8 @@ def _type_in_words(kind: Any, bounds: tuple[Any, ...]) -> str:
         return f"{PLAIN[int]} (or such as 4k, 1m)"
     if get_origin(kind) is list:
         length = "".join(f" of {limit} or more" for limit in _limits(bounds, "min_length"))
-        return f"a list{length}, each {in_words(shape_of(get_args(kind)[0]))}"
+        commas = " (or such as a,b)" if any(isinstance(bound, CommaList) for bound in bounds) else ""
+        return f"a list{length}, each {in_words(shape_of(get_args(kind)[0]))}{commas}"
     return PLAIN[kind]
 
 

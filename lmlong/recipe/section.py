@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from lmlong.errors import RecipeError
 
@@ -40,6 +40,21 @@ class Options(BaseModel):
         if found:
             raise ValidationError.from_exception_data(type(self).__name__, found)
         return self
+
+
+class CommaList:
+    """The mark of an option that is a list of texts, which may be written as one text with commas between them.
+
+    On a command line this needs no brackets, which a shell may read as a pattern of file names. A text that contains a
+    comma must be written in a list.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_split, handler(source))
+
+
+def _split(value: Any) -> Any:
+    return [word for part in value.split(",") if (word := part.strip())] if isinstance(value, str) else value
 
 
 def mistake(key: str, message: str) -> PydanticCustomError:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from lmlong.errors import nearest
 from lmlong.recipe import bounds
 from lmlong.recipe.lengths import IsLength
-from lmlong.recipe.section import Options, mistake
+from lmlong.recipe.section import CommaList, Options, mistake
 
 
 class PythonStdlib(Options):
@@ -26,11 +26,11 @@ class Files(Options):
     .tsv, .parquet and .arrow, and FASTA, as one document a record; each text in a ZIP or TAR archive."""
 
     kind: Literal["files"]
-    paths: list[str] = Field(min_length=1)
+    paths: Annotated[list[str], CommaList()] = Field(min_length=1)
     """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz, .zst, .bz2 and .xz
-    too. Of a folder .txt, .md, .py, .jsonl, .ndjson, .parquet, .arrow, FASTA, documents and archives are read, and all
-    else is told as left out. - is standard input, and -.jsonl or another suffix what is read as such a file; a copy is
-    kept in the cache."""
+    too. One text with commas between them is such a list: paths=a.txt,b.txt. Of a folder .txt, .md, .py, .jsonl,
+    .ndjson, .parquet, .arrow, FASTA, documents and archives are read, and all else is reported as left out. - is
+    standard input, and -.jsonl or another suffix what is read as such a file; a copy is kept in the cache."""
     column: str = "text"
     """Field of a record that holds the text."""
     soft_masks: Literal["keep", "upper"] = "keep"

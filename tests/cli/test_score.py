@@ -189,7 +189,10 @@ def test_a_picture_is_drawn(run: Path, book: Path, tmp_path: Path) -> None:
         (("--plot", "x.txt"), "png"),
     ],
 )
-def test_mistakes_are_told(run: Path, words: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_told(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
         scored(run, *words)
 

@@ -149,6 +149,14 @@ def test_overrides_take_the_place_of_the_files_values(here: Path) -> None:
     assert recipe.text.validation.sources == [Files(kind="files", paths=[str(here / "v.txt")])]
 
 
+@pytest.mark.parametrize("paths", ["a.txt", "[a.txt]", "a.txt,b c/*.md", "a.txt, b c/*.md", '["a.txt", "b c/*.md"]'])
+def test_paths_need_no_brackets_on_the_command_line(here: Path, paths: str) -> None:
+    """Which zsh takes for a pattern of file names."""
+    (source,) = load("book", [f"text.sources.0.paths={paths}"]).text.sources
+    assert isinstance(source, Files)
+    assert source.paths == [str(here / name) for name in ("a.txt", "b c/*.md")[: 1 + ("b c" in paths)]]
+
+
 def test_an_override_leaves_alone_what_an_alias_shares(here: Path) -> None:
     source = "{kind: files, paths: [a]}"
     text = f"text:\n  sources: [&s {source}]\n  validation: {{sources: [*s]}}\ntraining: {{steps: 1}}\n"
@@ -165,7 +173,7 @@ def test_an_override_leaves_alone_what_an_alias_shares(here: Path) -> None:
         ("a..b=3", "a..b=3: expected key.path=value, such as training.steps=20."),
         (
             "text.sources.0.weight=2",
-            "text.sources.0.weight=2: text.sources has no entry 0 here. Give the whole list: text.sources=[...]",
+            "text.sources.0.weight=2: text.sources has no entry 0 here. Give the whole list: 'text.sources=[...]'",
         ),
         (
             "training.steps.x=3",

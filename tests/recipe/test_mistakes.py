@@ -94,7 +94,7 @@ text:
     - {kind: files, paths: [1], files: [a]}
     - 3
     - {kind: files, paths: []}
-    - {kind: files, paths: a.txt}
+    - {kind: files, paths: {a: b}}
     - kind: hub
     - {kind: [hub]}
 """
@@ -105,8 +105,8 @@ text:
         "file:5: text.sources.2.paths.0: expected text, got 1. Put it in quotes.",
         "file:5: text.sources.2.files: unknown key. Known here: kind, paths, column, soft_masks, weight.",
         f"file:6: text.sources.3: expected a section of kind {kinds}, got 3.",
-        "file:7: text.sources.4.paths: expected a list of 1 or more, each text, got an empty list.",
-        "file:8: text.sources.5.paths: expected a list of 1 or more, each text, got 'a.txt'. Write [a.txt].",
+        "file:7: text.sources.4.paths: expected a list of 1 or more, each text (or such as a,b), got an empty list.",
+        "file:8: text.sources.5.paths: expected a list of 1 or more, each text (or such as a,b), got a section.",
         "file:9: text.sources.6.dataset: missing. Expected text.",
         f"file:10: text.sources.7.kind: a list is not one of {kinds}. Did you mean 'hub'?",
     ]
@@ -291,7 +291,7 @@ def test_all_mistakes_of_a_dict_and_its_overrides_are_told_by_their_keys() -> No
     assert caught.value.mistakes[4:] == [
         "model.layers=2.5: expected a whole number, above 0, at most 10000, got 2.5.",
         "training.compile='yes': expected true or false, got 'yes'.",
-        "text.sources.9.weight=1: text.sources has no entry 9 here. Give the whole list: text.sources=[...]",
+        "text.sources.9.weight=1: text.sources has no entry 9 here. Give the whole list: 'text.sources=[...]'",
         "a..b=2: expected a key.path, such as training.steps.",
     ]
 
