@@ -42,12 +42,11 @@ def prepare(recipe: str, overrides: tuple[str, ...], processes: int | None) -> N
     Example: tokenize your own books before the first training.
       lmlong data prepare books.yaml
     """
-    from lmlong.data.notes import notes
+    from lmlong.data.notes import text_notes
 
     found = _prepare(recipe, overrides, processes)
-    for source in found.info["sources"]:
-        for line in notes(source):
-            click.echo(f"{source['name']}: {line}", err=True)
+    for line in text_notes(found.info):
+        click.echo(line, err=True)
     click.echo(found.folder)
 
 
@@ -62,11 +61,14 @@ def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Example: how many bytes make a token with 8,192 pieces?
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
+    from lmlong.data.overlap import overlap_note
+
     found = _prepare(recipe, overrides)
     if as_json:
         click.echo(json.dumps({"folder": str(found.folder), **found.info}, indent=2))
     else:
-        click.echo("\n\n".join([*map(_table, found.info["sources"]), f"{found.folder}"]))
+        overlap = _wrapped(overlap_note(found.info["overlap"])).strip()
+        click.echo("\n\n".join([*map(_table, found.info["sources"]), overlap, f"{found.folder}"]))
 
 
 @data.command()
@@ -120,7 +122,7 @@ def _table(source: dict[str, Any]) -> str:
     """Return the counts of one source: documents read and skipped, and a line for each split."""
     from lmlong.data.notes import named, notes
 
-    read = source["read"]
+    read, near = source["read"], source["near_copies"]
     columns = ("documents", "bytes", "tokens", "bytes/token")
     replaced = f"{read['replaced_bytes']:,} bytes that could not be decoded by {read['put_in_bytes']:,} of U+FFFD"
     told = [
@@ -130,6 +132,7 @@ def _table(source: dict[str, Any]) -> str:
         ),
         *notes(source),
         *([f"replaced {replaced}"] if read["replaced_bytes"] else []),
+        *([f"trained on, not held out, as near-copies of training text: {named(near)}"] if near["documents"] else []),
     ]
     lines = [
         source["name"],

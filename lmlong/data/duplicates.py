@@ -1,17 +1,36 @@
-"""Documents whose text is the same as that of another one, found by the digests of all."""
+"""Documents that repeat others: exact duplicates, which the recipe may drop, and near-copies of training documents,
+which are never held out.
+
+A near-copy among the held-out documents would let a model look good by having learned it by heart. So a document that
+the hash of its text holds out is trained on instead if a fifth of its windows occur in the training text. Nothing is
+lost, and no document is held out that would not be without this.
+"""
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+
+from lmlong.data.progress import Progress, size_of
 from lmlong.data.reading import Document, Skipped
 from lmlong.data.sources import Input
-from lmlong.data.split import Part, split
+from lmlong.data.split import SIZE, Part, split
+from lmlong.data.windows import Windows
+from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.manifest import Format
 
 Duplicates = Literal["keep", "drop"]
 
-SIZE = 16
-"""Bytes of a digest that are kept."""
+NEAR_COPIES = Format("near-copies", 1)
+
+NEAR = 0.2
+"""Share of a held-out document's windows in the training text from which on it is trained on instead."""
+
+MOST_MOVED = 0.5
+"""Share of the held-out text up to which near-copies are trained on. If more of it were, as of logs, whose lines all
+follow a few templates, repetition is what the text is like, and all of it stays where the hash put it."""
 
 EMPTY = bytes(SIZE)
 
@@ -24,19 +43,85 @@ def divide(inputs: list[Input], duplicates: Duplicates) -> Iterator[tuple[int, P
 
 
 def divided(inputs: list[Input], duplicates: Duplicates) -> list[Iterator[Part | Skipped]]:
-    """Return the documents of each source, divided as `split` does; what is dropped depends on the sources before, so
-    they are to be read in order."""
+    """Return the documents of each source, divided as `split` does, near-copies of training documents never held out.
+    What is dropped depends on the sources before, so they are to be read in order."""
+    return _divided(inputs, duplicates, near_copies(inputs, duplicates))
+
+
+def _divided(
+    inputs: list[Input], duplicates: Duplicates, near: frozenset[bytes] = frozenset()
+) -> list[Iterator[Part | Skipped]]:
     if duplicates == "keep":
-        return [split(entry.source.documents(), entry.held_out) for entry in inputs]
+        return [split(entry.source.documents(), entry.held_out, near_copies=near) for entry in inputs]
     known = _Known(inputs)
     return [
-        split(entry.source.documents(), entry.held_out, partial(known.why_not, entry.held_out == 1)) for entry in inputs
+        split(entry.source.documents(), entry.held_out, partial(known.why_not, entry.held_out == 1), near)
+        for entry in inputs
     ]
 
 
-def without_duplicates(duplicates: Duplicates) -> list[str]:
-    """Return what the choice adds to all that token files depend on."""
-    return [] if duplicates == "keep" else ["without duplicates"]
+def split_key(inputs: list[Input], duplicates: Duplicates) -> list[Any]:
+    """Return all that the division of the documents depends on."""
+    return [
+        [(entry.source.fingerprint, entry.held_out, entry.source.remote, entry.errors) for entry in inputs],
+        *([] if duplicates == "keep" else ["without duplicates"]),
+    ]
+
+
+def near_copies(inputs: list[Input], duplicates: Duplicates) -> frozenset[bytes]:
+    """Return the digests of the documents that a hash holds out and that are near-copies of training documents, from
+    the cache or found now. Sources of which all or nothing is held out are left as they are; remote ones too, as it
+    takes reading them twice."""
+    searched = [entry for entry in inputs if 0 < entry.held_out < 1 and not entry.source.remote]
+    if not searched:
+        return frozenset()
+
+    def find(folder: Path) -> None:
+        (folder / "digests").write_bytes(b"".join(sorted(_find_near_copies(searched, duplicates))))
+
+    key = key_of(NEAR_COPIES, *split_key(inputs, duplicates))
+    data = (fetch(cache_folder() / "near-copies" / key, NEAR_COPIES, find) / "digests").read_bytes()
+    return frozenset(data[begin : begin + SIZE] for begin in range(0, len(data), SIZE))
+
+
+def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]:
+    digests, sizes = [], []
+
+    def held_out() -> Iterator[tuple[int, Iterator[bytes]]]:
+        for part in _parts(inputs, duplicates, "validation"):
+            if part.start == 0:  # else it is the end of one of few documents
+                digests.append(part.read.digest[:SIZE])
+                sizes.append(part.end)
+                yield len(digests) - 1, _encoded(part)
+
+    windows = Windows()
+    windows.add(held_out())
+    if not digests:
+        return set()
+    total = size_of(inputs)
+    with Progress("near-copies", total and total - sum(sizes)) as progress:
+        windows.find(_encoded(part, progress) for part in _parts(inputs, duplicates, "train"))
+    near, found = np.zeros(len(digests), bool), True
+    while found:  # a document that is trained on is training text, too
+        kept, seen = windows.counts(len(digests))
+        now = seen >= np.maximum(NEAR * kept, 1)
+        found, near = bool((now & ~near).any()), now | near
+        windows.mark(near)
+    moved = np.array(sizes)[near].sum()
+    return {digests[number] for number in np.flatnonzero(near)} if moved <= MOST_MOVED * sum(sizes) else set()
+
+
+def _parts(inputs: list[Input], duplicates: Duplicates, name: Literal["train", "validation"]) -> Iterator[Part]:
+    for entries in _divided(inputs, duplicates):
+        yield from (part for part in entries if isinstance(part, Part) and part.split == name)
+
+
+def _encoded(part: Part, progress: Progress | None = None) -> Iterator[bytes]:
+    for piece in part.pieces():
+        data = piece.encode("utf-8", "surrogatepass")
+        if progress:
+            progress.update(len(data))
+        yield data
 
 
 class _Known:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lmlong.data.overlap import NOTED, overlap_note
 from lmlong.data.reading import Skipped
 
 SHOWN, NAMED = 5, 20
@@ -26,6 +27,14 @@ def count(found: dict[str, dict[str, Any]], entry: Skipped) -> None:
     of_reason["bytes"] += entry.bytes
     if len(of_reason["names"]) < NAMED:
         of_reason["names"].append(entry.name)
+
+
+def text_notes(info: dict[str, Any]) -> Iterator[str]:
+    """Iterate over sentences on the text of a recipe, as the info of token files describes it."""
+    for source in info["sources"]:
+        yield from (f"{source['name']}: {note}" for note in notes(source))
+    if info["overlap"]["share"] >= NOTED:
+        yield overlap_note(info["overlap"])
 
 
 def notes(source: dict[str, Any]) -> Iterator[str]:

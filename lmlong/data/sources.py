@@ -28,7 +28,8 @@ from lmlong.data.reading import (
 from lmlong.data.records import documents_of, file_records, hub_records, hub_revision
 from lmlong.errors import UsageError
 
-NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
+"""Folders of the standard library that are left out; most of `encodings` is tables that are near-copies of another."""
 
 Records = Callable[[Path], Iterator[Document | Skipped] | None]
 
@@ -228,6 +229,7 @@ class Input(NamedTuple):
     source: Source
     weight: float
     held_out: float  # share of its text
+    errors: Errors = "strict"
 
 
 def open_inputs(text: recipe.Text) -> list[Input]:
@@ -235,7 +237,10 @@ def open_inputs(text: recipe.Text) -> list[Input]:
     held_out = 0.0 if text.validation.sources else text.validation.fraction
     shares = [(options, options.weight, held_out) for options in text.sources]
     shares += [(options, 0.0, 1.0) for options in text.validation.sources]
-    return [Input(open_source(options, text.errors, text.encoding), *share) for options, *share in shares]
+    return [
+        Input(open_source(options, text.errors, text.encoding), weight, share, text.errors)
+        for options, weight, share in shares
+    ]
 
 
 def check(inputs: list[Input]) -> None:

@@ -1,11 +1,15 @@
 """The split into training and validation text, by each document's content, never by its position among others."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Literal, NamedTuple
 
 from lmlong.data.reading import Document, Measure, Skipped
 from lmlong.errors import UsageError
+
+SIZE = 16
+"""Bytes of a digest by which documents are told apart."""
 
 FEW = 20  # with fewer documents the end of each is held out, since a hash could well choose none of them
 
@@ -18,6 +22,7 @@ class Part(NamedTuple):
     end: int
     split: Literal["train", "validation"]
     read: Measure  # of the whole document
+    near_copy: bool = False  # whether it would be held out if it were no near-copy of training text
 
     def pieces(self) -> Iterator[str]:
         """Iterate over the text of this part; a character that crosses a boundary belongs to the part before it."""
@@ -35,10 +40,14 @@ class Part(NamedTuple):
 
 
 def split(
-    entries: Iterable[Document | Skipped], fraction: float, why_not: Callable[[bytes], str | None] = lambda digest: None
+    entries: Iterable[Document | Skipped],
+    fraction: float,
+    why_not: Callable[[bytes], str | None] = lambda digest: None,
+    near_copies: Collection[bytes] = (),
 ) -> Iterator[Part | Skipped]:
     """Divide documents so that about `fraction` of their text is validation; 0 and 1 give all of it to one split. One
-    is skipped where `why_not` has a reason for its digest."""
+    is skipped where `why_not` has a reason for its digest. Those in `near_copies`, the first bytes of digests, are not
+    held out."""
     measured = _measure(entries, why_not)
     first: list[tuple[Document, Measure]] = []
     for entry in measured:
@@ -48,7 +57,8 @@ def split(
             first.append(entry)
             if len(first) == FEW:
                 break
-    divide = _by_position if len(first) < FEW and 0 < fraction < 1 else _by_hash
+    near = frozenset(near_copies) if 0 < fraction < 1 else frozenset()
+    divide = _by_position if len(first) < FEW and 0 < fraction < 1 else partial(_by_hash, near=near)
     for entry in chain(first, measured):
         if isinstance(entry, Skipped):
             yield entry
@@ -68,9 +78,10 @@ def _measure(
         yield Skipped(entry.name, reason, measure.read_bytes) if reason else (entry, measure)
 
 
-def _by_hash(document: Document, measure: Measure, fraction: float) -> Iterator[Part]:
-    held_out = int.from_bytes(measure.digest[:8], "big") < fraction * 2**64
-    yield Part(document, 0, measure.bytes, "validation" if held_out else "train", measure)
+def _by_hash(document: Document, measure: Measure, fraction: float, near: frozenset[bytes]) -> Iterator[Part]:
+    chosen = int.from_bytes(measure.digest[:8], "big") < fraction * 2**64
+    near_copy = chosen and measure.digest[:SIZE] in near
+    yield Part(document, 0, measure.bytes, "validation" if chosen and not near_copy else "train", measure, near_copy)
 
 
 def _by_position(document: Document, measure: Measure, fraction: float) -> Iterator[Part]:

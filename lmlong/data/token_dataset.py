@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
-from lmlong.data.duplicates import divide, without_duplicates
+from lmlong.data.duplicates import divide, split_key
 from lmlong.data.notes import by_reason
 from lmlong.data.sources import open_inputs
 from lmlong.data.split import Part
@@ -25,7 +25,7 @@ from lmlong.io import manifest
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.manifest import Format
 
-FORMAT = Format("tokens", 3)
+FORMAT = Format("tokens", 4)
 
 TEXT = (".tokens", ".starts")
 """Suffixes of the files that hold the text."""
@@ -51,8 +51,7 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
     """
     inputs = open_inputs(text)
     chosen = tokenizer or tokenizer_of(inputs, text.tokenizer, text.duplicates)
-    content = [(entry.source.fingerprint, entry.held_out) for entry in inputs]
-    key = key_of(FORMAT, text.errors, chosen.hash, content, *without_duplicates(text.duplicates))
+    key = key_of(FORMAT, chosen.hash, *split_key(inputs, text.duplicates))
     folder = fetch(
         cache_folder() / "tokens" / key,
         FORMAT,

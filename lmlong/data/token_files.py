@@ -20,6 +20,8 @@ from lmlong.io.cache import PROGRESS
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+VALIDATION = "validation.tokens"
+
 SHARD = 64
 """Batches after which what is written is made safe."""
 
@@ -99,7 +101,7 @@ class TokenFiles:
 
 def token_file(place: Place) -> str:
     """Return the name of the token file that a place is in."""
-    return "validation.tokens" if place.split == "validation" else f"train-{place.source}.tokens"
+    return VALIDATION if place.split == "validation" else f"train-{place.source}.tokens"
 
 
 class _File:

@@ -13,17 +13,20 @@ from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.duplicates import Duplicates, divide
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import count
+from lmlong.data.overlap import overlap
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.reading import Skipped
 from lmlong.data.sources import Input, check
 from lmlong.data.split import Part
 from lmlong.data.token_encoding import Batch, Cut, Place, Split, batches_of, encode_all
-from lmlong.data.token_file import Count
-from lmlong.data.token_files import TokenFiles, token_file
+from lmlong.data.token_file import Count, read_tokens
+from lmlong.data.token_files import VALIDATION, TokenFiles, token_file
 from lmlong.data.tokenizer import Tokenizer, parts
 from lmlong.errors import LmlongError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+NEAR_COPY = "a near-copy of training text"
 
 
 def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
@@ -44,9 +47,16 @@ def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: D
             for batch in encoded:
                 files.write(batch)
                 progress.update(sum(tokens.bytes for tokens in batch.values()))
-        files.finish()
+        files.save()
         described = [source.described(number, files.counts) for number, source in enumerate(found)]
-        info = {"tokenizer": tokenizer.hash, "vocabulary": tokenizer.vocabulary, "sources": described}
+        train = [read_tokens(folder / name, tokenizer) for name in sorted(names - {VALIDATION})]
+        info = {
+            "tokenizer": tokenizer.hash,
+            "vocabulary": tokenizer.vocabulary,
+            "sources": described,
+            "overlap": overlap(train, read_tokens(folder / VALIDATION, tokenizer), tokenizer),
+        }
+        files.finish()
         (folder / "info.json").write_text(json.dumps(info, indent=2) + "\n")
 
 
@@ -59,6 +69,7 @@ class _Source:
         self._read = Counter({"documents": 0, "bytes": 0, "replaced_bytes": 0, "put_in_bytes": 0, "recoded_bytes": 0})
         self._skipped: dict[str, dict[str, Any]] = {}
         self._encodings: dict[str, dict[str, Any]] = {}
+        self._near_copies: dict[str, dict[str, Any]] = {}
 
     def places(self, number: int) -> list[Place]:
         """Return where the tokens of the source belong, which has this number."""
@@ -74,6 +85,8 @@ class _Source:
             change = found.bytes - put_in - (found.read_bytes - replaced)  # by another encoding than UTF-8
             self._read.update(documents=1, bytes=found.read_bytes, replaced_bytes=replaced, put_in_bytes=put_in)
             self._read.update(recoded_bytes=change)
+            if part.near_copy:
+                count(self._near_copies, Skipped(part.document.name, NEAR_COPY, found.bytes))
             if part.document.encoding != UTF8:
                 count(self._encodings, Skipped(part.document.name, part.document.encoding, found.read_bytes))
 
@@ -94,6 +107,7 @@ class _Source:
             "read": self._read,
             "skipped": self._skipped,
             "encodings": self._encodings,
+            "near_copies": self._near_copies.get(NEAR_COPY, {"documents": 0, "bytes": 0, "names": []}),
             **splits,
         }
 

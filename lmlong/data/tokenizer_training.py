@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from lmlong import recipe
 from lmlong.data import tokenizer as tokenizers
-from lmlong.data.duplicates import Duplicates, divided, without_duplicates
+from lmlong.data.duplicates import Duplicates, divided, split_key
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.reading import Skipped
 from lmlong.data.sentencepiece_model import lines
@@ -14,16 +14,16 @@ from lmlong.data.tokenizer import Tokenizer
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.manifest import Format
 
-FORMAT = Format("tokenizer", 1)  # also raised when the same text and options give another tokenizer
+FORMAT = Format("tokenizer", 2)  # also raised when the same text and options give another tokenizer
 
 
 def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates = "keep") -> Tokenizer:
     """Return the tokenizer of a recipe, from its file, from the cache, or trained now."""
     if not options.trained:
         return tokenizers.train([], options)
-    content = [(entry.source.fingerprint, entry.weight, entry.held_out) for entry in inputs]
+    weights = [entry.weight for entry in inputs]
     folder = fetch(
-        cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), content, *without_duplicates(duplicates)),
+        cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), weights, *split_key(inputs, duplicates)),
         FORMAT,
         lambda temporary: _train(inputs, options, duplicates).save(temporary / "tokenizer.model"),
     )

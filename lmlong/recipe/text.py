@@ -14,7 +14,7 @@ from lmlong.recipe.section import CommaList, Options, mistake
 
 
 class PythonStdlib(Options):
-    """The standard library of the running Python, without tests: a corpus that every machine has."""
+    """The standard library of the running Python, without tests and encodings: a corpus that every machine has."""
 
     kind: Literal["python-stdlib"]
     weight: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
@@ -64,7 +64,8 @@ class Validation(Options):
     """Text the model never trains on."""
 
     fraction: float = Field(default=0.05, gt=0, lt=1)
-    """Share of the documents held out, chosen by a hash of their content; with fewer than 20, the end of each."""
+    """Share of the documents held out, chosen by a hash of their content, except near-copies of training documents;
+    with fewer than 20, the end of each."""
     sources: list[Source] = Field(default=[])
     """Sources of their own for validation; with these, nothing is held out of training."""
 

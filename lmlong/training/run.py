@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import Strategy
 from lmlong.checkpoint import manifest, read
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
-from lmlong.data.notes import notes
+from lmlong.data.notes import text_notes
 from lmlong.errors import LmlongError, UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
@@ -187,9 +187,8 @@ def _last_step(clock: TrainingClock, state: dict[str, Any] | None) -> int:
 
 def _say(setup: Setup, start: Path | str | None) -> None:
     """Print what begins to stderr."""
-    for source in setup.tokens.info["sources"]:
-        for line in notes(source):
-            print(f"{source['name']}: {line}", file=sys.stderr)
+    for line in text_notes(setup.tokens.info):
+        print(line, file=sys.stderr)
     print(
         f"{count_parameters(setup.model):,} parameters, {_length(setup)} of {setup.tokens_per_step:,} tokens, "
         f"{setup.recipe.training.precision} on {setup.device.type}" + (f", from {start}" if start else ""),

@@ -45,7 +45,7 @@ def test_what_is_kept_without_the_choice_has_the_key_that_it_always_had(text_of:
     """So no corpus is tokenized again because of an option that it does not use."""
     text = text_of(sentences(3))
     assert prepare(text).folder == prepare(text.model_copy(update={"duplicates": "keep"})).folder
-    assert prepare(text).folder.name == "9ebce89b66dd5c43dbdf25a209b075a4"
+    assert prepare(text).folder.name == "949229cf5cc0fadd257c923367b571e7"
 
 
 def test_of_training_and_held_out_text_the_training_text_loses(tmp_path: Path, text_of: TextOf) -> None:

@@ -43,7 +43,7 @@ def test_the_sample_for_the_tokenizer_is_told_too(
 ) -> None:
     monkeypatch.setattr(progress, "PAUSE", 0.0)
     prepare(text_of(sentences(30), tokenizer={"vocabulary": 300}))
-    assert re.search(r"^sample for the tokenizer: \d+% of 0\.1 MB, ", capsys.readouterr().err)
+    assert re.search(r"^sample for the tokenizer: \d+% of 0\.1 MB, ", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_without_a_total_the_bytes_are_told(tmp_path: Path) -> None:

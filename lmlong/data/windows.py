@@ -1,0 +1,132 @@
+"""The 50-byte windows of some documents, and which of them occur in other text, in bounded memory and linear time.
+
+A window is known by a 64-bit hash. Of many windows an even sample is kept, chosen by the hash itself, so that a window
+is in the sample wherever it occurs.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+WINDOW = 50
+"""Bytes: long enough that two texts share one only where one was copied, or both follow a template."""
+
+MOST = 1 << 20
+"""Windows that are kept in the end; up to twice as many in between."""
+
+BLOCK = 1 << 13
+"""Bytes that are hashed at once: larger arrays are not reused by the allocator, which takes three times as long."""
+
+FACTOR = 0x9E3779B97F4A7C15
+"""Odd, so that it has an inverse modulo 2^64."""
+
+Texts = Iterable[tuple[int, Iterable[bytes]]]
+"""Documents in pieces, each with a number."""
+
+
+def _powers(factor: int) -> np.ndarray:
+    powers = np.full(BLOCK, factor, np.uint64)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
+
+
+POWERS, INVERSE_POWERS = _powers(FACTOR), _powers(pow(FACTOR, -1, 1 << 64))
+
+
+def window_hashes(texts: Texts, step: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Iterate over the hashes (windows,) of all windows, each with the number of its document; of hashes that are
+    multiples of `step`, a power of two, where that is given. No window crosses a boundary of documents."""
+    data, begins, numbers = bytearray(), [], []
+    for number, pieces in texts:
+        begins.append(len(data))
+        numbers.append(number)
+        for piece in pieces:
+            data += piece
+            while len(data) >= BLOCK:
+                yield _hashes(data[:BLOCK], begins, numbers, step)
+                done = BLOCK - WINDOW + 1
+                del data[:done]
+                ended = sum(begin <= done for begin in begins) - 1  # before the document that `data` begins with
+                begins, numbers = [max(begin - done, 0) for begin in begins[ended:]], numbers[ended:]
+    yield _hashes(data, begins, numbers, step)
+
+
+def _hashes(data: bytearray, begins: list[int], numbers: list[int], step: int) -> tuple[np.ndarray, np.ndarray]:
+    if len(data) < WINDOW:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int32)
+    # sum of byte i * FACTOR^i up to each place; a difference of two, scaled, depends on the window alone
+    sums = np.zeros(len(data) + 1, np.uint64)
+    np.cumsum(np.frombuffer(bytes(data), np.uint8) * POWERS[: len(data)], out=sums[1:])
+    hashes = sums[WINDOW:] - sums[:-WINDOW]
+    hashes *= INVERSE_POWERS[: len(hashes)]
+    hashes ^= hashes >> np.uint64(29)
+    hashes *= np.uint64(0xBF58476D1CE4E5B9)
+    hashes ^= hashes >> np.uint64(32)
+    begin = np.flatnonzero(hashes & np.uint64(step - 1) == 0) if step > 1 else np.arange(len(hashes))
+    ends = np.array([*begins[1:], len(data)])
+    document = np.searchsorted(ends, begin, "right")
+    whole = begin + WINDOW <= ends[document]
+    return hashes[begin[whole]], np.array(numbers, np.int32)[document[whole]]
+
+
+class Windows:
+    """The windows of numbered documents. `add` all documents, then `find` them in other text."""
+
+    def __init__(self, most: int = MOST):
+        self._most = most
+        self._step = 1  # hashes that are multiples of it are kept
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self._size = 0
+
+    def add(self, documents: Texts) -> None:
+        """Keep the windows of documents."""
+        for hashes, numbers in window_hashes(documents):
+            self._keep(hashes, numbers)
+            if self._size > 2 * self._most:
+                self._thin(self._most)
+        self._thin(self._most)
+        parts = zip(*self._kept, strict=True)
+        hashes, self.document = (np.concatenate(part) for part in parts)
+        self._known = np.sort(hashes)
+        self._known = self._known[np.diff(self._known, prepend=~self._known[:1]) != 0]
+        self._place = np.searchsorted(self._known, hashes)
+        self._seen = np.zeros(len(self._known), bool)
+        slots = 1 << max(16, (8 * len(self._known)).bit_length())
+        self._mask = np.uint64(slots - 1)
+        self._filter = np.zeros(slots, bool)
+        self._filter[self._slot(self._known)] = True
+
+    def find(self, texts: Iterable[Iterable[bytes]]) -> None:
+        """Mark the windows that occur in these texts."""
+        for hashes, _ in window_hashes(((0, pieces) for pieces in texts), self._step):
+            hashes = hashes[self._filter[self._slot(hashes)]]
+            place = np.searchsorted(self._known, hashes)
+            place[place == len(self._known)] = 0
+            self._seen[place[self._known[place] == hashes]] = True
+
+    def mark(self, documents: np.ndarray) -> None:
+        """Mark the windows of some of the documents, as if they were found."""
+        self._seen[self._place[documents[self.document]]] = True
+
+    def counts(self, documents: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many windows of each document are kept, and how many of these are marked."""
+        kept = np.bincount(self.document, minlength=documents)
+        return kept, np.bincount(self.document[self._seen[self._place]], minlength=documents)
+
+    def _slot(self, hashes: np.ndarray) -> np.ndarray:
+        return ((hashes >> np.uint64(32)) & self._mask).astype(np.int64)
+
+    def _keep(self, hashes: np.ndarray, numbers: np.ndarray) -> None:
+        if self._step > 1:
+            chosen = hashes & np.uint64(self._step - 1) == 0
+            hashes, numbers = hashes[chosen], numbers[chosen]
+        self._kept.append((hashes, numbers))
+        self._size += len(hashes)
+
+    def _thin(self, most: int) -> None:
+        """Keep every second window, as often as it takes until they are `most` or fewer."""
+        while self._size > most:
+            self._step *= 2
+            kept, self._kept, self._size = self._kept, [], 0
+            for hashes, numbers in kept:
+                self._keep(hashes, numbers)

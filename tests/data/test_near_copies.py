@@ -1,0 +1,147 @@
+"""A near-copy of training text is never held out, and what is left of the overlap is reported."""
+
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lmlong import recipe
+from lmlong.cli.data import data
+from lmlong.data.duplicates import near_copies
+from lmlong.data.notes import text_notes
+from lmlong.data.sources import Input, Source, open_inputs
+from lmlong.data.token_dataset import TokenDataset, prepare, validation_fields
+from lmlong.data.tokenizer import ByteTokenizer
+
+from .conftest import sentences
+from .test_tokens import documents
+
+TextOf = Callable[..., recipe.Text]
+FRACTION = 0.3
+
+
+def is_chosen(text: str) -> bool:
+    return int.from_bytes(sha256(text.encode()).digest()[:8], "big") < FRACTION * 2**64
+
+
+def variant(text: str, chosen: bool) -> str:
+    """A near-copy of a text that its hash holds out, or not."""
+    copies = (f"# {number}\n{text}" for number in range(100))
+    return next(copy for copy in copies if is_chosen(copy) == chosen)
+
+
+def held_out(found: TokenDataset) -> list[str]:
+    return documents(found.validation, ByteTokenizer())
+
+
+def prepared(text_of: TextOf, texts: list[str], **options: Any) -> TokenDataset:
+    return prepare(text_of(texts, validation={"fraction": FRACTION}, **options))
+
+
+def test_a_near_copy_of_training_text_is_not_held_out(text_of: TextOf) -> None:
+    texts = sentences(60)
+    chosen = [text for text in texts if is_chosen(text)]
+    assert held_out(prepared(text_of, texts)) == chosen and len(chosen) > 10
+    texts.append(variant(chosen[3], False))
+    found = prepared(text_of, texts)
+    assert held_out(found) == [*chosen[:3], *chosen[4:]]
+    assert sorted(documents(found.train[0], ByteTokenizer()) + held_out(found)) == sorted(texts)
+    near = found.info["sources"][0]["near_copies"]
+    assert (near["documents"], near["bytes"]) == (1, len(chosen[3].encode()))
+    assert [Path(name).name for name in near["names"]] == [f"{texts.index(chosen[3]):03}.txt"]
+    assert found.info["overlap"]["in_training_text"] == 0 < found.info["overlap"]["windows"]
+
+
+def test_a_near_copy_of_a_near_copy_is_not_held_out_either(text_of: TextOf) -> None:
+    texts = sentences(60)
+    first, second, *rest = [text for text in texts if is_chosen(text)]
+    half = len(second) // 2
+    # the first is half of training text; a fourth text is like the first where it is like nothing else
+    one = variant(texts[next(n for n, text in enumerate(texts) if not is_chosen(text))][:1000] + first[:1500], True)
+    other = variant(first[:1500] + second[half:], True)
+    texts = [text for text in texts if text not in (first, second)]
+    assert held_out(prepared(text_of, [*texts, other])) == [*rest, other]
+    assert held_out(prepared(text_of, [*texts, one, other])) == rest
+
+
+def test_near_copies_of_each_other_may_all_be_held_out(text_of: TextOf) -> None:
+    texts = sentences(60)
+    chosen = [text for text in texts if is_chosen(text)]
+    texts.append(variant(chosen[0], True))
+    assert held_out(prepared(text_of, texts)) == [*chosen, texts[-1]]
+
+
+def test_the_tokenizer_is_trained_on_what_is_trained_on(text_of: TextOf) -> None:
+    texts = sentences(60)
+    chosen = next(text for text in texts if is_chosen(text))
+    options = {"tokenizer": {"vocabulary": 300}, "validation": {"fraction": FRACTION}}
+    near = text_of([*texts, variant(chosen + "secret" * 400, False), chosen + "secret" * 400], **options)
+    assert any("secret" in piece for piece in map(prepare(near).tokenizer.decode, ([n] for n in range(300))))
+
+
+def test_text_that_is_all_of_one_template_is_held_out_as_ever_and_the_overlap_told(text_of: TextOf) -> None:
+    texts = [f"{number} the same service answered the same request in time, and went on\n" * 3 for number in range(60)]
+    found = prepared(text_of, texts)
+    assert held_out(found) == [text for text in texts if is_chosen(text)]
+    share = found.info["overlap"]["share"]
+    assert share > 0.3
+    note = f"{share:.1%} of the 50-byte windows of the held-out text occur in the training text"
+    assert list(text_notes(found.info)) == [note]
+
+
+def test_text_that_is_named_for_validation_stays_and_the_overlap_is_told(tmp_path: Path, text_of: TextOf) -> None:
+    texts = sentences(30)
+    (tmp_path / "held.txt").write_text(texts[4] + sentences(31)[30])
+    found = prepare(text_of(texts, validation={"sources": [{"kind": "files", "paths": [str(tmp_path / "held.txt")]}]}))
+    assert held_out(found) == [texts[4] + sentences(31)[30]]
+    assert found.info["overlap"]["share"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_command_prints_the_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = sentences(30)
+    Path("documents").mkdir()
+    for number, text in enumerate(texts):
+        Path("documents", f"{number}.txt").write_text(text)
+    Path("held.txt").write_text(texts[0])
+    Path("books.yaml").write_text(
+        "text:\n  sources: [{kind: files, paths: [documents]}]\n  tokenizer: {kind: bytes}\n  sequence_length: 16\n"
+        "  validation: {sources: [{kind: files, paths: [held.txt]}]}\ntraining: {steps: 1}\n"
+    )
+    told = "100.0% of the 50-byte windows of the held-out text occur in the training text"
+    info = CliRunner().invoke(data, ["info", "books.yaml"], catch_exceptions=False)
+    assert f"\n{told}\n" in info.stdout
+    prepared = CliRunner().invoke(data, ["prepare", "books.yaml"], catch_exceptions=False)
+    assert prepared.stderr == f"{told}\n"
+    as_json = json.loads(CliRunner().invoke(data, ["info", "books.yaml", "--json"], catch_exceptions=False).stdout)
+    assert as_json["overlap"]["share"] == 1
+
+
+def test_fields_are_those_of_the_documents_that_are_held_out(text_of: TextOf) -> None:
+    texts = sentences(60)
+    copied = next(text for text in texts if is_chosen(text))
+    text = text_of([*texts, variant(copied, False)], validation={"fraction": FRACTION})
+    names = [fields["file"] for fields in validation_fields(text)]
+    folder = Path(text.sources[0].paths[0])  # type: ignore[union-attr]
+    assert [(folder / name).read_bytes().decode() for name in names] == held_out(prepare(text))
+
+
+def test_they_are_searched_once_and_never_in_a_remote_source(text_of: TextOf) -> None:
+    texts = sentences(60)
+    copied = next(text for text in texts if is_chosen(text))
+    inputs = open_inputs(text_of([*texts, variant(copied, False)], validation={"fraction": FRACTION}))
+    first = near_copies(inputs, "keep")
+    assert first == {sha256(copied.encode()).digest()[:16]}
+
+    def unread() -> Any:
+        raise AssertionError("read again")
+
+    (entry,) = inputs
+    cached = entry._replace(source=entry.source._replace(documents=unread))
+    assert near_copies([cached], "keep") == first
+    remote = Input(Source("hub", "a", None, True, unread), 1.0, FRACTION)
+    assert near_copies([remote], "keep") == frozenset()
