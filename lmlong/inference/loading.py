@@ -204,7 +204,7 @@ class TrainedLanguageModel(TrainedModel):
 
     def load_state(self, path: str | Path) -> Session:
         """Return the state in a file that this model wrote."""
-        return state_file.load(Path(path), self.model, self.tokenizer, self.owners, str(self.checkpoint))
+        return state_file.load(Path(path), self.model, self.owners, self.tokenizer, str(self.checkpoint))
 
     def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
         """Return the tokens of the text that `state` left unread and this text."""

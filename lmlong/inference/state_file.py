@@ -92,7 +92,7 @@ def save(
                 staged.unlink()
 
 
-def load(path: Path, model: LanguageModel, tokenizer: Tokenizer, belongs: dict[str, str], run: str) -> Session:
+def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: Tokenizer, run: str) -> Session:
     """Return the session in a file. It is checked before it is used: a digest only shows that a file is whole, and
     whoever made it can compute one."""
     about = describe(path)

@@ -30,7 +30,7 @@ def test_a_short_text_makes_a_small_file(model: LanguageModel, tmp_path: Path) -
         session = append_token(session, state, torch.tensor([101]))
     belongs = state_file.owners(model, tokenizer, "")
     state_file.save(path, session, model, belongs, tokenizer, "run")
-    again = state_file.load(path, model, belongs, "run")
+    again = state_file.load(path, model, belongs, tokenizer, "run")
     settled = session._replace(state=model.settle(session.state))
     assert all(map(torch.equal, state_tensors(again), state_tensors(settled)))
     assert path.stat().st_size < sum(x.nbytes for x in state_tensors(session)) / 20

@@ -219,7 +219,7 @@ def compare_state_file(findings: Findings, model: LanguageModel, text: Text) -> 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "session.state"
         state_file.save(path, session, model, belongs, tokenizer, "run")
-        again = state_file.load(path, model, belongs, "run")
+        again = state_file.load(path, model, belongs, tokenizer, "run")
     for mine, other in zip(state_tensors(again), state_tensors(session), strict=True):
         if mine.dtype != other.dtype or not torch.equal(mine, other):
             findings.complaints.append("state file: a tensor is not what was saved")
