@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread, current_thread
@@ -17,6 +18,7 @@ from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.api_errors import busy
 from lmlong.serving.engine import Closed
+from lmlong.serving.fair_queue import FairQueue
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]
@@ -28,11 +30,15 @@ class JobFailed(Exception):
 
 
 class Worker:
-    """One job at a time, in a thread; a bounded number of them wait."""
+    """One job at a time, in a thread; a bounded number of them wait, and their owners take turns."""
 
-    def __init__(self, name: str, most: int):
+    def __init__(self, name: str, most: int, owners: int = 1):
+        """Of several `owners`, each may have its share of the `most` jobs, however many the others have."""
         self.name = name
-        self._most, self._jobs = most, 0
+        self._most, self._share = most, max(1, most // owners)
+        self._jobs = Counter[str]()  # of each owner, the one that runs among them
+        self._turns = FairQueue[asyncio.Future[None]]()
+        self._works = False
         self._thread: Thread | None = None  # it starts with the first job
         self._pool = ThreadPoolExecutor(1, name, initializer=self._begin)
         self._closed = Event()
@@ -42,20 +48,37 @@ class Worker:
         """Whether jobs are done."""
         return self._thread is None or self._thread.is_alive()
 
-    async def run(self, job: Callable[[Ended], Result]) -> Result:
+    async def run(self, job: Callable[[Ended], Result], owner: str = "") -> Result:
         """Return what a job gives; who ceases to wait for it ends it."""
         if self._closed.is_set():
             raise Closed("The server is shutting down.")
-        if self._jobs >= self._most:
+        if self._jobs.total() >= self._most and self._jobs[owner] >= self._share:
             raise busy(f"{self._most} requests wait for this already. Try again later.")
-        left = Event()
-        self._jobs += 1
+        left, loop = Event(), asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._jobs[owner] += 1
+        self._turns.put(owner, turn)
+        self._next()
         try:
+            await turn
+            if self._closed.is_set():
+                raise Closed("The server is shutting down.")
             ended = lambda: left.is_set() or self._closed.is_set()  # noqa: E731
-            return await asyncio.get_running_loop().run_in_executor(self._pool, _result, job, ended)
+            return await loop.run_in_executor(self._pool, _result, job, ended)
         finally:
             left.set()
-            self._jobs -= 1
+            self._jobs[owner] -= 1
+            if turn.cancelled():
+                self._turns.remove(lambda each: each is turn)
+            else:
+                self._works = False
+            self._next()
+
+    def _next(self) -> None:
+        """Let the next job begin, if none runs."""
+        if not self._works and self._turns:
+            self._works = True
+            self._turns.take(self._turns.next_owner()).set_result(None)
 
     def close(self) -> None:
         """End all jobs."""
