@@ -1,4 +1,4 @@
-"""Work beside the engine, in threads of its own: texts that are scored, and templates of chats."""
+"""Work beside the engine, in threads of its own: scoring texts, rendering chats, parsing bodies, session files."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ from lmlong.serving.fair_queue import FairQueue
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]
-"""Whether nobody waits for a job any more; asked between the pieces of a text."""
+"""Whether nobody waits for a job any more; a long job calls it between the pieces of a text."""
 
 
 class JobFailed(Exception):
@@ -45,11 +45,11 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether jobs are done."""
+        """Whether the thread still takes jobs."""
         return self._thread is None or self._thread.is_alive()
 
     async def run(self, job: Callable[[Ended], Result], owner: str = "") -> Result:
-        """Return what a job gives; who ceases to wait for it ends it."""
+        """Return the result of a job. Cancelling this call ends the job."""
         if self._closed.is_set():
             raise Closed("The server is shutting down.")
         if self._jobs.total() >= self._most and self._jobs[owner] >= self._share:
@@ -90,7 +90,7 @@ class Worker:
 
 
 def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
-    """Return what a job gives. Any error is an Exception, for others would end more than the request."""
+    """Return the result of a job. Every error becomes an Exception, since others would end more than the request."""
     try:
         return job(ended)
     except Exception:
@@ -100,7 +100,7 @@ def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
 
 
 class Score(NamedTuple):
-    """What a model gives a text, as one document after nothing, with its end."""
+    """The log-probability of a text, in bits, as one whole document with its end."""
 
     tokens: int
     bytes: int
