@@ -67,8 +67,8 @@ def timed_out(seconds: float) -> ApiError:
 
 
 def told(error: BaseException) -> ApiError:
-    """Return what a client is told of an error. One that no client causes is told without its message, and logged
-    without it: a message may hold text of a request, or paths."""
+    """Return the error that a client gets. The message of an unexpected error is neither sent nor logged, since it may
+    contain text of a request, or paths."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):

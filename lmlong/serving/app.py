@@ -52,11 +52,11 @@ class Service:
         self.trained, self.name, self.limits = trained, name, limits
         self.engine = Engine(trained, rows, waiting, cache, owners)
         self.metrics = Metrics(self.engine, store)
-        self.sessions = Sessions(store, waiting)
-        self.parser = Parser(waiting)
+        self.sessions = Sessions(store, waiting, owners)
+        self.parser = Parser(waiting, owners)
         self.session_api = SessionApi(self.sessions, self.engine, self.parser, limits, self.metrics)
-        self.scorer = aside.Worker("lmlong-scorer", limits.aside)
-        self.renderer = aside.Worker("lmlong-renderer", limits.aside)
+        self.scorer = aside.Worker("lmlong-scorer", limits.aside, owners)
+        self.renderer = aside.Worker("lmlong-renderer", limits.aside, owners)
         self.workers = (self.scorer, self.renderer, self.parser.worker, self.sessions.worker)
         self.closing = False
         self.created = int(time.time())
@@ -93,10 +93,11 @@ class Service:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def completions(self, request: HttpRequest) -> ASGIApp:
-        body = await self.parser.parse(CompletionBody, request.scope[BODY])
+        owner = request.scope[OWNER]
+        body = await self.parser.parse(CompletionBody, request.scope[BODY], owner)
         for number, prompt in enumerate(body.prompt):
             check_prompt(self.limits, prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
-        deadline, owner = Deadline(self.limits.timeout), request.scope[OWNER]
+        deadline = Deadline(self.limits.timeout)
         make = self._maker(body, len(body.prompt), owner)
         shape = CompletionShape(self.trained.tokenizer, body.alternatives)
         if body.session is None:
@@ -111,16 +112,16 @@ class Service:
             raise
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
-        deadline = Deadline(self.limits.timeout)
-        body = await self.parser.parse(ChatBody, request.scope[BODY])
+        deadline, owner = Deadline(self.limits.timeout), request.scope[OWNER]
+        body = await self.parser.parse(ChatBody, request.scope[BODY], owner)
         if self.trained.tokenizer.chat_template is None:
             raise ApiError(
                 400, "This model has no chat template. Use /v1/completions, or a model made for chat.", "messages"
             )
         messages = [message.rendered() for message in body.messages]
         check_prompt(self.limits, "".join(message["content"] for message in messages), "messages")
-        make = self._maker(body, 1, request.scope[OWNER])
-        rendering = self.renderer.run(partial(aside.chat_tokens, self.trained, messages))
+        make = self._maker(body, 1, owner)
+        rendering = self.renderer.run(partial(aside.chat_tokens, self.trained, messages), owner)
         try:
             tokens = await while_connected(request.receive, rendering, deadline)
         except UsageError as error:
@@ -131,10 +132,11 @@ class Service:
         return await self._answer(request, body, make(prompt=tokens), shape, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
-        body = await self.parser.parse(ScoreBody, request.scope[BODY])
+        owner = request.scope[OWNER]
+        body = await self.parser.parse(ScoreBody, request.scope[BODY], owner)
         self._check_model(body.model)
         check_prompt(self.limits, body.text, "text")
-        scoring = self.scorer.run(partial(aside.score, self.trained, body.text))
+        scoring = self.scorer.run(partial(aside.score, self.trained, body.text), owner)
         found = await while_connected(request.receive, scoring, Deadline(self.limits.timeout))
         if found is None:
             return Response()

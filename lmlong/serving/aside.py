@@ -1,7 +1,8 @@
-"""Work beside the engine, in threads of its own: texts that are scored, and templates of chats."""
+"""Work beside the engine, in threads of its own: scoring texts, rendering chats, parsing bodies, session files."""
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread, current_thread
@@ -17,10 +18,11 @@ from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.api_errors import busy
 from lmlong.serving.engine import Closed
+from lmlong.serving.fair_queue import FairQueue
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]
-"""Whether nobody waits for a job any more; asked between the pieces of a text."""
+"""Whether nobody waits for a job any more; a long job calls it between the pieces of a text."""
 
 
 class JobFailed(Exception):
@@ -28,34 +30,55 @@ class JobFailed(Exception):
 
 
 class Worker:
-    """One job at a time, in a thread; a bounded number of them wait."""
+    """One job at a time, in a thread; a bounded number of them wait, and their owners take turns."""
 
-    def __init__(self, name: str, most: int):
+    def __init__(self, name: str, most: int, owners: int = 1):
+        """Of several `owners`, each may have its share of the `most` jobs, however many the others have."""
         self.name = name
-        self._most, self._jobs = most, 0
+        self._most, self._share = most, max(1, most // owners)
+        self._jobs = Counter[str]()  # of each owner, the one that runs among them
+        self._turns = FairQueue[asyncio.Future[None]]()
+        self._works = False
         self._thread: Thread | None = None  # it starts with the first job
         self._pool = ThreadPoolExecutor(1, name, initializer=self._begin)
         self._closed = Event()
 
     @property
     def alive(self) -> bool:
-        """Whether jobs are done."""
+        """Whether the thread still takes jobs."""
         return self._thread is None or self._thread.is_alive()
 
-    async def run(self, job: Callable[[Ended], Result]) -> Result:
-        """Return what a job gives; who ceases to wait for it ends it."""
+    async def run(self, job: Callable[[Ended], Result], owner: str = "") -> Result:
+        """Return the result of a job. Cancelling this call ends the job."""
         if self._closed.is_set():
             raise Closed("The server is shutting down.")
-        if self._jobs >= self._most:
+        if self._jobs.total() >= self._most and self._jobs[owner] >= self._share:
             raise busy(f"{self._most} requests wait for this already. Try again later.")
-        left = Event()
-        self._jobs += 1
+        left, loop = Event(), asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._jobs[owner] += 1
+        self._turns.put(owner, turn)
+        self._next()
         try:
+            await turn
+            if self._closed.is_set():
+                raise Closed("The server is shutting down.")
             ended = lambda: left.is_set() or self._closed.is_set()  # noqa: E731
-            return await asyncio.get_running_loop().run_in_executor(self._pool, _result, job, ended)
+            return await loop.run_in_executor(self._pool, _result, job, ended)
         finally:
             left.set()
-            self._jobs -= 1
+            self._jobs[owner] -= 1
+            if turn.cancelled():
+                self._turns.remove(lambda each: each is turn)
+            else:
+                self._works = False
+            self._next()
+
+    def _next(self) -> None:
+        """Let the next job begin, if none runs."""
+        if not self._works and self._turns:
+            self._works = True
+            self._turns.take(self._turns.next_owner()).set_result(None)
 
     def close(self) -> None:
         """End all jobs."""
@@ -67,7 +90,7 @@ class Worker:
 
 
 def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
-    """Return what a job gives. Any error is an Exception, for others would end more than the request."""
+    """Return the result of a job. Every error becomes an Exception, since others would end more than the request."""
     try:
         return job(ended)
     except Exception:
@@ -77,7 +100,7 @@ def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
 
 
 class Score(NamedTuple):
-    """What a model gives a text, as one document after nothing, with its end."""
+    """The log-probability of a text, in bits, as one whole document with its end."""
 
     tokens: int
     bytes: int

@@ -34,14 +34,14 @@ PIECE = 256
 """Tokens of a prompt read at once."""
 
 READING_SECONDS = 0.05
-"""Time that prompts are read for between two steps, where rows are written."""
+"""Time for reading prompts between two steps, while rows are written."""
 
 REST_SECONDS = 1.0
 """Time without work after which free memory is given back."""
 
 
 class Busy(LmlongError):
-    """As many requests wait as may."""
+    """The queue is full."""
 
 
 class UnusableSession(LmlongError):
@@ -78,9 +78,9 @@ class Engine:
     def __init__(
         self, trained: TrainedLanguageModel, rows: int = 64, waiting: int = 1024, cache: int = 0, owners: int = 1
     ):
-        """`rows` are read and written at a time, and `waiting` more may wait; `cache` is the memory for beginnings of
-        texts. Of several `owners`, each can have a row at once and its share of those that wait, as long as no more
-        than half of the rows must be free for that."""
+        """Up to `rows` requests are processed at a time, and `waiting` more are queued; `cache` is the number of bytes
+        for states of prompt prefixes. With several `owners`, one row is reserved for each but one of them, up to half
+        of the rows, and each can always queue its share of `waiting`."""
         self.trained, self.rows, self.most_waiting = trained, rows, waiting
         self._spare_rows = min(owners - 1, rows // 2)
         self._share_of_waiting = max(1, waiting // owners)
@@ -97,7 +97,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: Request, deliver: Deliver) -> Writer:
-        """Take a request, of which `deliver` is told from the engine's thread; Busy or Closed if it cannot be taken."""
+        """Queue a request, whose events `deliver` gets in the engine's thread. Raises Busy, Closed or EngineFailed."""
         writer = Writer(self.trained, request, deliver, self.cache)
         with self._changed:
             if self._failed:
@@ -112,13 +112,13 @@ class Engine:
         return writer
 
     def cancel(self, writer: Writer) -> None:
-        """Free the row of a request at once; nothing more is told of it."""
+        """Free the row of a request before the next step, and deliver no more of its events."""
         with self._changed:
             writer.cancelled = self._some_cancelled = True
             self._changed.notify()
 
     def close(self, grace: float = 0.0) -> None:
-        """Take no more requests, let those that are written go on for `grace` seconds, and end the rest by Closed."""
+        """Refuse new requests, give those in progress `grace` seconds to finish, and end the rest with Closed."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -137,7 +137,7 @@ class Engine:
 
     @property
     def active(self) -> int:
-        """Requests that are read or written."""
+        """Requests whose prompt is being read, or whose text is being written."""
         return len(self._reading) + len(self._writing)
 
     @torch.inference_mode()
@@ -160,7 +160,7 @@ class Engine:
             writer.fail(end)
 
     def _wait(self) -> bool:
-        """Wait for work, and return whether to go on."""
+        """Wait for work, and return whether to continue."""
         if not self._comes(REST_SECONDS):
             self._free_memory.give_back()
             self._comes()
@@ -177,7 +177,7 @@ class Engine:
         return bool(self._waiting or self._reading or self._writing)
 
     def _admit(self) -> None:
-        """Forget what was cancelled, and let waiting requests have the rows that are free."""
+        """Remove cancelled requests, and give free rows to waiting ones."""
         with self._changed:
             if self._some_cancelled:
                 self._some_cancelled = False

@@ -12,17 +12,17 @@ AnyBody = TypeVar("AnyBody", bound=bodies.Body)
 
 
 class Parser:
-    """Reads large bodies one at a time, in a thread; up to `waiting` of them wait."""
+    """Reads large bodies one at a time, in a thread; up to `waiting` of them wait, and their owners take turns."""
 
-    def __init__(self, waiting: int):
-        self.worker = Worker("lmlong-parser", waiting)
+    def __init__(self, waiting: int, owners: int = 1):
+        self.worker = Worker("lmlong-parser", waiting, owners)
 
-    async def parse(self, kind: type[AnyBody], data: bytes) -> AnyBody:
+    async def parse(self, kind: type[AnyBody], data: bytes, owner: str) -> AnyBody:
         """Return the body that JSON holds; a 400 that names what is wrong with it."""
         if len(data) <= SMALL:
             return bodies.parse(kind, data)
-        return await self.worker.run(lambda _: bodies.parse(kind, data))
+        return await self.worker.run(lambda _: bodies.parse(kind, data), owner)
 
-    async def text_of_file(self, data: bytes) -> str:
+    async def text_of_file(self, data: bytes, owner: str) -> str:
         """Return the text of a file that was sent as it is."""
-        return await self.worker.run(lambda _: bodies.text_of_file(data))
+        return await self.worker.run(lambda _: bodies.text_of_file(data), owner)

@@ -39,7 +39,7 @@ class SessionApi:
         return await self._read(request, request.path_params["name"], 200)
 
     async def fork(self, request: HttpRequest) -> Response:
-        await self._parser.parse(NoBody, request.scope[BODY])
+        await self._parser.parse(NoBody, request.scope[BODY], request.scope[OWNER])
         return JSONResponse(session_body(await self._run(self._sessions.store.fork, request)), 201)
 
     async def list(self, request: HttpRequest) -> Response:
@@ -71,9 +71,9 @@ class SessionApi:
         """Read a text after a session, or as a new one."""
         deadline, owner, body = Deadline(self._limits.timeout), request.scope[OWNER], request.scope[BODY]
         if media_type(request.headers) == "application/json":
-            text = (await self._parser.parse(TextBody, body)).text
+            text = (await self._parser.parse(TextBody, body, owner)).text
         else:
-            text = await self._parser.text_of_file(body)
+            text = await self._parser.text_of_file(body, owner)
         check_prompt(self._limits, text, "text")
         change = self._sessions.change(owner, name)
         try:

@@ -17,15 +17,15 @@ Result = TypeVar("Result")
 class Sessions:
     """The sessions of a server."""
 
-    def __init__(self, store: SessionStore, most_waiting: int):
+    def __init__(self, store: SessionStore, most_waiting: int, owners: int = 1):
         self.store = store
-        self.worker = Worker("lmlong-sessions", most_waiting)
+        self.worker = Worker("lmlong-sessions", most_waiting, owners)
         self._in_use: set[str] = set()
 
-    async def run(self, call: Callable[..., Result], *what: Any) -> Result:
-        """Return what a method of the store gives, beside the event loop; its refusals as an ApiError."""
+    async def run(self, call: Callable[..., Result], owner: str, *what: Any) -> Result:
+        """Return what a method of the store gives an owner, beside the event loop; its refusals as an ApiError."""
         try:
-            return await self.worker.run(lambda _: call(*what))
+            return await self.worker.run(lambda _: call(owner, *what), owner)
         except UnknownSession as error:
             raise _not_found(error) from None
         except QuotaReached as error:

@@ -50,6 +50,40 @@ def test_jobs_run_one_after_the_other_and_few_wait() -> None:
     asyncio.run(go())
 
 
+def test_owners_take_turns() -> None:
+    async def go() -> None:
+        worker, done = Worker("test", 4, owners=2), list[str]()
+        first = Job()
+        running = asyncio.ensure_future(worker.run(first, "a"))
+        tasks = [asyncio.ensure_future(worker.run(lambda _: done.append("a"), "a")) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError):
+            await worker.run(Job(), "a")
+        tasks += [asyncio.ensure_future(worker.run(lambda _: done.append("b"), "b")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError):
+            await worker.run(Job(), "b")
+        tasks[0].cancel()  # which waits
+        running.cancel()  # which goes on
+        await asyncio.wait_for(asyncio.gather(*tasks, running, return_exceptions=True), 30)
+        assert done == ["a", "b", "a", "b"] or done == ["b", "a", "b", "a"]
+        worker.close()
+
+    asyncio.run(go())
+
+
+def test_all_that_wait_are_told_of_the_end() -> None:
+    async def go() -> None:
+        worker, job = Worker("test", 4), Job()
+        tasks = [asyncio.ensure_future(worker.run(job)) for _ in range(3)]
+        await asyncio.to_thread(job.begun.wait, 30)
+        worker.close()
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert results[0] is None and [type(result) for result in results[1:]] == [Closed, Closed]
+
+    asyncio.run(go())
+
+
 def test_a_job_ends_within_its_text(tmp_path: Path) -> None:
     asked: list[None] = []
 

@@ -91,7 +91,7 @@ def test_a_large_body_is_parsed_beside_the_event_loop() -> None:
     async def parsed(size: int) -> None:
         parser = Parser(4)
         try:
-            await parser.parse(Noted, json.dumps({"prompt": "a" * size}).encode())
+            await parser.parse(Noted, json.dumps({"prompt": "a" * size}).encode(), "me")
         finally:
             parser.worker.close()
 
