@@ -12,22 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
+from lmlong.data.huggingface_file import parts_of, pieces_of, reading, unwrapped
 from lmlong.data.sentencepiece_model import SPACE
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.io.files import parse_json
-
-LOSING = {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"}
-"""Parts that leave spaces out."""
-
-ENDS = {
-    "bos": ("<s>", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>"),
-    "eos": ("</s>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
-}
-"""What begins and ends a document, where nothing says so, by the usual names."""
 
 PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x41> \u2581 12345 end "
 NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
@@ -47,15 +37,15 @@ BYTE_OF = {chr(byte): byte for byte in VISIBLE} | {
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A tokenizer.json, wrapped with what it does not say itself: see `wrapped`."""
+    """A tokenizer.json, as `huggingface_file.wrapped` returns it."""
 
     followers = ("a", "1", ".", "'s", " ", "\n", "\t")
 
     def __init__(self, file: bytes, name: str):
-        saved = _parsed(file, name)
-        with _reading(name):
-            spec, of_bytes = saved["tokenizer"], _is_of_bytes(saved["tokenizer"])
-            pieces = _pieces(spec)
+        with reading(name):
+            saved = unwrapped(file)
+            spec, pieces = saved["tokenizer"], pieces_of(saved["tokenizer"])
+            of_bytes = _is_of_bytes(spec)
             table = _table(spec, pieces, of_bytes, saved["vocabulary"])
             self._bytes = _byte_ids(pieces, of_bytes)
             self._encoder: Any = _library().Tokenizer.from_str(json.dumps(_without_special(lossless(spec))))
@@ -114,51 +104,6 @@ def _one_thread() -> Iterator[None]:
             os.environ[name] = before
 
 
-def wrapped(
-    spec: dict[str, Any], bos: int, eos: int, vocabulary: int | None = None, chat_template: str | None = None
-) -> bytes:
-    """Return the file of a tokenizer: its tokenizer.json, the ids that begin and end a document, how many tokens the
-    model knows, and its chat template."""
-    about = {"bos": bos, "eos": eos, "vocabulary": vocabulary, "chat_template": chat_template}
-    return json.dumps({"lmlong": "tokenizer", **about, "tokenizer": spec}, ensure_ascii=False).encode()
-
-
-def read(path: Path, vocabulary: int | None = None) -> bytes:
-    """Return a tokenizer.json as `wrapped`, with what the files beside it say."""
-    spec = _parsed(path.read_bytes(), str(path))
-    if "lmlong" in spec:
-        return path.read_bytes()
-    beside = path.with_name("tokenizer_config.json")
-    config = _parsed(beside.read_bytes(), str(beside)) if beside.is_file() else {}
-    with _reading(str(path)):
-        pieces = _pieces(spec)
-        bos, eos = (_end(end, config, pieces) for end in ENDS)
-        if eos is None:
-            raise UsageError(f"has no token for the end of a document. Name one in {beside.name}.")
-        template = config.get("chat_template")
-        template = template if isinstance(template, str) else None
-        return wrapped(spec, eos if bos is None else bos, eos, vocabulary, template)
-
-
-@contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Name the file in each error, and let any other be one of the file: it may hold anything anywhere."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
-    except Exception as error:  # the library has no type of its own for what it does not know
-        raise UsageError(f"{name}: no tokenizer.json that can be read here ({error}). Use another one.") from None
-
-
-def _end(which: str, config: dict[str, Any], pieces: dict[str, int]) -> int | None:
-    """Return the token that begins or ends a document."""
-    named = config.get(f"{which}_token")
-    named = named.get("content") if isinstance(named, dict) else named
-    names = [named] if isinstance(named, str) else ENDS[which]
-    return next((pieces[name] for name in names if name in pieces), None)
-
-
 def _library() -> Any:
     try:
         return import_module("tokenizers")
@@ -166,42 +111,10 @@ def _library() -> Any:
         raise UsageError("is read by another library. Install it by pip install 'lmlong[import]'.") from None
 
 
-def _parsed(file: bytes, name: str) -> dict[str, Any]:
-    try:
-        found = parse_json(file)
-    except ValueError as error:
-        raise UsageError(f"{name}: no JSON ({error}). Name a tokenizer.json.") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"{name}: no tokenizer.json. Name another file.")
-    return found
-
-
-def _parts(part: Any) -> Iterator[dict[str, Any]]:
-    """Iterate over a part of a tokenizer.json and those within it."""
-    if isinstance(part, dict):
-        yield part
-        for key in ("normalizers", "pretokenizers", "decoders"):
-            for inner in part.get(key) or []:
-                yield from _parts(inner)
-
-
 def _is_of_bytes(spec: dict[str, Any]) -> bool:
     """Return whether pieces are bytes written as visible characters."""
-    parts = [*_parts(spec.get("pre_tokenizer")), *_parts(spec.get("decoder"))]
-    if losing := sorted(LOSING & {part.get("type") for part in parts}):
-        raise UsageError(f"{losing[0]} leaves spaces out of a text. Use another tokenizer.")
-    return any(part.get("type") == "ByteLevel" for part in parts)
-
-
-def _pieces(spec: dict[str, Any]) -> dict[str, int]:
-    """Return the ids of all pieces by their text."""
-    model = spec.get("model") or {}
-    if model.get("type") not in ("BPE", "Unigram"):
-        raise UsageError(f"a model of type {model.get('type')}, where BPE and Unigram are known. Use another one.")
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, list):
-        vocabulary = {piece: token for token, (piece, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{token["content"]: token["id"] for token in spec.get("added_tokens") or []}}
+    parts = [*parts_of(spec.get("pre_tokenizer")), *parts_of(spec.get("decoder"))]
+    return any(part["type"] == "ByteLevel" for part in parts)
 
 
 def _special(spec: dict[str, Any]) -> dict[str, int]:

@@ -170,9 +170,10 @@ def load(path: Path | str) -> Tokenizer:
 
         return character_tokenizer.load(file, str(path))
     if file.lstrip()[:1] == b"{":
-        from lmlong.data import huggingface_tokenizer
+        from lmlong.data import huggingface_file
+        from lmlong.data.huggingface_tokenizer import HuggingFaceTokenizer
 
-        return huggingface_tokenizer.HuggingFaceTokenizer(huggingface_tokenizer.read(Path(path)), str(path))
+        return HuggingFaceTokenizer(huggingface_file.read(Path(path)), str(path))
     return SentencePieceTokenizer(file, str(path))
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmlong.data.huggingface_tokenizer import wrapped
-from lmlong.errors import UsageError
-from lmlong.interop.gguf_tokenizer import tokenizer_json
-from lmlong.interop.llama import ARCHITECTURE, Source, neighbours_to_halves
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.interop.gguf_tokenizer import tokenizer_file
+from lmlong.interop.llama import ARCHITECTURE, Source, neighbours_to_halves, vocabulary_of
+from lmlong.interop.llama_config import LlamaConfig, llama_config
+from lmlong.io.checked import shown
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -40,33 +41,27 @@ def open_gguf(path: Path) -> Source:
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # the library reads a damaged file as far as numpy lets it
-        raise UsageError(f"{path}: no GGUF file, or damaged ({error}). Fetch it again.") from None
-    kind = fields.get("general.architecture")
-    if kind != "llama":
-        raise UsageError(f"{path}: a model of the kind {kind!r}, where llama alone is known ({ARCHITECTURE}).")
-    config, tensors = _config(path, fields), {_name(tensor.name): tensor for tensor in reader.tensors}
-    config["tie_word_embeddings"] = "lm_head.weight" not in tensors
+        raise CheckpointError(f"{path}: no GGUF file, or damaged ({error}). Fetch it again.") from None
+    if (kind := fields.get("general.architecture")) != "llama":
+        raise CheckpointError(
+            f"{path}: general.architecture is {shown(kind)}; llama alone is known ({ARCHITECTURE}). Use another model."
+        )
+    tensors = {_name(tensor.name): tensor for tensor in reader.tensors}
+    config = _config(path, fields, tied="lm_head.weight" not in tensors)
     shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
 
     def read(name: str) -> Tensor:
         tensor = tensors[name]
-        weight = torch.from_numpy(np.array(quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
-        weight = weight.reshape(shapes[name])
+        try:
+            weight = torch.from_numpy(np.array(quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+            weight = weight.reshape(shapes[name])
+        except (NotImplementedError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{path}: {tensor.name} cannot be read ({error}). Use another model.") from None
         return neighbours_to_halves(name, weight, config)
 
-    def tokenizer() -> bytes:
-        about = {n.removeprefix("tokenizer.ggml."): v for n, v in fields.items() if n.startswith("tokenizer.ggml.")}
-        try:
-            spec, eos = tokenizer_json(about), about["eos_token_id"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{path}: its tokenizer is not whole ({error}). Use another file.") from None
-        except UsageError as error:
-            raise UsageError(f"{path}: {error}") from None
-        template = fields.get("tokenizer.chat_template")
-        rows = shapes.get("model.embed_tokens.weight", (None,))[0]
-        return wrapped(spec, about.get("bos_token_id", eos), eos, rows, template)
-
-    return Source(str(path), config, shapes, torch.float32, read, tokenizer)
+    return Source(
+        str(path), config, shapes, torch.float32, read, lambda: tokenizer_file(path, fields, vocabulary_of(shapes))
+    )
 
 
 def _name(name: str) -> str:
@@ -78,21 +73,26 @@ def _name(name: str) -> str:
     return f"{layer}{NAMES[parts[-2]]}.weight"
 
 
-def _config(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration by the names of transformers."""
-    wanted = {
-        "hidden_size": "embedding_length",
-        "num_hidden_layers": "block_count",
-        "num_attention_heads": "attention.head_count",
-        "num_key_value_heads": "attention.head_count_kv",
-        "intermediate_size": "feed_forward_length",
-        "max_position_embeddings": "context_length",
-        "head_dim": "rope.dimension_count",
-        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-        "rope_theta": "rope.freq_base",
-    }
-    found = {ours: fields[f"llama.{theirs}"] for ours, theirs in wanted.items() if f"llama.{theirs}" in fields}
-    found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
+KEYS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+    "head_dim": "rope.dimension_count",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+"""The values of a configuration by the names of transformers and of llama.cpp."""
+
+
+def _config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
+    """Return the configuration."""
     if (scaling := fields.get("llama.rope.scaling.type", "none")) != "none":
-        raise UsageError(f"{path}: its rotary positions are scaled by {scaling!r}, which is not read from GGUF.")
-    return found
+        raise CheckpointError(
+            f"{path}: llama.rope.scaling.type is {shown(scaling)}, which is not read from GGUF. Use the model's folder."
+        )
+    keys = {ours: f"llama.{theirs}" for ours, theirs in KEYS.items()}
+    found = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
+    return llama_config(path, {**found, "tie_word_embeddings": tied}, keys)

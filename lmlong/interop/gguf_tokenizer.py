@@ -1,10 +1,19 @@
 """The tokenizer in a GGUF file, as a tokenizer.json."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from lmlong.data.huggingface_file import wrapped
 from lmlong.data.huggingface_tokenizer import BYTE_LEVEL
-from lmlong.errors import UsageError
+from lmlong.errors import CheckpointError
+from lmlong.io.checked import Checked, checked, shown
+from lmlong.recipe import bounds
+
+LONGEST_PIECE = 1000
+"""Characters of a token. Each is cut everywhere to find the tokens that it is joined of."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of a token in GGUF."""
@@ -35,27 +44,55 @@ SPLITS: dict[str, dict[str, Any]] = {
 """How a text is cut before pieces are joined, by the name that llama.cpp gives it."""
 
 
-def tokenizer_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the tokenizer.json of the fields `tokenizer.ggml.*`."""
-    tokens, types = fields["tokens"], fields.get("token_type") or []
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    kinds = list(zip(tokens, types, strict=False))
+class GgufTokenizer(Checked):
+    """The fields `tokenizer.*` of a GGUF file."""
+
+    model: str
+    tokens: Annotated[list[str], Field(min_length=1, max_length=bounds.VOCABULARY)]
+    token_type: list[int] = Field(default_factory=list)
+    scores: list[float] = Field(default_factory=list)
+    merges: list[str] = Field(default_factory=list)
+    pre: str = "default"
+    bos_token_id: int | None = None
+    eos_token_id: int
+    chat_template: str | None = None
+
+
+def tokenizer_file(path: Path, fields: Mapping[str, Any], vocabulary: int | None) -> bytes:
+    """Return the file of the tokenizer that the fields of a GGUF file describe."""
+    keys = {name: f"tokenizer.ggml.{name}" for name in GgufTokenizer.model_fields}
+    keys["chat_template"] = "tokenizer.chat_template"
+    about = checked(GgufTokenizer, path, {name: fields[key] for name, key in keys.items() if key in fields}, keys)
+    try:
+        spec = tokenizer_json(about)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: its tokenizer is not whole ({error}). Use another model.") from None
+    begin = about.eos_token_id if about.bos_token_id is None else about.bos_token_id
+    return wrapped(spec, begin, about.eos_token_id, vocabulary, about.chat_template)
+
+
+def tokenizer_json(about: GgufTokenizer) -> dict[str, Any]:
+    """Return the tokenizer.json of the fields of a GGUF file."""
+    vocabulary = {token: number for number, token in enumerate(about.tokens)}
+    kinds = list(zip(about.tokens, about.token_type, strict=False))
     added = [added_token(token, vocabulary[token]) for token, kind in kinds if kind in (CONTROL, UNKNOWN)]
     added += [added_token(token, vocabulary[token], special=False) for token, kind in kinds if kind == USER_DEFINED]
-    kind = fields.get("model")
-    if kind == "gpt2":
-        split = fields.get("pre", "default")
-        if split not in SPLITS:
-            raise UsageError(f"its tokenizer cuts text by {split!r}, and {', '.join(SPLITS)} are known.")
-        model = {"type": "BPE", "vocab": vocabulary, "merges": [merge.split(" ", 1) for merge in fields["merges"]]}
-        return whole(model, added, SPLITS[split], byte_level())
-    if kind == "llama":
-        return by_scores(tokens, fields["scores"], added)
-    raise UsageError(f"its tokenizer is of the kind {kind!r}; gpt2 and llama are known.")
+    if about.model == "gpt2":
+        if about.pre not in SPLITS:
+            raise ValueError(f"tokenizer.ggml.pre is {shown(about.pre)}; {', '.join(SPLITS)} are known")
+        merges = [merge.split(" ", 1) for merge in about.merges]
+        return whole({"type": "BPE", "vocab": vocabulary, "merges": merges}, added, SPLITS[about.pre], byte_level())
+    if about.model == "llama":
+        return by_scores(about.tokens, about.scores, added)
+    raise ValueError(f"tokenizer.ggml.model is {shown(about.model)}; gpt2 and llama are known")
 
 
 def by_scores(tokens: Sequence[str], scores: Sequence[float], added: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the tokenizer.json of pieces of characters, which are joined by falling scores."""
+    if len(tokens) != len(scores):
+        raise ValueError(f"{len(tokens):,} tokens and {len(scores):,} scores")
+    if (longest := max(map(len, tokens))) > LONGEST_PIECE:
+        raise ValueError(f"a token of {longest:,} characters")
     vocabulary = {token: number for number, token in enumerate(tokens)}
     merges = [
         (scores[number], vocabulary[token[:cut]], vocabulary[token[cut:]], token[:cut], token[cut:])

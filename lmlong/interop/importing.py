@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, LATEST
 from lmlong.checkpoint.write import Shapes, point, write_imported
 from lmlong.data.huggingface_tokenizer import HuggingFaceTokenizer
-from lmlong.errors import UsageError
+from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
-from lmlong.interop.llama import Source, check_weights, model_options, parts_of
+from lmlong.interop.llama import Source, check_layers, check_weights, model_options, parts_of
 from lmlong.interop.llama2c_file import is_llama2c, open_llama2c
 from lmlong.io.system_errors import named
 from lmlong.model.build import build, without_memory
@@ -39,8 +40,9 @@ def import_model(path: Path, run: Path) -> Imported:
     """Write the run folder of a model of others: of a folder of transformers, a GGUF file or one of llama2.c."""
     source = open_source(path)
     options = model_options(source)
-    tokenizer = HuggingFaceTokenizer(source.tokenizer(), source.name)
-    context = source.config.get("max_position_embeddings") or 2048
+    check_layers(source)
+    tokenizer = _tokenizer(source)
+    context = source.config.max_position_embeddings
     own = recipe.Recipe(
         name=run.name,
         text=recipe.Text(
@@ -59,6 +61,16 @@ def import_model(path: Path, run: Path) -> Imported:
     _write(run, own, tokenizer.file, Shapes(shapes, source.dtype), weights(source, shapes))
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     return Imported(run, count, context, tokenizer.lost)
+
+
+def _tokenizer(source: Source) -> HuggingFaceTokenizer:
+    """Return the tokenizer of a model, which is a part of it as its weights are."""
+    if find_spec("tokenizers") is None:
+        raise UsageError(f"{source.name}: its tokenizer is read by another library. Run pip install 'lmlong[import]'.")
+    try:
+        return HuggingFaceTokenizer(source.tokenizer(), source.name)
+    except UsageError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def open_source(path: Path) -> Source:
@@ -84,7 +96,7 @@ def weights(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[T
         parts = [source.read(part).to(source.dtype) for part in parts_of(name)]
         weight = parts[0] if len(parts) == 1 else torch.cat(parts)
         if not weight.isfinite().all():
-            raise UsageError(f"{source.name}: {parts_of(name)[0]} has values that are no finite numbers.")
+            raise CheckpointError(f"{source.name}: {parts_of(name)[0]} has values that are no finite numbers.")
         yield weight
 
 

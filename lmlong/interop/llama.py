@@ -1,14 +1,17 @@
 """Llama (Touvron et al. 2023) as a model of lmlong: the options that make its blocks, and where its weights go."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.errors import RecipeError, UsageError
+from lmlong.errors import CheckpointError, RecipeError
+from lmlong.interop.llama_config import LlamaConfig
+from lmlong.io.checked import shown
 
 ARCHITECTURE = "LlamaForCausalLM"
 
@@ -17,7 +20,7 @@ class Source(NamedTuple):
     """A model in a file of others."""
 
     name: str  # for messages
-    config: Mapping[str, Any]  # by the names of transformers
+    config: LlamaConfig
     shapes: Mapping[str, tuple[int, ...]]  # of its weights, by the names of transformers
     dtype: torch.dtype  # that keeps all that the weights say
     read: Callable[[str], Tensor]
@@ -28,51 +31,58 @@ def model_options(source: Source) -> recipe.Model:
     """Return the options of the same model; refuse what it cannot be."""
     config = source.config
     for key in ("attention_bias", "mlp_bias"):
-        if config.get(key):
-            raise UsageError(f"{source.name}: {key} is set, and no layer here has a bias. Use a model without.")
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        raise UsageError(f"{source.name}: its MLP is gated by {activation}, and here by silu. Use another model.")
+        if getattr(config, key):
+            raise CheckpointError(f"{source.name}: {key} is set, and no layer here has a bias. Use a model without.")
+    if config.hidden_act != "silu":
+        raise CheckpointError(
+            f"{source.name}: its MLP is gated by {shown(config.hidden_act)}, and here by silu. Use another model."
+        )
     try:
-        width, heads = config["hidden_size"], config["num_attention_heads"]
         return recipe.Model(
-            width=width,
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or width // heads,
+            width=config.hidden_size,
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            kv_heads=config.key_value_heads,
+            head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
             attention=recipe.Attention(kind="softmax"),
             convolution=0,
             positions="rotary",
             rope=_rope(source),
             output_gate=False,
             head_norm=False,
-            norm_epsilon=config.get("rms_norm_eps", 1e-6),
+            norm_epsilon=config.rms_norm_eps,
             embedding_scale=1.0,
-            tied_output=bool(config.get("tie_word_embeddings", False)),
-            mlp_width=config["intermediate_size"],
+            tied_output=config.tie_word_embeddings,
+            mlp_width=config.intermediate_size,
         )
-    except KeyError as error:
-        raise UsageError(f"{source.name}: does not say {error.args[0]}. Use another file.") from None
-    except (RecipeError, ValidationError, TypeError, ZeroDivisionError) as error:
-        raise UsageError(f"{source.name}: no sizes of a Llama ({error}) Use another file.") from None
+    except (RecipeError, ValidationError) as error:
+        raise CheckpointError(f"{source.name}: no sizes of a Llama ({error}) Use another model.") from None
 
 
 def _rope(source: Source) -> recipe.Rope:
-    """Return the rotary positions, as transformers wrote them before its fifth version or since."""
-    found = source.config.get("rope_parameters") or source.config.get("rope_scaling") or {}
-    base = float(found.get("rope_theta") or source.config.get("rope_theta") or 10_000.0)
-    kind = found.get("rope_type", found.get("type", "default"))
-    if kind == "default":
+    """Return the rotary positions."""
+    rope = source.config.rope
+    base = rope.rope_theta or source.config.rope_theta
+    if rope.rope_type == "default":
         return recipe.Rope(base=base)
-    if kind != "llama3":
-        raise UsageError(f"{source.name}: its rotary positions are scaled by {kind!r}; llama3 and none are known.")
-    scaling = recipe.RopeScaling(
-        factor=float(found["factor"]),
-        low_frequency_factor=float(found["low_freq_factor"]),
-        high_frequency_factor=float(found["high_freq_factor"]),
-        original_length=found["original_max_position_embeddings"],
-    )
-    return recipe.Rope(base=base, scaling=scaling)
+    if rope.rope_type != "llama3":
+        raise CheckpointError(
+            f"{source.name}: its rotary positions are scaled by {shown(rope.rope_type)}; llama3 and default are known. "
+            "Use another model."
+        )
+    numbers = {
+        "factor": rope.factor,
+        "low_freq_factor": rope.low_freq_factor,
+        "high_freq_factor": rope.high_freq_factor,
+        "original_max_position_embeddings": rope.original_max_position_embeddings,
+    }
+    if missing := [key for key, number in numbers.items() if number is None]:
+        raise CheckpointError(
+            f"{source.name}: its rotary positions are scaled by llama3, without {', '.join(missing)}. "
+            "Correct the file, or use another model."
+        )
+    scaling = dict(zip(recipe.RopeScaling.model_fields, numbers.values(), strict=True))
+    return recipe.Rope(base=base, scaling=recipe.RopeScaling.model_validate(scaling))
 
 
 def parts_of(name: str) -> list[str]:
@@ -96,13 +106,28 @@ def parts_of(name: str) -> list[str]:
     return [f"model.layers.{layer}.{theirs}.weight" for theirs in inside[part]]
 
 
-def neighbours_to_halves(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
+def vocabulary_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Return the number of tokens that the embedding has a row for."""
+    return next(iter(shapes.get("model.embed_tokens.weight", ())), None)
+
+
+def neighbours_to_halves(name: str, weight: Tensor, config: LlamaConfig) -> Tensor:
     """Return queries or keys in the order where halves of a head are rotated, from that of neighbours; other weights as
     they are."""
-    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.key_value_heads}.get(name.split(".")[-2])
     if heads is None:
         return weight
-    return weight.unflatten(0, (config[heads], -1, 2)).transpose(1, 2).reshape(weight.shape)
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
+
+
+def check_layers(source: Source) -> None:
+    """Refuse weights of another number of layers than the configuration has, before a model of that size is built."""
+    numbers = {name.split(".")[2] for name in source.shapes if re.match(r"model\.layers\.\d+\.", name)}
+    if len(numbers) != source.config.num_hidden_layers:
+        raise CheckpointError(
+            f"{source.name}: num_hidden_layers is {source.config.num_hidden_layers:,}, and there are weights of "
+            f"{len(numbers):,} layers. Use a model that is whole."
+        )
 
 
 def check_weights(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -111,7 +136,7 @@ def check_weights(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> None
     if mistakes:
         listed = "".join(f"\n  {mistake}" for mistake in mistakes[:20])
         more = f"\n  and {len(mistakes) - 20} more" if len(mistakes) > 20 else ""
-        raise UsageError(f"{source.name}: not the weights that its configuration tells of:{listed}{more}")
+        raise CheckpointError(f"{source.name}: not the weights that its configuration tells of:{listed}{more}")
 
 
 def _mistakes(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> Iterator[str]:

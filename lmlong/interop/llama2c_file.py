@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmlong.data.huggingface_tokenizer import wrapped
+from lmlong.data.huggingface_file import wrapped
 from lmlong.data.sentencepiece_model import SPACE
-from lmlong.errors import UsageError
+from lmlong.errors import CheckpointError
 from lmlong.interop.gguf_tokenizer import added_token, by_scores
 from lmlong.interop.llama import Source, neighbours_to_halves
+from lmlong.interop.llama_config import llama_config
 
 HEADER = struct.Struct("<7i")
 SIZES = (
@@ -39,11 +40,12 @@ def is_llama2c(path: Path) -> bool:
 def open_llama2c(path: Path) -> Source:
     """Return the model of a file."""
     with path.open("rb") as file:
-        config = _config(file.read(HEADER.size)) or {}
-    if (found := path.stat().st_size) != (wanted := _size(config)):
-        raise UsageError(f"{path}: has {found:,} bytes, not {wanted:,}. Fetch it again.")
+        sizes = _config(file.read(HEADER.size)) or {}
+    if (found := path.stat().st_size) != (expected := _size(sizes)):
+        raise CheckpointError(f"{path}: has {found:,} bytes, not {expected:,}. Fetch it again.")
+    config = llama_config(path, sizes)
     places, shapes = {}, {}
-    for name, shape, place in _layout(config):
+    for name, shape, place in _layout(sizes):
         places[name], shapes[name] = place, shape
     numbers = np.memmap(path, np.dtype("<f4"), "r")
 
@@ -56,8 +58,8 @@ def open_llama2c(path: Path) -> Source:
     def tokenizer() -> bytes:
         beside = path.with_name("tokenizer.bin")
         if not beside.is_file():
-            raise UsageError(f"{beside}: missing. Put the tokenizer of {path.name} there.")
-        return _tokenizer(beside, config["vocab_size"])
+            raise CheckpointError(f"{beside}: missing. Put the tokenizer of {path.name} there.")
+        return _tokenizer(beside, sizes["vocab_size"])
 
     return Source(str(path), config, shapes, torch.float32, read, tokenizer)
 
@@ -132,8 +134,11 @@ def _tokenizer(path: Path, vocabulary: int) -> bytes:
             pieces.append(data[place - length : place].decode().replace(" ", SPACE))
     except (struct.error, ValueError) as error:
         told = f"{path}: no tokenizer of {vocabulary:,} tokens ({error}). Use the one of this model."
-        raise UsageError(told) from None
+        raise CheckpointError(told) from None
     pieces[:BYTES] = ENDS
     pieces[BYTES : BYTES + 256] = [f"<0x{byte:02X}>" for byte in range(256)]
     ends = [added_token(token, number) for number, token in enumerate(ENDS)]
-    return wrapped(by_scores(pieces, scores, ends), BEGIN, BEGIN, vocabulary)
+    try:
+        return wrapped(by_scores(pieces, scores, ends), BEGIN, BEGIN, vocabulary)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: no tokenizer of this model ({error}). Use another one.") from None

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+import tokenizers
 import torch
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf, write_llama2c
 
 import lmlong
-from lmlong.errors import UsageError
+from lmlong.data.huggingface_file import reading
+from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.importing import import_model
 
 TOKENS = [5, 280, 3, 299, 17, 17, 60, 1, 0, 250] * 5
@@ -102,13 +105,18 @@ def test_its_training_is_not_resumed(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": (
         {"architectures": ["GPT2LMHeadModel"]},
-        "GPT2LMHeadModel; LlamaForCausalLM alone is known",
+        r"config.json: architectures is \['GPT2LMHeadModel'\]; LlamaForCausalLM alone is known",
     ),
     "a bias": ({"attention_bias": True}, "attention_bias is set"),
-    "another activation": ({"hidden_act": "gelu"}, "gated by gelu"),
+    "another activation": ({"hidden_act": "gelu"}, "gated by 'gelu'"),
     "another scaling": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "scaled by 'yarn'"),
-    "no size": ({"hidden_size": None}, "no sizes of a Llama"),
-    "an absurd size": ({"num_hidden_layers": 10**9}, "no sizes of a Llama"),
+    "no size": ({"hidden_size": None}, r"config\.json: hidden_size is missing\. Correct the file"),
+    "an absurd size": ({"num_hidden_layers": 10**9}, r"num_hidden_layers is 1000000000: it should be less than"),
+    "other layers": ({"num_hidden_layers": 9999}, "num_hidden_layers is 9,999, and there are weights of 2 layers"),
+    "scaling without a factor": (
+        {"rope_scaling": {"type": "llama3", "factor": 2.0}},
+        "llama3, without low_freq_factor",
+    ),
     "another width": (
         {"intermediate_size": 48},
         r"mlp.gate_proj.weight \+ .*: \(44, 32\) \+ \(44, 32\), not \(96, 32\)",
@@ -120,9 +128,111 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, what: str) -> None:
     changes, message = WRONG[what]
     theirs = write_folder(tmp_path / "theirs", {**CONFIG, **changes}, tiny_llama.weights(CONFIG))
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         import_model(theirs, tmp_path / "run")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"], "nothing half written"
+
+
+@pytest.mark.parametrize("value", ["x", 2**63, -1, [], {}, True, float("nan"), 10**400])
+def test_each_value_of_a_wrong_type_is_named(tmp_path: Path, value: Any) -> None:
+    wrong = {
+        "rope_theta": value,
+        "hidden_size": value,
+        "rms_norm_eps": value,
+        "rope_scaling": {**LLAMA3, "factor": value},
+    }
+    theirs = write_folder(tmp_path / "theirs", {**CONFIG, **wrong}, tiny_llama.weights(CONFIG))
+    with pytest.raises(CheckpointError, match=r"config\.json: .*Correct the file") as caught:
+        import_model(theirs, tmp_path / "run")
+    for key in ("rope_theta", "hidden_size", "rms_norm_eps", "rope_scaling.factor"):
+        assert f"{key} is " in str(caught.value)
+    (theirs / "config.json").write_text(json.dumps({**CONFIG, "rope_parameters": "\ud800"}))
+    with pytest.raises(CheckpointError, match=r"rope_parameters is '\\ud800': it should be a valid dictionary"):
+        import_model(theirs, tmp_path / "run")
+
+
+def test_null_is_a_value_that_is_missing(tmp_path: Path) -> None:
+    nulls = dict.fromkeys(["rope_scaling", "rope_parameters", "head_dim", "hidden_act", "tie_word_embeddings"])
+    given = tiny_llama.weights(CONFIG)
+    import_model(write_folder(tmp_path / "theirs", {**CONFIG, **nulls}, given), tmp_path / "run")
+    agrees(tmp_path / "run", CONFIG, given)
+
+
+def tokenizer_json(**changes: Any) -> bytes:
+    whole = json.loads(tiny_llama.byte_level().to_str())
+    return json.dumps({**whole, **changes, "model": {**whole["model"], **changes.get("model", {})}}).encode()
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+DEEP: dict[str, Any] = BYTES
+for _ in range(50):
+    DEEP = {"type": "Sequence", "pretokenizers": [DEEP]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 49}}, "ByteLevel is there more than once"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 51}}, "no list of up to 50 parts"),
+        ({"pre_tokenizer": DEEP}, "more than 5 deep"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "'FixedLength' is not known"),
+        ({"pre_tokenizer": "x"}, "'x' is no part of a tokenizer"),
+        ({"model": {"continuing_subword_prefix": "##"}}, "continuing_subword_prefix is '##'"),
+        ({"model": {"vocab": {"a": 2**31}}}, "'a' has the id 2147483648"),
+        ({"model": {"vocab": []}}, "vocab is"),
+        ({"model": {"merges": [["a"]]}}, "is no pair of pieces"),
+        ({"added_tokens": [{"id": 0}]}, "added_tokens.0.content is missing"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_library_reads_it(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG))
+    (theirs / "tokenizer.json").write_bytes(tokenizer_json(**changes))
+    with pytest.raises(CheckpointError, match=rf"tokenizer\.json: .*{message}"):
+        import_model(theirs, tmp_path / "run")
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
+    panics = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    message = r"a\.json: no tokenizer\.json that can be read here \(Precompiled"
+    with pytest.raises(UsageError, match=message), reading("a.json"):
+        tokenizers.Tokenizer.from_str(tokenizer_json(normalizer=panics).decode())
+    with pytest.raises(KeyboardInterrupt), reading("a.json"):
+        raise KeyboardInterrupt
+
+
+def test_the_chat_template_of_transformers_5_is_a_file_of_its_own(tmp_path: Path) -> None:
+    theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG), template="old")
+    (theirs / "chat_template.jinja").write_text("{{ 'neu' }} ä", encoding="utf-8")
+    import_model(theirs, tmp_path / "run")
+    assert lmlong.load(tmp_path / "run").tokenizer.chat_template == "{{ 'neu' }} ä"
+    (theirs / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja beside it is not UTF-8"):
+        import_model(theirs, tmp_path / "other")
+    (theirs / "chat_template.jinja").unlink()
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "usual"}]
+    (theirs / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": several}))
+    import_model(theirs, tmp_path / "third")
+    assert lmlong.load(tmp_path / "third").tokenizer.chat_template == "usual"
+
+
+def test_fields_of_a_gguf_file_of_a_wrong_type_are_named(tmp_path: Path) -> None:
+    class Wrong(gguf.GGUFWriter):
+        def add_block_count(self, length: int) -> None:
+            self.add_string("llama.block_count", "two")
+
+    with pytest.raises(
+        CheckpointError, match=r"theirs\.gguf: llama\.block_count is 'two': it should be a valid integer"
+    ):
+        import_model(write_gguf(tmp_path / "theirs.gguf", CONFIG, tiny_llama.weights(CONFIG), Wrong), tmp_path / "run")
+
+    class Short(gguf.GGUFWriter):
+        def add_token_scores(self, scores: Any) -> None:
+            super().add_token_scores(scores[:5])
+
+    with pytest.raises(CheckpointError, match=r"not whole \(300 tokens and 5 scores\)"):
+        import_model(write_gguf(tmp_path / "short.gguf", CONFIG, tiny_llama.weights(CONFIG), Short), tmp_path / "run")
 
 
 def test_all_weights_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
@@ -130,7 +240,7 @@ def test_all_weights_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
     del given["model.norm.weight"], given["model.layers.1.self_attn.k_proj.weight"]
     given["model.layers.0.self_attn.q_norm.weight"] = torch.ones(8)
     given["model.layers.0.mlp.down_proj.weight"] = torch.zeros(3, 3)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         import_model(write_folder(tmp_path / "theirs", CONFIG, given), tmp_path / "run")
     for part in (
         "norm.weight: missing",
@@ -144,7 +254,7 @@ def test_all_weights_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
 def test_weights_that_are_no_numbers_leave_nothing_behind(tmp_path: Path) -> None:
     given = tiny_llama.weights(CONFIG)
     given["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
-    with pytest.raises(UsageError, match="no finite numbers"):
+    with pytest.raises(CheckpointError, match="no finite numbers"):
         import_model(write_folder(tmp_path / "theirs", CONFIG, given), tmp_path / "run")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
 
@@ -165,7 +275,7 @@ def test_weights_that_are_no_numbers_leave_nothing_behind(tmp_path: Path) -> Non
 def test_damaged_files_are_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG))
     (theirs / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         import_model(theirs, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -174,7 +284,7 @@ def test_a_truncated_gguf_file_is_told(tmp_path: Path) -> None:
     whole = write_gguf(tmp_path / "theirs.gguf", CONFIG, tiny_llama.weights(CONFIG)).read_bytes()
     for size in (4, 8, 100, 5000, len(whole) // 2, len(whole) - 40):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
-        with pytest.raises(UsageError, match=r"cut\.gguf"):
+        with pytest.raises(CheckpointError, match=r"cut\.gguf"):
             import_model(tmp_path / "cut.gguf", tmp_path / "run")
 
 
@@ -184,22 +294,23 @@ def test_a_file_of_llama2c_that_is_not_whole_is_told(tmp_path: Path) -> None:
         (whole[:-4], "bytes, not"),
         (whole + b"more", "bytes, not"),
         (whole[:28], "bytes, not"),
-        (whole[:20], "no model that is known"),
-        (b"\xff" * 7 + whole[7:], "no model that is known"),
         ((2**24).to_bytes(4, "little") * 7, "bytes, not"),
-        (b"Call me Ishmael. Some years ago, never mind how long", "no model that is known"),
     ):
         (tmp_path / "theirs.bin").write_bytes(changed)
-        with pytest.raises(UsageError, match=rf"theirs\.bin.*{message}"):
+        with pytest.raises(CheckpointError, match=rf"theirs\.bin.*{message}"):
+            import_model(tmp_path / "theirs.bin", tmp_path / "run")
+    for changed in (whole[:20], b"\xff" * 7 + whole[7:], b"Call me Ishmael. Some years ago, never mind how long"):
+        (tmp_path / "theirs.bin").write_bytes(changed)
+        with pytest.raises(UsageError, match=r"theirs\.bin.*no model that is known"):
             import_model(tmp_path / "theirs.bin", tmp_path / "run")
     (tmp_path / "theirs.bin").write_bytes(whole)
     pieces = (tmp_path / "tokenizer.bin").read_bytes()
     for changed in (b"", pieces[:100], pieces[:-1], pieces[:8] + b"\xff" * 4 + pieces[12:]):
         (tmp_path / "tokenizer.bin").write_bytes(changed)
-        with pytest.raises(UsageError, match=r"tokenizer\.bin: no tokenizer of 300 tokens"):
+        with pytest.raises(CheckpointError, match=r"tokenizer\.bin: no tokenizer of 300 tokens"):
             import_model(tmp_path / "theirs.bin", tmp_path / "run")
     (tmp_path / "tokenizer.bin").unlink()
-    with pytest.raises(UsageError, match=r"tokenizer\.bin: missing"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.bin: missing"):
         import_model(tmp_path / "theirs.bin", tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs.bin"]
 
@@ -208,7 +319,7 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
     theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG))
     (theirs / "model.safetensors").unlink()
     (theirs / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    with pytest.raises(UsageError, match="may run code"):
+    with pytest.raises(CheckpointError, match="may run code"):
         import_model(theirs, tmp_path / "run")
     with pytest.raises(UsageError, match="may run code"):
         import_model(theirs / "pytorch_model.bin", tmp_path / "run")
@@ -218,7 +329,7 @@ def test_files_in_other_folders_are_not_read(tmp_path: Path) -> None:
     theirs = write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG), files=2)
     index = theirs / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "../../secret.safetensors"}}))
-    with pytest.raises(UsageError, match="another folder"):
+    with pytest.raises(CheckpointError, match="another folder"):
         import_model(theirs, tmp_path / "run")
 
 

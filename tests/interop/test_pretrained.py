@@ -54,7 +54,7 @@ def test_stories_have_the_logits_of_the_formulas(runs: Path) -> None:
     source = open_source(STORIES)
     tokens, at_once, steps = logits(runs / "stories", STORY)
     given = {name: source.read(name) for name in source.shapes}
-    expected = tiny_llama.logits(dict(source.config), given, tokens)
+    expected = tiny_llama.logits(source.config.model_dump(), given, tokens)
     assert apart(at_once, expected) < 1e-5 and apart(steps, expected) < 1e-5
     assert nats(at_once, tokens) < 2.0
 

@@ -219,9 +219,11 @@ NAMES = {
 }
 
 
-def write_gguf(path: Path, config: dict[str, Any], given: dict[str, Tensor]) -> Path:
+def write_gguf(
+    path: Path, config: dict[str, Any], given: dict[str, Tensor], kind: type[gguf.GGUFWriter] = gguf.GGUFWriter
+) -> Path:
     """Write a GGUF file as llama.cpp's converter does: queries and keys in the order of neighbouring pairs."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = kind(path, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

@@ -1,0 +1,77 @@
+"""The configuration of a Llama, as transformers writes it in config.json, with every value checked."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, Field
+
+from lmlong.io.checked import Checked, checked
+from lmlong.recipe import bounds
+
+Size = Annotated[int, Field(gt=0, le=bounds.WIDTH)]
+Length = Annotated[int, Field(gt=0, le=bounds.TOKENS)]
+Base = Annotated[float, Field(gt=1, le=1e12)]
+Factor = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class RopeParameters(Checked):
+    """Rotary positions: `rope_parameters` since transformers 5, `rope_scaling` before."""
+
+    rope_type: str = Field("default", validation_alias=AliasChoices("rope_type", "type"))
+    rope_theta: Base | None = None
+    factor: Factor | None = None
+    low_freq_factor: Factor | None = None
+    high_freq_factor: Factor | None = None
+    original_max_position_embeddings: Length | None = None
+
+
+class Architecture(Checked):
+    """What a config.json says of the kind of its model."""
+
+    architectures: list[str] = Field(default_factory=list)
+    model_type: str = ""
+
+
+class LlamaConfig(Checked):
+    """The values of a config.json that make a Llama."""
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)]
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    vocab_size: Annotated[int, Field(gt=0, le=bounds.VOCABULARY)] | None = None
+    max_position_embeddings: Annotated[int, Field(ge=8, le=bounds.TOKENS)] = 2048
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    rms_norm_eps: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    rope_theta: Base = 10_000.0
+    rope_parameters: RopeParameters | None = None
+    rope_scaling: RopeParameters | None = None
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def rope(self) -> RopeParameters:
+        return self.rope_parameters or self.rope_scaling or RopeParameters()
+
+
+def llama_config(file: object, values: Mapping[str, Any], keys: Mapping[str, str] | None = None) -> LlamaConfig:
+    """Return the configuration of a file. `keys` has the names that values have in the file, where they differ."""
+    return checked(LlamaConfig, file, _without_null(values), keys)
+
+
+def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values without null and without empty rope parameters, which are as good as missing."""
+    found = {}
+    for key, value in values.items():
+        if key in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
+            value = _without_null(value) or None
+        if value is not None:
+            found[key] = value
+    return found

@@ -1,0 +1,193 @@
+"""Random models of others: whole folders and GGUF files that hold hostile values, and what must hold of each."""
+
+import json
+import random
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+from safetensors.torch import save
+
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.interop.importing import import_model
+
+from .tiny_llama import CONFIG, LLAMA3, PIECES, byte_level, weights, write_gguf
+
+VALUES: list[Any] = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        300,
+        2**24,
+        2**31,
+        2**63,
+        2**64,
+        10**400,
+        0.5,
+        -0.0,
+        1e308,
+        float("nan"),
+        float("inf"),
+    ),
+    *(
+        "",
+        "x",
+        "\ud800",
+        "\0",
+        "é",
+        "x" * 3000,
+        "<s>",
+        "a b",
+        "Ġ",
+        "▁",
+        [],
+        [[]],
+        [None],
+        ["x"],
+        ["x", "y"],
+        [1, 2],
+        {},
+    ),
+    *({"": 0}, {"x": 1}, {"type": "x"}, {"type": "Sequence", "pretokenizers": []}, {"content": "<s>"}),
+]
+PRE_TOKENIZERS = [
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    {"type": "ByteLevel"},
+    {"type": "Digits", "individual_digits": True},
+    {"type": "FixedLength", "length": 0},
+    {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"},
+    {"type": "Punctuation", "behavior": "Removed"},
+    {"type": "Split", "pattern": {"Regex": ""}, "behavior": "Isolated", "invert": False},
+    {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed", "invert": True},
+    {"type": "WhitespaceSplit"},
+    {"type": "UnicodeScripts"},
+]
+EXTRA = {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 500.0}, "head_dim": 8, "mlp_bias": False}
+
+
+@cache
+def parts() -> dict[str, Any]:
+    """The files of a folder, as values."""
+    ends = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"}
+    index = {"weight_map": dict.fromkeys(weights(CONFIG), "model.safetensors")}
+    tokenizer = json.loads(byte_level().to_str())
+    return {"config": {**CONFIG, **EXTRA}, "tokenizer": tokenizer, "tokenizer_config": ends, "index": index}
+
+
+@cache
+def safetensors() -> bytes:
+    return save(weights(CONFIG))
+
+
+def places(value: Any, place: tuple[Any, ...] = (), deep: int = 4) -> list[tuple[Any, ...]]:
+    """Return where values are inside a value; of a long list or table the first few."""
+    inside = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())[
+        :12
+    ]
+    return [place, *(each for key, item in inside if deep for each in places(item, (*place, key), deep - 1))]
+
+
+def changed(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    """Return a value with another one at a place."""
+    if not place:
+        return new
+    copied = dict(value) if isinstance(value, dict) else list(value)
+    copied[place[0]] = changed(value[place[0]], place[1:], new)
+    return copied
+
+
+def nested(draw: random.Random) -> Any:
+    """Pre-tokenizers beside and inside each other."""
+    made = [draw.choice(PRE_TOKENIZERS) for _ in range(draw.choice([1, 2, 3, 50, 100]))]
+    part: Any = {"type": "Sequence", "pretokenizers": made}
+    for _ in range(draw.choice([0, 1, 2, 50])):
+        part = {"type": "Sequence", "pretokenizers": [part]}
+    return part
+
+
+def write_drawn_folder(folder: Path, draw: random.Random) -> Path:
+    """Write a folder of transformers with a few values changed."""
+    folder.mkdir()
+    files = dict(parts())
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
+        name = draw.choice(["config", "config", "tokenizer", "tokenizer", "tokenizer_config", "index"])
+        if name == "tokenizer" and isinstance(files[name], dict) and draw.random() < 0.3:
+            files[name] = {**files[name], "pre_tokenizer": nested(draw)}
+        else:
+            files[name] = changed(files[name], draw.choice(places(files[name])), draw.choice(VALUES))
+    names = {"config": "config.json", "tokenizer": "tokenizer.json", "tokenizer_config": "tokenizer_config.json"}
+    for name, file in names.items():
+        (folder / file).write_text(json.dumps(files[name]))
+    if files["index"] is not parts()["index"] or draw.random() < 0.1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(files["index"]))
+    data = safetensors()
+    if draw.random() < 0.1:
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        header = changed(header, draw.choice(places(header)), draw.choice(VALUES))
+        text = json.dumps(header).encode()
+        data = len(text).to_bytes(8, "little") + text + data[8 + size :]
+    (folder / "model.safetensors").write_bytes(data)
+    return folder
+
+
+class HostileWriter(gguf.GGUFWriter):
+    """Writes a GGUF file in which a few fields have another value, of its own type."""
+
+    draw: random.Random
+    share = 0.1
+
+    def add_key_value(self, key: str, val: Any, vtype: Any, sub_type: Any = None) -> None:
+        if self.draw.random() >= self.share:
+            super().add_key_value(key, val, vtype, sub_type)
+            return
+        kinds = gguf.GGUFValueType
+        drawn: list[tuple[Any, Any]] = [
+            *((0, kinds.UINT32), (-1, kinds.INT32), (2**63, kinds.UINT64), (True, kinds.BOOL), ("x", kinds.STRING)),
+            *(
+                (float("nan"), kinds.FLOAT32),
+                (float("inf"), kinds.FLOAT64),
+                ([1, 2], kinds.ARRAY),
+                (["x"], kinds.ARRAY),
+            ),
+            *((["x" * 3000, *PIECES], kinds.ARRAY), (["<s>"] * 300, kinds.ARRAY), ("\0é", kinds.STRING)),
+        ]
+        if self.draw.random() < 0.8:
+            super().add_key_value(key, *self.draw.choice(drawn))
+
+
+def write_drawn_gguf(path: Path, draw: random.Random) -> Path:
+    """Write a GGUF file with a few fields changed or left out."""
+    HostileWriter.draw = draw
+    return write_gguf(path, CONFIG, weights(CONFIG), HostileWriter)
+
+
+def fuzz(number: int) -> tuple[str, list[str]]:
+    """Import a drawn model; return what came of it, and complaints."""
+    draw = random.Random(number)
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        kind = draw.choice(["folder", "folder", "folder", "gguf"])
+        theirs = write_drawn_folder(root / "m", draw) if kind == "folder" else write_drawn_gguf(root / "m.gguf", draw)
+        try:
+            import_model(theirs, root / "run")
+        except (CheckpointError, UsageError) as error:
+            message = str(error)
+            printed = message == message.encode(errors="ignore").decode()
+            complaints = [] if printed and str(theirs) in message and len(message) < 5000 else [ascii(message[:1000])]
+            complaints += (
+                [] if isinstance(error, CheckpointError) else [f"exit code {error.exit_code}: {message[:1000]}"]
+            )
+            return f"{kind} refused", complaints + ["a run is left"] * (root / "run").exists()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return f"{kind} crashed", [ascii(f"{type(error).__name__}: {error}"[:1000])]
+        return f"{kind} imported", []
