@@ -49,11 +49,11 @@ def train(
         click.echo(make_plan(chosen, parse_memory(memory) if memory else None).text())
         return
 
-    from lmlong.cli.report import after_training
+    from lmlong.cli.report import after_training, next_commands
     from lmlong.training.run import run
 
     result = run(chosen, folder, resume, overwrite)
     if result.is_main_process:
-        click.echo(after_training(result))
+        click.echo(after_training(result, next_commands(result.run, chosen)))
     if result.signal is not None:
         raise SystemExit(128 + result.signal)
