@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lmlong.model.precision import Precision
     from lmlong.recipe import Recipe
 
-DEFAULT_VIEWS = "context,position,state"
+DEFAULT_VIEWS = "context,position"
 
 
 @click.command("eval")
@@ -91,13 +91,15 @@ def eval_(
     protocol     the state emptied at each window, overlapping windows, or carried
     state        norm of S, features in use, smallest denominator while it reads
 
+    The first line of the output is the verdict: bits per byte at the longest context, and the gain from the shortest.
+
     The text is what the run held out of its training, unless --data names another. Standard errors are over documents,
     or over parts of them where there are few, as of one book; a change between lengths has the error of the differences
     on the same tokens. Documents of one author, say, are alike: --cluster-by lets them count as one. For the files of
     --data, author is what stands before the first "-" of a file's name. --cache-baseline mixes the model with plain
     counts of the bigrams and trigrams that the document had before, weighted as suits the text that the run was trained
     on: what they add is what the model leaves lying. Of several runs on the same text the differences from the first
-    come first, with their paired errors. Compare runs with different tokenizers by bits per byte. An encoder is
+    come next, with their paired errors. Compare runs with different tokenizers by bits per byte. An encoder is
     measured by the perplexity of hidden tokens instead.
 
     \b

@@ -20,6 +20,9 @@ def import_(path: Path, out: Path) -> None:
     lmlong import SmolLM2-135M --out runs/smollm2
     lmlong generate runs/smollm2 --prompt 'Once upon a time'
     """
+    import shlex
+
+    from lmlong.cli.report import under_next
     from lmlong.interop.importing import import_model
 
     made = import_model(path, out)
@@ -27,3 +30,11 @@ def import_(path: Path, out: Path) -> None:
     if made.lost:
         listed = ", ".join(f"0x{byte:02X}" for byte in made.lost)
         click.echo(f"{out}: its tokenizer has no token for the bytes {listed}, and leaves them out of a text", err=True)
+    run, book = shlex.quote(str(out)), "text.sources.0.paths=my-books"
+    commands = [
+        f"lmlong generate {run} --prompt 'Once upon a time'",
+        f"lmlong eval {run} --data my-book.txt",
+        f"lmlong train adapt training.init_from={run} {book}",
+        f"lmlong convert {run} --to convert {book}",
+    ]
+    click.echo(f"\n{under_next(commands)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmlong.cli import options
+from lmlong.cli.runs import near
 
 if TYPE_CHECKING:
     from lmlong.model.base import TextModel
@@ -35,7 +36,7 @@ def info(run: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, indent=2, allow_nan=False))
     else:
-        click.echo(_lines({name: _near(value) if name == "checkpoint" else value for name, value in facts.items()}))
+        click.echo(_lines({name: near(value) if name == "checkpoint" else value for name, value in facts.items()}))
 
 
 def _installation() -> dict[str, Any]:
@@ -89,12 +90,6 @@ def _run(run: str) -> dict[str, Any]:
         **_state_health(loaded.checkpoint, step),
         "validation": _last_validation(loaded.checkpoint, step),
     }
-
-
-def _near(path: str) -> str:
-    """Return a path as seen from the current folder, where it lies in it."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _decoding(model: "TextModel") -> dict[str, str]:

@@ -114,10 +114,28 @@ def _run(words: list[str]) -> int:
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        known = _option_of_recipe(error, words) if isinstance(error, click.NoSuchOption) else None
+        (known or error).show()
         return error.exit_code
     except LmlongError as error:
         return _tell(error)
+
+
+def _option_of_recipe(error: click.NoSuchOption, words: list[str]) -> click.UsageError | None:
+    """Return the error that shows how an option of a recipe is written, where one was given with dashes."""
+    takes_overrides = error.ctx and any(parameter.name == "overrides" for parameter in error.ctx.command.params)
+    if not takes_overrides:
+        return None
+    from lmlong.recipe.mistakes import paths_of
+
+    number = next((n for n, word in enumerate(words) if word.partition("=")[0] == error.option_name), len(words))
+    written = [word.partition("=")[2] for word in words[number : number + 1]] + words[number + 1 : number + 2]
+    value = next((word for word in written if word and not word.startswith("-")), "VALUE")
+    if not (paths := paths_of(error.option_name.lstrip("-"))):
+        return None
+    keys = " or ".join(f"{path}={value}" for path in paths)
+    message = f"No such option '{error.option_name}'. Options of a recipe have no dashes: {keys}"
+    return click.UsageError(message, ctx=error.ctx)
 
 
 def _code_of(error: Exception) -> int | None:

@@ -1,13 +1,36 @@
 """The message at the end of a training run."""
 
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from textwrap import indent
 
+from lmlong.cli.runs import near
 from lmlong.data.baselines import Baselines
+from lmlong.recipe import Files, Recipe
 from lmlong.training.run import TrainingResult
 
 
-def after_training(result: TrainingResult, sample: str = "") -> str:
-    """Return the result, a sample of the model's text and what to try next, or the step of a stopped run."""
+def next_commands(run: Path, recipe: Recipe) -> list[str]:
+    """Return the commands to try on the run of a recipe."""
+    words = [str(run), *(word for plugin in recipe.plugins for word in ("--plugin", near(plugin)))]
+    paths = [path for source in recipe.text.sources if isinstance(source, Files) for path in source.paths]
+    if recipe.objective == "masked":
+        commands = [["eval", *words]]
+    elif logs := [near(path) for path in paths if Path(path).suffix == ".log"]:
+        commands = [["score", *words, logs[0], "--above", "8"], ["eval", *words]]
+    else:
+        commands = [["generate", *words], ["eval", *words]]
+    return [shlex.join(["lmlong", *each]) for each in commands]
+
+
+def under_next(commands: Sequence[str]) -> str:
+    """Return commands as the last lines of a message."""
+    return "\n".join(["next:", *(f"  {command}" for command in commands)])
+
+
+def after_training(result: TrainingResult, sample: str = "", commands: Sequence[str] = ()) -> str:
+    """Return the result, a sample of the model's text and the commands to try next, or the step of a stopped run."""
     found = result.validation
     if found is None and result.signal is None:
         more = "Raise training.steps, tokens or minutes to go on."
@@ -16,15 +39,13 @@ def after_training(result: TrainingResult, sample: str = "") -> str:
         return f"stopped after step {result.step}, saved in {result.run}. Go on with --resume auto."
     if result.baselines is None:
         lines = [f"validation   perplexity {found.perplexity:.3f} on {found.tokens:,} hidden tokens of held-out text"]
-        further = [f"  lmlong eval {result.run}"]
     else:
         lines = [
             f"validation   {found.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
             *_baselines(result.baselines),
         ]
-        further = [f"  lmlong generate {result.run}", f"  lmlong eval {result.run}"]
     shown = ["", "sample:", indent(sample.strip("\n"), "  ")] if sample.strip() else []
-    return "\n".join([*lines, *shown, "", "next:", *further])
+    return "\n".join([*lines, *shown, *(["", under_next(commands)] if commands else [])])
 
 
 def _part(result: TrainingResult) -> str:

@@ -1,6 +1,7 @@
 """The runs that a command measures, one after the other, each with its text."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -32,6 +33,12 @@ def tell_left_out(data: Sequence[str]) -> None:
     left_out = find_files(list(data), "text").left_out
     for line in notes({"left_out": by_reason(left_out)}):
         click.echo(f"--data: {line}", err=True)
+
+
+def near(path: str) -> str:
+    """Return a path as seen from the current folder, where it is below that."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def run_name(run: str) -> str:

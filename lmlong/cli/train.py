@@ -53,12 +53,12 @@ def train(
         click.echo(make_plan(chosen, parse_memory(memory) if memory else None).text())
         return
 
-    from lmlong.cli.report import after_training
+    from lmlong.cli.report import after_training, next_commands
     from lmlong.training.run import run
 
     result = run(chosen, folder, resume, overwrite)
     if result.is_main_process:
-        click.echo(after_training(result, _sample(result)))
+        click.echo(after_training(result, _sample(result), next_commands(result.run, chosen)))
     if result.signal is not None:
         raise SystemExit(128 + result.signal)
 

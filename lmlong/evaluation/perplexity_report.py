@@ -25,13 +25,41 @@ HEALTH = [
     Column("smallest denominator", 24, ".3g"),
 ]
 
+CLEAR = 2
+"""Standard errors that a gain must exceed to be reported as one."""
+
 
 def table(reports: Sequence[PerplexityReport]) -> str:
-    """Return how the reports differ, then each, under one another, at most 80 columns wide but for the names."""
+    """Return the verdicts, how the reports differ, then each, at most 80 columns wide but for the names."""
     marked = any(point.length == report.trained_length for report in reports for point in report.context)
     notes = ["", "* the length it was trained at"] if marked else []
-    sections = ["\n".join(differences.lines(each)) for each in differences.of(reports)]
+    verdicts = [line for report in reports if (line := verdict(report))]
+    sections = ["\n".join(verdicts)] if verdicts else []
+    sections += ["\n".join(differences.lines(each)) for each in differences.of(reports)]
     return "\n".join(["\n\n".join([*sections, *map(_section, reports)]), *notes])
+
+
+def verdict(report: PerplexityReport) -> str:
+    """Return the bits per byte at the longest context, and the gain from the shortest one, as one line; an empty string
+    where no context was measured."""
+    if not report.context:
+        return ""
+    shortest, longest = report.context[0], report.context[-1]
+    value, error = bits(longest.sums)
+    if not math.isfinite(value):
+        return ""
+    line = f"{report.name}: {_with_error(value, error)} bits/byte at {name_length(longest.length)}"
+    if shortest.length == longest.length:
+        return line
+    gain, error = shortest.sums.bits_above(longest.sums)
+    if abs(gain) <= CLEAR * error:
+        return f"{line}, no clear gain over {name_length(shortest.length)}"
+    better = "better" if gain > 0 else "worse"
+    return f"{line}, {_with_error(abs(gain), error)} {better} than at {name_length(shortest.length)}"
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) else "")
 
 
 def _section(report: PerplexityReport) -> str:

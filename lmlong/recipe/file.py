@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from lmlong.recipe.overrides import BadOverride, Override, from_item, parse, pla
 from lmlong.recipe.root import FORMAT, Recipe, recipe_class
 from lmlong.recipe.start import with_start
 from lmlong.recipe.yaml import LARGEST, BrokenYAML, Document, KeyPath, at, dotted
+
+SUFFIXES = (".yaml", ".yml")
 
 ATTENTION: KeyPath = ("model", "attention")
 
@@ -43,8 +46,9 @@ def find(name_or_path: str) -> Path:
         return path
     hint = nearest(path.stem, shipped) or f" Shipped recipes: {', '.join(shipped)}."
     if path.is_dir():
-        raise RecipeError([f"{name_or_path}: is a folder. Name the recipe file in it."])
-    if path.name != name_or_path or path.suffix in (".yaml", ".yml"):
+        remedy = "Name the recipe file in it, or train on its texts"
+        raise RecipeError([f"{name_or_path}: is a folder. {remedy}: {_training_on(path, 'library')}."])
+    if path.name != name_or_path or path.suffix in SUFFIXES:
         raise RecipeError([f"{name_or_path}: there is no such file.{hint}"])
     raise RecipeError([f"{name_or_path}: no recipe of that name.{hint}"])
 
@@ -144,6 +148,21 @@ def dump(recipe: Recipe) -> str:
 
 def _compose(file: Path) -> Document:
     """Return the document in a file, which must hold sections."""
+    try:
+        return _parse(file)
+    except RecipeError:
+        if file.suffix in SUFFIXES or not file.is_file() or not os.access(file, os.R_OK):
+            raise
+        remedy = f"To train on it: {_training_on(file, 'book')}"
+        raise RecipeError([f"{file}: is a text or other file, not a recipe (.yaml). {remedy}."]) from None
+
+
+def _training_on(path: Path, recipe: str) -> str:
+    """Return the command that trains on a text or a folder of texts."""
+    return f"`lmlong train {recipe} {shlex.quote(f'text.sources.0.paths={path}')}`"
+
+
+def _parse(file: Path) -> Document:
     try:
         document = Document(read(file))
     except BrokenYAML as error:

@@ -11,8 +11,18 @@ from lmlong.errors import nearest
 from lmlong.recipe import Options
 from lmlong.recipe.bounds import UNSAID
 from lmlong.recipe.kinds import pattern_words
-from lmlong.recipe.reference import Shape, choices, entry, in_words, kind_of, sections, shape_of_field, takes_patterns
-from lmlong.recipe.root import recipe_class
+from lmlong.recipe.reference import (
+    Shape,
+    choices,
+    entry,
+    in_words,
+    kind_of,
+    reference,
+    sections,
+    shape_of_field,
+    takes_patterns,
+)
+from lmlong.recipe.root import Recipe, recipe_class
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, dotted, undotted
 
 LISTED, NEAREST = 8, 3
@@ -34,7 +44,9 @@ def _describe(detail: ErrorDetails, values: Any, whole: type[Options]) -> tuple[
     where, context = detail["loc"], detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
         path, section = _follow(where[:-1], values, whole)
-        return (*path, where[-1]), "unknown key." + _hint(where[-1], path, list(sections(section)[0].model_fields))
+        return (*path, where[-1]), "unknown key." + _hint(
+            where[-1], path, list(sections(section)[0].model_fields), whole
+        )
     path, shape = _follow(where, values, whole)
     value = at(values, path)
     if value is UNREADABLE or not shape.types:
@@ -89,14 +101,27 @@ def _not_one_of(value: Any, words: list[str]) -> str:
     return f"{_show(value)} is not one of {', '.join(words)}.{nearest(value, words)}"
 
 
-def _hint(key: object, section: KeyPath, known: list[str]) -> str:
+def _hint(key: object, section: KeyPath, known: list[str], whole: type[Options]) -> str:
     """Return the known key that was probably meant, all of a short section, or the nearest of a long one."""
+    if issubclass(whole, Recipe) and (paths := paths_of(str(key), whole)):
+        return f" Did you mean {' or '.join(map(repr, paths))}?"
     if len(known) <= LISTED:
         return nearest(key, known) or f" Known here: {', '.join(known)}."
     close = get_close_matches(str(key), known, n=NEAREST, cutoff=0)
     name = dotted(tuple("N" if isinstance(part, int) else part for part in section))
     all_of_them = f"`lmlong recipe options{' ' + name if name else ''}` lists all"
     return nearest(key, known) or f" Nearest here: {', '.join(close)}; {all_of_them}."
+
+
+def paths_of(name: str, recipe: type[Recipe] | None = None) -> list[str]:
+    """Return the full paths of the options of a name, such as training.steps for steps: those of the outermost sections
+    that have one, unless these are many."""
+    wanted = name.replace("-", "_")
+    keys = dict.fromkeys(option.key.replace(".N.", ".0.") for option in reference(recipe))
+    paths = [key for key in keys if "." in key and key.rpartition(".")[2] == wanted]
+    least = min((path.count(".") for path in paths), default=0)
+    outer = [path for path in paths if path.count(".") == least]
+    return outer if len(outer) <= NEAREST else []
 
 
 def _show(value: Any) -> str:

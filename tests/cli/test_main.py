@@ -152,3 +152,24 @@ def test_output_is_utf8_wherever_it_goes(tmp_path: Path) -> None:
     recipe.write_text("# é\nname: ü\ntraining: {steps: 1}\n", encoding="utf-8")
     done = run("recipe", "show", str(recipe), env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
     assert (done.stdout, done.returncode) == (recipe.read_text(encoding="utf-8"), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "quickstart", "--steps", "100"), "Options of a recipe have no dashes: training.steps=100"),
+        (("train", "quickstart", "--learning-rate=3"), "Options of a recipe have no dashes: training.learning_rate=3"),
+        (("recipe", "check", "quickstart", "--width"), "Options of a recipe have no dashes: model.width=VALUE"),
+        (("train", "quickstart", "--overwrit"), "Did you mean '--overwrite'?"),
+        (("eval", "x", "--steps", "3"), "No such option '--steps'."),
+    ],
+)
+def test_an_option_of_a_recipe_with_dashes_is_told_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lmlong", *words])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert message in error and ("dashes" in message) == ("dashes" in error)

@@ -35,7 +35,7 @@ def without_speed(printed: str) -> str:
 def test_the_table_is_all_of_standard_output(run: Path) -> None:
     done = evaluated(run, "--lengths", "32,64,4k", *FEW)
     loaded = load(run, "cpu")
-    options = PerplexityOptions(lengths=(32, 64), min_documents=1)
+    options = PerplexityOptions(("context", "position"), lengths=(32, 64), min_documents=1)
     expected = table([measure_perplexity(str(run), loaded, validation_text(loaded), options)])
     assert without_speed(done.stdout) == without_speed(expected + "\n")
     assert done.stderr == f"{run}: fewer than 1 documents reach 4k: left out\n"
@@ -102,8 +102,8 @@ def test_files_of_data_that_are_not_read_are_told(run: Path, tmp_path: Path, mon
 
 def test_a_name_under_runs_is_shown_as_that(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parents[1])
-    assert evaluated("runs/tiny/", "--lengths", "10", *FEW).stdout.startswith("tiny\n")
-    assert evaluated("tiny", "--lengths", "10", *FEW).stdout.startswith("tiny\n")
+    assert evaluated("runs/tiny/", "--lengths", "10", *FEW).stdout.startswith("tiny: ")
+    assert evaluated("tiny", "--lengths", "10", *FEW).stdout.startswith("tiny: ")
 
 
 def test_the_difference_of_two_runs_comes_first_with_its_paired_error(run: Path, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_the_difference_of_two_runs_comes_first_with_its_paired_error(run: Path,
     shutil.copytree(run, other, symlinks=True)
     words = ("--lengths", "16", "--by", "context,position", *FEW)
     same, rounded = evaluated(run, other, *words), evaluated(run, other, *words, "--weights", "bf16", "--json", "-")
-    assert same.stdout.splitlines()[0].endswith("in bits/byte on the same bytes of 2 documents:")
-    assert same.stdout.splitlines()[3].split()[:3] == ["16", "+0.0000", "0.0000"]
+    assert same.stdout.splitlines()[3].endswith("in bits/byte on the same bytes of 2 documents:")
+    assert same.stdout.splitlines()[6].split()[:3] == ["16", "+0.0000", "0.0000"]
     (found,) = json.loads(rounded.stdout)["differences"]
     assert (found["run"], found["base"]) == (str(other), str(run))
     assert [(row["length"], row["difference"], row["documents"]) for row in found["rows"]] == [(16, 0, 2), (None, 0, 2)]

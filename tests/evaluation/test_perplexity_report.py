@@ -17,6 +17,8 @@ SECOND = dataclasses.replace(SOFTMAX, context=[AtLength(256, sums(2.0, 2.1), 1.0
 REPORTS = [LINEAR, SECOND]
 
 EXPECTED = """\
+linear: 0.7033 ± 0.0180 bits/byte at 1k, 0.0541 ± 0.0180 better than at 256
+
 softmax minus linear: no targets in common. Give --lengths.
 
 linear
@@ -60,6 +62,26 @@ by context: the same 1,000 tokens of 1 document each time
 def test_the_table() -> None:
     assert table([LINEAR, SOFTMAX]) == EXPECTED
     assert max(map(len, EXPECTED.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("context", "verdict"),
+    [
+        ([(1024, (1.9, 2.0))], "linear: 0.7033 ± 0.0180 bits/byte at 1k"),
+        ([(256, (1.9, 2.0)), (4096, (1.8, 2.1))], "linear: 0.7033 ± 0.0541 bits/byte at 4k, no clear gain over 256"),
+        (
+            [(256, (1.9, 2.0)), (512, (9.0, 9.0)), (4096, (2.0, 2.1))],
+            "linear: 0.7394 ± 0.0180 bits/byte at 4k, 0.0361 ± 0.0000 worse than at 256",
+        ),
+        ([(1024, (2.0,))], "linear: 0.7213 bits/byte at 1k"),
+        ([], None),
+    ],
+)
+def test_the_first_line_is_the_verdict(context: list[tuple[int, tuple[float, ...]]], verdict: str | None) -> None:
+    at = [AtLength(length, sums(*nats), 1.0) for length, nats in context]
+    first = table([dataclasses.replace(LINEAR, context=at)]).splitlines()[0]
+    assert first == (verdict or "linear")
+    assert len(first) <= 80
 
 
 def test_a_run_trained_with_carried_states_says_so() -> None:

@@ -203,13 +203,32 @@ def test_a_number_is_a_position_in_lists_only(here: Path) -> None:
         ("zzz", f"zzz: no recipe of that name. Shipped recipes: {', '.join(shipped_recipes())}."),
         ("quickstart.yaml", "quickstart.yaml: there is no such file. Did you mean 'quickstart'?"),
         ("a/zzz", f"a/zzz: there is no such file. Shipped recipes: {', '.join(shipped_recipes())}."),
-        (".", ".: is a folder. Name the recipe file in it."),
+        (
+            ".",
+            ".: is a folder. Name the recipe file in it, or train on its texts: `lmlong train library "
+            "text.sources.0.paths=.`.",
+        ),
     ],
 )
 def test_a_recipe_that_is_not_there(here: Path, name: str, complaint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load(name)
     assert caught.value.mistakes == [complaint]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"*** Chapter 1 ***\n", b"Hello: there: again\n", b"One line of text.\n", b"caf\xe9\n", b"x" * (2 << 20), b""],
+    ids=["alias", "colons", "words", "latin", "long", "empty"],
+)
+def test_a_text_in_the_place_of_a_recipe_is_told_from_one(here: Path, text: bytes) -> None:
+    (here / "my book.txt").write_bytes(text)
+    with pytest.raises(RecipeError) as error:
+        load("my book.txt")
+    assert str(error.value) == (
+        "my book.txt: is a text or other file, not a recipe (.yaml). To train on it: `lmlong train book "
+        "'text.sources.0.paths=my book.txt'`."
+    )
 
 
 def test_a_dict_of_sections_is_what_a_file_of_them_is(here: Path) -> None:

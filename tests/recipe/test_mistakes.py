@@ -372,3 +372,19 @@ def test_a_pattern_in_one_word_is_a_list(tmp_path: Path) -> None:
     assert load(file, ["model.attention.kind=window"]).model.attention.kind == "window"
     assert load(file, ["model.attention.kind=1window"]).model.attention.kind == "window"
     assert load(file, ["model.attention.kind=2window"]).model.attention.kind == ["window", "window"]
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("steps=100", "Did you mean 'training.steps'?"),
+        ("model.learning-rate=1", "Did you mean 'training.learning_rate'?"),
+        ("width=64", "Did you mean 'model.width'?"),
+        ("text.column=x", "Did you mean 'text.sources.0.column'?"),
+        ("training.stepz=1", "Did you mean 'steps'?"),
+    ],
+)
+def test_an_unknown_key_that_is_the_name_of_an_option_elsewhere(override: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load("quickstart", [override])
+    assert str(error.value) == f"{override}: unknown key. {hint}"
