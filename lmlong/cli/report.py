@@ -23,8 +23,13 @@ def after_training(result: TrainingResult, sample: str = "") -> str:
             *_baselines(result.baselines),
         ]
         further = [f"  lmlong generate {result.run}", f"  lmlong eval {result.run}"]
-    shown = ["", "sample:", indent(sample.strip("\n"), "  ")] if sample.strip() else []
-    return "\n".join([*lines, *shown, "", "next:", *further])
+    return "\n".join([*lines, *_sample(sample), "", "next:", *further])
+
+
+def _sample(text: str) -> list[str]:
+    """Return the lines that show a model's text, without characters that a terminal would act on."""
+    shown = "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
+    return ["", "sample:", indent(shown.strip("\n"), "  ")] if shown.strip() else []
 
 
 def _part(result: TrainingResult) -> str:
