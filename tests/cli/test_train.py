@@ -93,6 +93,16 @@ def test_the_end_of_a_run_names_the_commands_to_try_next(folder: Path) -> None:
     assert "gzip -9" in result.stdout and "bits per byte" in result.stdout
 
 
+def test_the_end_of_a_run_shows_a_sample_that_leaves_the_terminal_alone(folder: Path) -> None:
+    result = lmlong("train", "mine.yaml", *TINY)
+    _, _, rest = result.stdout.partition("\nsample:\n")
+    sample, _, _ = rest.partition("\n\nnext:\n")
+    assert len(sample) > 20 and all(line.startswith("  ") for line in sample.splitlines() if line)
+    assert all(character.isprintable() or character in "\n\t" for character in sample)
+    again = lmlong("train", "mine.yaml", *TINY, "--resume", "auto")  # nothing was trained
+    assert "sample:" not in again.stdout and "sample:" not in lmlong("train", "mine.yaml", *TINY, "--dry-run").stdout
+
+
 def test_a_dry_run_leaves_nothing_behind(folder: Path) -> None:
     result = lmlong("train", "mine.yaml", *TINY, "--dry-run")
     assert result.returncode == 0

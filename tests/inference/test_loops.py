@@ -12,6 +12,7 @@ from loops import find_loop
 from torch import Tensor
 
 from lmlong.cli.generate import generate
+from lmlong.inference.first_sample import first_sample
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler, sample_each
 from lmlong.inference.session import repeat_rows
@@ -69,8 +70,18 @@ def test_the_commands_of_a_first_visit_write_no_loop(looping_run: Path) -> None:
         assert all(len(text) > 100 for text in texts) and loops(texts) == 0
 
 
-def test_a_sample_while_training_and_after_it_has_no_loop(loaded: TrainedLanguageModel) -> None:
+def test_samples_while_training_and_after_it_have_no_loop(loaded: TrainedLanguageModel, looping_run: Path) -> None:
     assert not find_loop(write_sample(loaded.model, loaded.tokenizer, 200, seed=0))
+    text = first_sample(looping_run)
+    assert text.startswith("klmno") and not find_loop(text)
+
+
+def test_there_is_no_first_sample_of_what_cannot_be_loaded_quickly(
+    looping_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert first_sample(tmp_path / "none") == ""
+    monkeypatch.setattr("lmlong.inference.first_sample.LARGEST", 1000)
+    assert first_sample(looping_run) == ""
 
 
 def test_each_row_has_a_history_of_its_own_whatever_the_others_are() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
@@ -51,6 +52,18 @@ def test_an_answer_follows_all_that_was_said(tmp_path: Path, template: str) -> N
         fresh = sessions.prefill(loaded.model, [tokens])
         one, other = (sessions.next_logits(loaded.model, session)[0] for session in (talk._session, fresh))
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_an_answer_takes_single_options_of_sampling(tmp_path: Path) -> None:
+    loaded = model(tmp_path)
+
+    def answer(*options: Any, **single: Any) -> str:
+        return "".join(loaded.conversation().say("The fox?", *options, max_tokens=30, **single))
+
+    assert answer(temperature=0.5, seed=3) == answer(Sampling(temperature=0.5), seed=3) != answer(seed=3)
+    assert answer(Sampling(temperature=0.5, seed=3)) == answer(temperature=0.5, seed=3)
+    with pytest.raises(UsageError, match="top_p: 2 is out of range"):
+        loaded.conversation().say("The fox?", top_p=2)
 
 
 def test_no_message_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from data.tokenizer_draws import draw_text
 from interop import tiny_llama
 from interop.exported import FORMS, text, write_run
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder
+from looping import write_looping_run
+from loops import find_loop
 from torch import Tensor
 
 import lmlong
@@ -24,6 +26,7 @@ from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokeniz
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.hf.export import export_hf
 from lmlong.interop.importing import import_model
+from lmlong.model.sampling_options import DEFAULTS
 
 PROMPTS = (150, 90, 31)
 """Tokens of prompts that are read as one batch."""
@@ -66,10 +69,11 @@ def test_transformers_has_the_same_logits_and_writes_the_same(
     found = theirs(padded, attention_mask=mask).logits
     rows = zip(found, expected, PROMPTS, strict=True)
     assert all(apart(row[-size:], alone[:size]) < 1e-5 for row, alone, size in rows)
-    written = theirs.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=-1)
+    greedily = {"do_sample": False, "no_repeat_ngram_size": 0}
+    written = theirs.generate(padded, attention_mask=mask, max_new_tokens=12, eos_token_id=-1, **greedily)
     for row, prompt, size in zip(written, ids, PROMPTS, strict=True):
         assert row[-12:].tolist() == greedy(ours, prompt[:size], 12)
-    beams = {"num_beams": 3, "do_sample": False, "max_new_tokens": 6, "eos_token_id": -1}
+    beams = {"num_beams": 3, "max_new_tokens": 6, "eos_token_id": -1, **greedily}
     alone, *_ = theirs.generate(padded[1:2, -90:], **beams)
     assert theirs.generate(padded, attention_mask=mask, **beams)[1, -6:].tolist() == alone[-6:].tolist()
     assert theirs.generate(padded, attention_mask=mask, do_sample=True, max_new_tokens=4).shape == (3, 154)
@@ -130,7 +134,8 @@ import sys
 sys.modules["lmlong"] = None
 from transformers import pipeline
 write = pipeline("text-generation", sys.argv[1], trust_remote_code=True)
-told = write("abcabc", max_new_tokens=8, do_sample=False, return_full_text=False)
+greedily = {"do_sample": False, "no_repeat_ngram_size": 0}
+told = write("abcabc", max_new_tokens=8, return_full_text=False, **greedily)
 print(write.tokenizer(told[0]["generated_text"], add_special_tokens=False)["input_ids"])
 """
     cache = {"HF_HOME": str(tmp_path / "home"), "PATH": "", "HF_HUB_OFFLINE": "1"}
@@ -140,6 +145,23 @@ print(write.tokenizer(told[0]["generated_text"], add_special_tokens=False)["inpu
     expected = ByteTokenizer().decode(greedy(ours, torch.tensor([256, *b"abcabc"]), 8))
     told = json.loads(done.stdout.splitlines()[-1])
     assert ByteTokenizer().decode(told) == expected.encode("utf-8", "replace").decode()
+
+
+@pytest.mark.interop
+def test_its_defaults_write_no_loop(tmp_path: Path, transformers: Any) -> None:
+    write_looping_run(tmp_path / "run")
+    export_hf(str(tmp_path / "run"), tmp_path / "hf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    chosen = model.generation_config
+    assert (chosen.do_sample, chosen.temperature, chosen.top_k, chosen.top_p) == (True, DEFAULTS.temperature, 0, 1.0)
+
+    inputs = tokenizer(["klm"] * 5, return_tensors="pt")
+    transformers.set_seed(0)
+    texts = tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=100), skip_special_tokens=True)
+    assert len(set(texts)) == 5 and not any(map(find_loop, texts))
+    looping = model.generate(**inputs, max_new_tokens=100, no_repeat_ngram_size=0)
+    assert all(map(find_loop, tokenizer.batch_decode(looping, skip_special_tokens=True)))
 
 
 def trained(algorithm: Any) -> Tokenizer:

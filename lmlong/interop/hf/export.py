@@ -13,9 +13,20 @@ from lmlong.interop.hf.card import model_card
 from lmlong.interop.hf.tokenizer import UNBOUNDED, tokenizer_files
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.sampling_options import DEFAULTS
 from lmlong.model.state_size import state_size
 
 MODULE = Path(__file__).with_name(f"{configs.MODULE}.py")
+SAMPLING = {
+    "do_sample": True,
+    "temperature": DEFAULTS.temperature,
+    "top_k": DEFAULTS.top_k or 0,  # 0: all; without it transformers takes 50
+    "top_p": DEFAULTS.top_p,
+    "no_repeat_ngram_size": DEFAULTS.dry_allowed_length + 1,
+}
+"""The defaults of sampling in the terms of transformers, which has no DRY: it forbids the repeats that DRY makes less
+likely."""
+
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -35,7 +46,7 @@ def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) 
     dtype = DTYPES[NAMES[next(iter(weights.values())).dtype]]
     files = {
         "config.json": as_json({**config, **ends(tokenizer), "dtype": dtype}),
-        "generation_config.json": as_json(ends(tokenizer)),
+        "generation_config.json": as_json({**ends(tokenizer), **SAMPLING}),
         **tokenizer_files(tokenizer, longest),
         **module,
         "README.md": model_card(folder.name, source, state, evaluation),

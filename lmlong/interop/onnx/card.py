@@ -9,6 +9,7 @@ import numpy as np
 from lmlong.interop.card import card
 from lmlong.interop.exporting import Source
 from lmlong.interop.onnx.graph import State
+from lmlong.model.sampling_options import DEFAULTS
 
 USE = """## Use
 
@@ -29,17 +30,24 @@ session = onnxruntime.InferenceSession(folder / "model.onnx")
 def read(ids, state):
 {read}
 
+def repeats(ids):  # the tokens that followed the last {length} tokens before, and would begin a loop
+    return [ids[end] for end in range({length}, len(ids)) if ids[end - {length} : end] == ids[-{length}:]]
+
+
 state = {{part["input"]: np.zeros([1, *part["shape"]], part["dtype"]) for part in config["state"]}}
 ids = tokenizer.encode("Once upon a time").ids
 for begin in range(0, len(ids), 256):
     logits, state = read(ids[begin : begin + 256], state)
+draw, written = np.random.default_rng(0), []
 for _ in range(100):
-    token = int(logits.argmax())
+    logits[repeats(written)] = -np.inf
+    chances = np.exp((logits - logits.max()).astype("float64") / {temperature})
+    token = int(draw.choice(len(chances), p=chances / chances.sum()))
     if token == config["eos_token_id"]:
         break
-    ids.append(token)
+    written.append(token)
     logits, state = read([token], state)
-print(tokenizer.decode(ids))
+print(tokenizer.decode(ids + written))
 ```
 """
 READ = """    logits, *after = session.run(None, {"ids": np.array([ids]), **state})
@@ -79,7 +87,8 @@ def model_card(name: str, source: Source, states: Sequence[State], evaluation: d
     """Return the text."""
     growing = [state for state in states if 0 in state.shape]
     in_place = any(state.in_place for state in states)
-    use = USE.format(folder=name, read=READ_IN_PLACE if in_place else READ)
+    sampling = {"temperature": DEFAULTS.temperature, "length": DEFAULTS.dry_allowed_length}
+    use = USE.format(folder=name, read=READ_IN_PLACE if in_place else READ, **sampling)
     size = (GROWING if growing else CONSTANT).format(size=_size(growing or states))
     sections = [use, CALLS + size + (IN_PLACE if in_place else "")]
     return card(name, source, "onnx", ["onnx"], sections, evaluation)
