@@ -44,19 +44,13 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
             f"validation   {found.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
             *_baselines(result.baselines),
         ]
-<<<<<<< HEAD
-    shown = ["", "sample:", indent(sample.strip("\n"), "  ")] if sample.strip() else []
-    return "\n".join([*lines, *shown, *(["", under_next(commands)] if commands else [])])
-=======
-        further = [f"  lmlong generate {result.run}", f"  lmlong eval {result.run}"]
-    return "\n".join([*lines, *_sample(sample), "", "next:", *further])
+    return "\n".join([*lines, *_sample(sample), *(["", under_next(commands)] if commands else [])])
 
 
 def _sample(text: str) -> list[str]:
     """Return the lines that show a model's text, without characters that a terminal would act on."""
     shown = "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
     return ["", "sample:", indent(shown.strip("\n"), "  ")] if shown.strip() else []
->>>>>>> sampling
 
 
 def _part(result: TrainingResult) -> str:
