@@ -16,7 +16,7 @@ from typing import Any
 
 from lmlong.data.huggingface_file import parts_of, pieces_of, reading, unwrapped
 from lmlong.data.sentencepiece_model import SPACE
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizer import CannotEncode, Tokenizer
 from lmlong.errors import UsageError
 
 PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x41> \u2581 12345 end "
@@ -77,16 +77,29 @@ class HuggingFaceTokenizer(Tokenizer):
             if number % 2:
                 tokens.extend(self._bytes[byte] for byte in run.encode("utf-8", "surrogatepass"))
             elif run:
-                tokens.extend(self._encoder.encode(run, add_special_tokens=False).ids)
+                with _without_panic():
+                    tokens.extend(self._encoder.encode(run, add_special_tokens=False).ids)
         return tokens
 
     def encode_parts(self, texts: list[str]) -> list[list[int]]:
         texts = [self.representable(text) for text in texts]
         safe = [not self._unsafe.search(text) for text in texts]
-        with _one_thread():  # without offsets, which take a third of the time of `encode`
+        with _one_thread(), _without_panic():  # without offsets, which take a third of the time of `encode`
             found = self._encoder.encode_batch_fast(list(compress(texts, safe)), add_special_tokens=False)
         encoded = iter(found)
         return [next(encoded).ids if one else self.encode_part(text) for text, one in zip(texts, safe, strict=True)]
+
+
+@contextmanager
+def _without_panic() -> Iterator[None]:
+    """Raise CannotEncode where the library panics, as on a regular expression that takes too many steps: what it raises
+    is not an Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise CannotEncode from error
 
 
 @contextmanager

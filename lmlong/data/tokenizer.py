@@ -39,6 +39,13 @@ LOSSLESS = "lmlong.lossless"
 codecs.register_error(LOSSLESS, _keep_surrogates)
 
 
+class CannotEncode(UsageError):
+    """A text that a tokenizer has no tokens for, since its library failed on it."""
+
+    def __init__(self) -> None:
+        super().__init__("The tokenizer of this model cannot encode this text. Use other text, or another model.")
+
+
 class Tokenizer(ABC):
     """A tokenizer: ids that stand for bytes, and bos and eos, which stand for the ends of a document."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from lmlong.data.character_tokenizer import UnknownCharacter
+from lmlong.data.tokenizer import CannotEncode
 from lmlong.serving.engine import Busy, Closed, EngineFailed, UnusableSession
 
 LOG = logging.getLogger("lmlong.serving")
@@ -77,6 +78,8 @@ def told(error: BaseException) -> ApiError:
         return shutting_down()
     if isinstance(error, EngineFailed):
         return not_ready(str(error))
+    if isinstance(error, CannotEncode):
+        return ApiError(400, str(error))
     if isinstance(error, UnusableSession):
         return ApiError(400, str(error), "session", "invalid_value")
     if isinstance(error, UnknownCharacter):

@@ -12,6 +12,7 @@ from serving.engines import loaded
 from serving.servers import Served, served
 
 import lmlong
+from lmlong.errors import UsageError
 from lmlong.interop.importing import import_model
 
 PANICS = "x" * 5000
@@ -43,12 +44,18 @@ def test_a_panic_of_a_library_ends_one_request(
     server: Served, path: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answer = server.post(path, **CALLS[path])
-    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
-    assert "PanicException" in caplog.text and PANICS[:100] not in caplog.text
+    assert answer.status_code == 400 and "cannot encode this text" in answer.json()["error"]["message"]
+    assert PANICS[:100] not in caplog.text + answer.text
     assert "panicked" in capfd.readouterr().err  # by Rust's own words
     assert server.client.get("/ready").status_code == 200
     assert server.texts(prompt="ab", max_tokens=2)
     assert server.post("/v1/score", text="ab").status_code == 200
+
+
+def test_a_panic_of_a_library_is_an_error_of_the_tokenizer(server: Served) -> None:
+    for encode in (server.service.trained.tokenizer.encode, server.service.trained.read):
+        with pytest.raises(UsageError, match="The tokenizer of this model cannot encode this text"):
+            encode(PANICS)
 
 
 def test_a_server_whose_engine_has_ended_is_not_ready(
