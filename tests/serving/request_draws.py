@@ -19,7 +19,18 @@ VALID: dict[str, dict[str, Any]] = {
 }
 
 KEYS = ["prompt", "max_tokens", "n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs", "stream"]
-KEYS += ["messages", "text", "stream_options", "repetition_penalty", "model", "\ud800", "\0", "x" * 5000, "best_of"]
+KEYS += [
+    "messages",
+    "text",
+    "stream_options",
+    "repetition_penalty",
+    "dry_multiplier",
+    "model",
+    "\ud800",
+    "\0",
+    "x" * 5000,
+    "best_of",
+]
 
 VALUES: list[Any] = [None, True, 0, -1, 1, 3, 1e308, 10**40, "", "a", "\ud800", "a\0", [], [[]], {}, {"a": {}}, "stop"]
 VALUES += [["a", "\udfff"], [1], ["b"] * 40, float("nan"), float("-inf"), -0.0, 5e-324, "\u20ac" * 9, [None], [{}]]
