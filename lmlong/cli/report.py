@@ -61,8 +61,10 @@ def _part(result: TrainingResult) -> str:
 
 def _baselines(found: Baselines) -> list[str]:
     """Return a line for each baseline, with what it knows."""
+    strongest, name = found.strongest, "mixing" if found.mixing else "lzma"
+    how = "by context mixing, without a network" if found.mixing else "by repeated phrases"
     return [
-        f"lzma         {found.lzma:.3f} after {found.primed_bytes:,} bytes of the training text: repeated phrases",
+        f"{name:12} {strongest.bits_per_byte:.3f} after {strongest.primed_bytes:,} bytes of the training text, {how}",
         f"unigram      {found.unigram:.3f} by how often each token occurs in the training text, without context",
         f"gzip -9      {found.gzip:.3f} on the held-out text alone, without the training text",
     ]

@@ -1,7 +1,7 @@
 """Baselines that need no model, in bits per byte of a text: numbers that anyone can repeat.
 
-gzip knows nothing but the text itself, of which a short one shows it little, so a model soon beats it. The other two
-know the training text as well, and a model that has only begun to learn does not beat them.
+gzip knows nothing but the text itself, of which a short one shows it little, so a model soon beats it. The others know
+the training text as well. The strongest is context mixing, by native code; where there is no compiler, lzma stands in.
 """
 
 import lzma
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lmlong.data.context_mixing import code_lengths
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizer import Tokenizer
 
@@ -19,11 +20,19 @@ PIECE = 1 << 16
 COUNTED = 1 << 24
 """Tokens of a source that are counted for the unigrams, evenly spread over it."""
 
-PRIMING = 1 << 21
-"""Bytes of the training text, at the least, that lzma reads first; where it has fewer, all of it."""
+PRIMING = {"mixing": 1 << 24, "lzma": 1 << 21}
+"""Bytes of the training text, at the least, that each reads first; where it has fewer, all of it."""
 
 COMPRESSED = 1 << 20
-"""Bytes of the text that lzma is measured on, about."""
+"""Bytes of the text that these are measured on, about."""
+
+
+class Primed(NamedTuple):
+    """Bits per byte of a text after training text, by a method that knows nothing else."""
+
+    bits_per_byte: float
+    bytes: int  # of the text, from its beginning, that it was measured on
+    primed_bytes: int  # of training text that was read before
 
 
 class Baselines(NamedTuple):
@@ -34,11 +43,18 @@ class Baselines(NamedTuple):
     lzma: float
     lzma_bytes: int  # of the text, from its beginning, that lzma was measured on
     primed_bytes: int  # of training text that lzma had read before
+    mixing: Primed | None = None  # context mixing; None where its code cannot be compiled
+
+    @property
+    def strongest(self) -> Primed:
+        """The one that predicts best: context mixing, or lzma in its place."""
+        return self.mixing or Primed(self.lzma, self.lzma_bytes, self.primed_bytes)
 
     @property
     def bits_per_byte(self) -> dict[str, float]:
-        """The figure of each, by name."""
-        return {"lzma": self.lzma, "unigram": self.unigram, "gzip": self.gzip}
+        """The figure of each that is reported, by name."""
+        strongest = "mixing" if self.mixing else "lzma"
+        return {strongest: self.strongest.bits_per_byte, "unigram": self.unigram, "gzip": self.gzip}
 
 
 def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer) -> Baselines:
@@ -47,6 +63,7 @@ def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFil
         gzip_bits_per_byte(text, tokenizer),
         unigram_bits_per_byte(train, weights, text, tokenizer),
         *lzma_bits_per_byte(train, weights, text, tokenizer),
+        mixing_bits_per_byte(train, weights, text, tokenizer),
     )
 
 
@@ -96,11 +113,26 @@ def lzma_bits_per_byte(
 ) -> tuple[float, int, int]:
     """Return the bits that lzma spends per byte of a text after it has read training text, and how many bytes of both:
     the size of both together less that of the training text alone."""
-    share = [int(PRIMING * weight / sum(weights)) for weight in weights]
-    primer = b"".join(_beginning(file, tokenizer, size) for file, size in zip(train, share, strict=True))
+    primer = _primer(train, weights, tokenizer, PRIMING["lzma"])
     measured = _beginning(text, tokenizer, COMPRESSED)
     both, alone = _lzma_size(primer + measured), _lzma_size(primer)
     return 8 * (both - alone) / len(measured), len(measured), len(primer)
+
+
+def mixing_bits_per_byte(
+    train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer
+) -> Primed | None:
+    """Return the bits per byte of a text by context mixing after training text; None without a compiler."""
+    primer = _primer(train, weights, tokenizer, PRIMING["mixing"])
+    measured = _beginning(text, tokenizer, COMPRESSED)
+    bits = code_lengths(primer, measured)
+    return None if bits is None else Primed(float(bits.sum(dtype=np.float64)) / len(bits), len(bits), len(primer))
+
+
+def _primer(train: Sequence[TokenFile], weights: Sequence[float], tokenizer: Tokenizer, size: int) -> bytes:
+    """Return the beginning of the training text, of each source by its weight."""
+    shares = [int(size * weight / sum(weights)) for weight in weights]
+    return b"".join(_beginning(file, tokenizer, share) for file, share in zip(train, shares, strict=True))
 
 
 def _lzma_size(data: bytes) -> int:
@@ -121,4 +153,4 @@ def _beginning(file: TokenFile, tokenizer: Tokenizer, size: int) -> bytes:
 def _text(file: TokenFile, tokenizer: Tokenizer) -> Iterator[bytes]:
     """Iterate over the text of a token file, without the ends of its documents."""
     for begin in range(0, len(file.tokens), PIECE):
-        yield tokenizer.decode_bytes(file.tokens[begin : begin + PIECE])
+        yield tokenizer.decode_bytes(file.tokens[begin : begin + PIECE].tolist())

@@ -1,12 +1,19 @@
 """Baselines without a model: what anyone can compute by hand."""
 
 import math
+from pathlib import Path
 
 import pytest
+from machine import needs_compiler
 
-from lmlong.data import baselines
+from lmlong.cli.report import after_training
+from lmlong.data import baselines, context_mixing
 from lmlong.data.token_file import TokenFile, tokens_of
 from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.model.metrics import LossTotals
+from lmlong.training.run import TrainingResult
+
+from .conftest import sentences
 
 BYTES = ByteTokenizer()
 
@@ -42,3 +49,25 @@ def test_lzma_knows_the_training_text_and_gzip_does_not() -> None:
     found = baselines.measure([text(phrase * 2)], [1.0], text(phrase), BYTES)
     assert found.lzma < 1 < found.gzip
     assert (found.lzma_bytes, found.primed_bytes) == (300, 600)
+
+
+def test_without_a_compiler_lzma_is_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_mixing, "library", lambda: None)
+    found = baselines.measure([text("a lot of text " * 9)], [1.0], text("of text"), BYTES)
+    assert found.mixing is None and found.strongest == (found.lzma, found.lzma_bytes, found.primed_bytes)
+    assert list(found.bits_per_byte) == ["lzma", "unigram", "gzip"]
+    result = TrainingResult(Path("run"), 1, LossTotals(1, 1, 1.0), found)
+    assert after_training(result).splitlines()[1].startswith(f"lzma         {found.lzma:.3f} after 126 bytes of the tr")
+
+
+@needs_compiler
+def test_context_mixing_is_the_strongest_and_reads_each_source_by_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["".join(part) for part in (sentences(9), sentences(12)[9:])]
+    found = baselines.measure([text(texts[0])], [1.0], text(texts[1]), BYTES)
+    assert found.mixing and found.mixing.bits_per_byte < found.lzma
+    assert found.mixing[1:] == tuple(len(each.encode()) for each in reversed(texts))
+    assert found.strongest == found.mixing and next(iter(found.bits_per_byte)) == "mixing"
+    monkeypatch.setattr(baselines, "PRIMING", {"mixing": 1000, "lzma": 1000})
+    monkeypatch.setattr(baselines, "PIECE", 10)
+    mixed = baselines.mixing_bits_per_byte([text(texts[0]), text(texts[1])], [1, 3], text("a"), BYTES)
+    assert mixed and 1000 <= mixed.primed_bytes < 1020

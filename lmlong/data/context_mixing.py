@@ -1,0 +1,40 @@
+"""The code length of a text by context mixing, after training text: the strongest baseline that takes seconds.
+
+native/context_mixing.cpp explains the model. It is measured as a compressor would be, in one row, so what it learns
+of a document serves it in the next.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from lmlong.native.build import Shared, compiled
+
+CODE = Path(__file__).parent / "native"
+
+MIXED = 1 << 20
+"""Bytes of the training text, its last ones, by which the weights are learned; all others are read alone."""
+
+SMALLEST_TABLE, LARGEST_TABLE = 16, 23
+"""Binary logarithms of the slots, of 16 bytes each: up to 128 MiB."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the library, compiled at its first use on a machine; None where it cannot be."""
+    return compiled(CODE, Shared({}, [], []), "the strongest baseline is lzma")
+
+
+def code_lengths(primer: bytes, text: bytes, mixed: int = MIXED) -> np.ndarray | None:
+    """Return the bits that each byte of a text takes after a primer and the bytes before it; None where native code
+    cannot be compiled."""
+    if (functions := library()) is None:
+        return None
+    data = np.frombuffer(primer + text, np.uint8)
+    bits = np.zeros(len(text), np.float32)
+    table = min(max(len(data).bit_length() - 1, SMALLEST_TABLE), LARGEST_TABLE)
+    numbers = map(ctypes.c_int64, (len(primer), len(data), table, mixed))
+    functions.code_lengths(ctypes.c_void_p(data.ctypes.data), *numbers, ctypes.c_void_p(bits.ctypes.data))
+    return bits
