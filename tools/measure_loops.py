@@ -40,10 +40,11 @@ class Repetition(NamedTuple):
     texts: int
     loops: int
     distinct: float  # share of 4-grams, mean over the texts
-    real_words: float
+    real_words: float | None  # None without data
 
     def row(self, name: str) -> str:
-        return f"| {name} | {self.loops} of {self.texts} | {self.distinct:.3f} | {self.real_words:.3f} |"
+        words = "" if self.real_words is None else f"{self.real_words:.3f}"
+        return f"| {name} | {self.loops} of {self.texts} | {self.distinct:.3f} | {words} |"
 
 
 def main() -> None:
@@ -129,7 +130,7 @@ def repetition(loaded: TrainedLanguageModel, texts: list[list[int]], words: set[
         len(texts),
         sum(find_loop(text) is not None for text in shown),
         sum(shares) / max(1, len(shares)),
-        sum(word in words for word in found) / max(1, len(found)),
+        sum(word in words for word in found) / max(1, len(found)) if words else None,
     )
 
 
