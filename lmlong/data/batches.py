@@ -45,11 +45,20 @@ class TrainingBatches:
     def batch(self, micro_step: int, rank: int = 0, ranks: int = 1) -> Arrays:
         """Return the rows of one rank in one forward pass."""
         first, turn = (0, micro_step) if self._streams else (micro_step * ranks * self._rows, 0)
-        taken = [_source_of(row, self._shares) for row in range(first, first + ranks * self._rows)]
+        taken = self._taken(first, ranks)
         time = self._time(max(self._sources[source].filled(number) for source, number in taken))
         own = taken[rank * self._rows : (rank + 1) * self._rows]
         rows = [self._sources[source].row(number, turn) for source, number in own]
         return self.collate(rows, first + rank * self._rows, time)
+
+    def length(self, micro_step: int, ranks: int = 1) -> int:
+        """Return the length to which the rows of a forward pass are padded, without reading them."""
+        taken = self._taken(0 if self._streams else micro_step * ranks * self._rows, ranks)
+        return self._time(max(self._sources[source].filled(number) for source, number in taken))
+
+    def _taken(self, first: int, ranks: int) -> list[tuple[int, int]]:
+        """Return the source and the number in it of each row of all ranks, from row `first` on."""
+        return [_source_of(row, self._shares) for row in range(first, first + ranks * self._rows)]
 
     def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
         """Return rows as a batch of length `time`; `first` is the number of its first row among all rows."""

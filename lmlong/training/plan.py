@@ -1,8 +1,12 @@
 """Plans of runs: their memory and time, by a model fitted to short steps, and how to fit them into less memory."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from lmlong.data.token_dataset import prepare
+from lmlong.data.batches import evenly
+from lmlong.data.data_module import DATA_MODULES
+from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.device import pick_device
 from lmlong.model.memory import check_memory
@@ -24,8 +28,12 @@ LEAST_GROWTH = 0.25
 """Share of the time of a short step that is taken to grow with its tokens, whatever was measured."""
 
 
+SAMPLED = 512
+"""Forward passes whose lengths are looked up, evenly over the run."""
+
+
 class StepCost(NamedTuple):
-    """The cost of one step for one process."""
+    """The cost of one step for one process: at the longest rows, and on average."""
 
     bytes: int
     seconds: float
@@ -39,10 +47,13 @@ class MemoryModel:
     and full attention grows with the square of the length.
     """
 
-    def __init__(self, recipe: Recipe, rows: int, segmented: bool):
+    def __init__(self, recipe: Recipe, rows: int, segmented: bool, lengths: Sequence[int] = ()):
+        """`lengths` are those of the rows of some forward passes, by default all of text.sequence_length."""
         self.recipe, self.rows, self.segmented = recipe, rows, segmented
+        self.lengths = Counter(lengths or [recipe.text.sequence_length])
+        self.longest = max(self.lengths)
         self.squared = not segmented and recipe.model.quadratic
-        length = recipe.training.segment or recipe.text.sequence_length
+        length = recipe.training.segment or self.longest
         self.longer = min(length, max(SHORT // rows, 128))
         self.shorter = self.longer // 2
         self.first, self.second = self._profile(exact=False)
@@ -64,14 +75,20 @@ class MemoryModel:
     def cost(self, rows: int, segment: int | None) -> StepCost:
         """Return the cost of a step, of as many sequences, that holds `segment` tokens of `rows` rows at once."""
         recipe = self.recipe
-        length = recipe.text.sequence_length
+        length = self.longest
         held = min(segment or length, length)
         parts = -(-length // held)
         growth = self.bytes_a_token * (rows * held - self.rows * self.longer)
         states = rows * self.second.state * max(parts - PROFILED_SEGMENTS, 0)
         memory = self.second.peak + growth + states + 17 * rows * length + self._distributed_bytes()
         passes = recipe.sequences_per_step // recipe.processes / rows
-        return StepCost(round(memory), passes * parts * self._seconds(rows, held) + self.second.update)
+        work = sum(count * self._row_seconds(rows, held, length) for length, count in self.lengths.items())
+        return StepCost(round(memory), passes * work / self.lengths.total() + self.second.update)
+
+    def _row_seconds(self, rows: int, held: int, length: int) -> float:
+        """Return the seconds of a forward and backward pass over `rows` rows of a length, `held` tokens at once."""
+        held = min(held, length)
+        return -(-length // held) * self._seconds(rows, held)
 
     def _seconds(self, rows: int, held: int) -> float:
         """Return the seconds of a forward and backward pass over `held` tokens of `rows` rows at once."""
@@ -107,17 +124,21 @@ class Plan(NamedTuple):
     cost: StepCost
     memory: int | None  # available bytes
     proposal: tuple[list[str], StepCost] | None  # overrides with which it fits
+    mean_length: float | None = None  # of a row, where documents make the rows differ; None for text.sequence_length
 
     @property
     def steps(self) -> int:
         """The steps that are expected, those that fit into training.minutes where these end before the others."""
         minutes = self.recipe.training.minutes
         fitting = [] if minutes is None else [max(1, round(60 * minutes / self.cost.seconds))]
-        return min([count_steps(self.recipe.training, self.tokens_per_step), *fitting])
+        return min([count_steps(self.recipe.training, self.recipe.tokens_per_step), *fitting])
 
     @property
     def tokens_per_step(self) -> int:
-        return self.recipe.tokens_per_step
+        """The tokens of a step, on average where documents make the rows differ."""
+        if self.mean_length is None:
+            return self.recipe.tokens_per_step
+        return round(self.recipe.sequences_per_step * self.mean_length)
 
     def text(self) -> str:
         """Return the plan as text."""
@@ -125,10 +146,11 @@ class Plan(NamedTuple):
         hours, minutes = divmod(round(self.steps * self.cost.seconds / 60), 60)
         disk = KEPT_CHECKPOINTS * 4 * (self.parameters + self.moments)  # float32
         about = "" if self.recipe.training.minutes is None else "about "
+        nearly = "" if self.mean_length is None else "about "
         each = " in each process" if self.recipe.processes > 1 else ""
         lines = [
             f"parameters   {self.parameters:,}",
-            f"steps        {about}{self.steps:,} of {tokens:,} tokens: {self.steps * tokens:,} tokens in all",
+            f"steps        {about}{self.steps:,} of {nearly}{tokens:,} tokens: {self.steps * tokens:,} tokens in all",
             f"time         {self.cost.seconds:.2f} s a step: {hours} h {minutes:02d} min, validation not counted",
             f"memory       {self.cost.bytes / 1e9:.2f} GB at the peak of a step{each}",
             f"disk         {disk / 1e9:.2f} GB for checkpoints",
@@ -154,12 +176,21 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     """Return the cost of a run, profiled by short steps, and the batch and segment with which it fits into `memory`."""
     tokens, training = prepare(recipe.text), recipe.training
     check_memory(recipe, tokens.tokenizer.vocabulary, pick_device(recipe.device))
-    model = MemoryModel(recipe, training.batch_size, training.segment is not None)
+    lengths = _row_lengths(recipe, tokens) if recipe.text.rows == "documents" else [recipe.text.sequence_length]
+    model = MemoryModel(recipe, training.batch_size, training.segment is not None, lengths)
     cost = model.cost(training.batch_size, training.segment)
     proposal = None
     if memory is not None:
         proposal = ([], cost) if cost.bytes <= memory else _fit(recipe, memory, model)
-    return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal)
+    mean = None if set(lengths) == {recipe.text.sequence_length} else sum(lengths) / len(lengths)
+    return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, mean)
+
+
+def _row_lengths(recipe: Recipe, tokens: TokenDataset) -> list[int]:
+    """Return the lengths of the rows of some forward passes, evenly over the run."""
+    batches, training = DATA_MODULES[recipe.objective](recipe, tokens).training(), recipe.training
+    passes = count_steps(training, recipe.tokens_per_step) * training.accumulate
+    return [batches.length(number, recipe.processes) for number in evenly(passes, min(passes, SAMPLED))]
 
 
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
@@ -173,8 +204,8 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
     if recipe.model.state_growth != "constant" or recipe.objective == "masked":
         return None  # it cannot be read in segments
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
-    model = model if model.segmented else MemoryModel(recipe, 1, segmented=True)
-    segment = 1 << (((segment or recipe.text.sequence_length) - 1).bit_length() - 1)
+    model = model if model.segmented else MemoryModel(recipe, 1, True, list(model.lengths.elements()))
+    segment = 1 << (((segment or model.longest) - 1).bit_length() - 1)
     while segment >= SHORTEST_SEGMENT:
         if (cost := model.cost(1, segment)).bytes <= memory:
             return [*batch, f"training.segment={segment}"], cost

@@ -1,9 +1,12 @@
 """What a dry run predicts, held against steps that were really taken."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from lmlong.data.data_module import DATA_MODULES
+from lmlong.data.token_dataset import prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.recipe import Recipe
@@ -39,6 +42,26 @@ def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short
     assert found.tokens_per_step == 4 * 3 * 4096 and found.steps == 12
     assert "enough with training.batch_size=2 training.accumulate=6" in found.text()
     assert of_four.seconds > 0
+
+
+def test_rows_of_documents_are_planned_by_the_lengths_that_are_trained_on(recipe_of: Recipes) -> None:
+    recipe = recipe_of("text.sequence_length=524288", "text.rows=documents", "training.batch_size=1")
+    tokens = prepare(recipe.text)
+    batches = DATA_MODULES["causal"](recipe, tokens).training()
+    lengths = plan._row_lengths(recipe, tokens)
+    assert lengths == [batches.batch(number)[0].shape[1] for number in range(12)] == [32768] * 12
+
+    model = plan.MemoryModel.__new__(plan.MemoryModel)
+    model.recipe, model.rows, model.shorter, model.longer = recipe, 1, 512, 1024
+    model.segmented, model.squared, model.bytes_a_token = True, False, 10.0
+    model.first, model.second = (StepProfile(0, work, 0.0, 0, 0, 1000) for work in (1.5, 3.0))  # of three segments
+    seconds = []
+    for lengths in ([524288], [32768], [32768, 65536], [1000, 1000]):
+        model.lengths, model.longest = Counter(lengths), max(lengths)
+        seconds.append(model.cost(1, 1024).seconds)
+    assert seconds == pytest.approx([512, 32, 48, 1000 / 1024])
+    found = plan.Plan(recipe, 1, 1, model.cost(1, 1024), None, None, 1000.0)
+    assert found.tokens_per_step == 1000 and "12 of about 1,000 tokens: 12,000 tokens in all" in found.text()
 
 
 @pytest.mark.parametrize(
