@@ -30,6 +30,7 @@ from lmlong.attention.plugin_checks import (
     problem_of_feature_map,
 )
 from lmlong.errors import LmlongError, UsageError, nearest
+from lmlong.io.files import read_ordinary
 from lmlong.recipe.file import is_file
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, AttentionInfo, FeatureMapInfo, plugins_needed
 
@@ -79,7 +80,7 @@ def plugin_hashes(attention: recipe.Attention) -> dict[str, str]:
 def _load_file(word: str) -> Plugin:
     path = _absolute(word)
     try:
-        source = Path(path).read_bytes()
+        source = read_ordinary(Path(path))
     except OSError as error:
         raise UsageError(f"{word}: cannot be read: {error.strerror}. Name the Python file of a plug-in.") from None
     digest = hashlib.sha256(source).hexdigest()

@@ -18,7 +18,7 @@ from lmlong.cli import options
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")
 @click.option(
     "--evaluation",
-    type=options.InFile(),
+    type=options.SeekableFile(),
     metavar="FILE",
     help="What `lmlong eval RUN --json FILE` told, for the card of the model.",
 )

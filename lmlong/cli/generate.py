@@ -41,7 +41,7 @@ from lmlong.model.sampling_options import MAX_TOKENS
     help="Let the prompt end anywhere, within a word too; without, its last tokens are taken as they are.",
 )
 @click.option(
-    "--load-state", type=options.InFile(), help="Go on from what `lmlong state build` or --save-state remembered."
+    "--load-state", type=options.SeekableFile(), help="Go on from what `lmlong state build` or --save-state remembered."
 )
 @click.option("--save-state", type=options.NewFile(), help="Remember prompt and printed text in this file.")
 @click.option(

@@ -45,6 +45,20 @@ class InFile(click.Path):
         return path
 
 
+class SeekableFile(InFile):
+    """A file to read that must be an ordinary one: a pipe, whose end may never come, cannot be read from anywhere."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from lmlong.io.files import check_ordinary
+
+        path: Path = super().convert(value, param, ctx)
+        try:
+            check_ordinary(path)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read ({error.strerror}). Name an ordinary file.") from None
+        return path
+
+
 class Run(click.ParamType):
     """A run folder, the name of a run, or a checkpoint, which must be there: told before torch is imported."""
 
@@ -113,7 +127,7 @@ class Length(click.ParamType):
         self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from lmlong.recipe.lengths import parse_length
+        from lmlong.recipe.lengths import parse_length, too_long
 
         length = parse_length(value) if isinstance(value, str) else value
         if length is None and str(value).lstrip("-").isdecimal():
@@ -122,6 +136,8 @@ class Length(click.ParamType):
             self.fail(f"{value!r} is no length. Write a whole number, or such as 4k or 1m (k is 1,024).", param, ctx)
         if length < self.least:
             self.fail(f"{value} is below {self.least}.", param, ctx)
+        if why := too_long(length):
+            self.fail(f"{str(value)[:40]} is {why}.", param, ctx)
         return length
 
 

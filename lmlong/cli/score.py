@@ -79,7 +79,7 @@ class Input(options.InFile):
     help="Where nothing came for so long, read the last tokens as they are; 0 for never.  [default: 1 with --follow, "
     "otherwise never]",
 )
-@click.option("--load-state", type=options.InFile(), help="Go on from what --save-state remembered.")
+@click.option("--load-state", type=options.SeekableFile(), help="Go on from what --save-state remembered.")
 @click.option("--save-state", type=options.NewFile(), help="Remember all that was read in this file.")
 @options.plot("surprise along the text")
 @options.weights

@@ -7,8 +7,6 @@ import click
 
 from lmlong.cli import options
 
-File = click.Path(dir_okay=False, path_type=Path)
-
 
 @click.group()
 def state() -> None:
@@ -19,7 +17,9 @@ def state() -> None:
 @options.run
 @click.argument("text", type=options.InFile(), metavar="TEXT")
 @click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")
-@click.option("--load-state", type=options.InFile(), help="Go on from this state instead of beginning a document.")
+@click.option(
+    "--load-state", type=options.SeekableFile(), help="Go on from this state instead of beginning a document."
+)
 @options.state_dtype
 @options.threads
 @options.device
@@ -48,7 +48,7 @@ def build(
 
 
 @state.command()
-@click.argument("file", type=File, metavar="FILE")
+@click.argument("file", type=options.SeekableFile(), metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def info(file: Path, as_json: bool) -> None:
     """Describe a state FILE: its text and the model that it belongs to.

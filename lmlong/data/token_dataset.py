@@ -4,7 +4,6 @@ A folder of the cache holds tokenizer.model, info.json, validation.tokens, train
 training source, and beside each token file the positions at which its documents begin.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from lmlong.data.tokenizer_training import tokenizer_of
 from lmlong.errors import UsageError
 from lmlong.io import manifest
 from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.files import parse_json
 from lmlong.io.manifest import Format
 
 FORMAT = Format("tokens", 4)
@@ -58,7 +58,7 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
         lambda unfinished: write(unfinished, inputs, chosen, text.duplicates, processes or cores()),
         resumable=True,
     )
-    tokens = _open(folder, [options.weight for options in text.sources])
+    tokens = _open(folder, [options.weight for options in text.sources], len(inputs))
     for entry, source in zip(inputs, tokens.info["sources"], strict=True):  # known without reading, so never cached
         source["left_out"] = by_reason(entry.source.left_out)
     _check(tokens, text)
@@ -75,15 +75,26 @@ def validation_fields(text: recipe.Text) -> list[Mapping[str, Any]]:
     ]
 
 
-def _open(folder: Path, weights: list[float]) -> TokenDataset:
+def _open(folder: Path, weights: list[float], inputs: int) -> TokenDataset:
     tokenizer = tokenizers.load(folder / "tokenizer.model")
     train = [read_tokens(folder / f"train-{number}.tokens", tokenizer) for number in range(len(weights))]
     validation = read_tokens(folder / "validation.tokens", tokenizer)
     files = manifest.read(folder, FORMAT).files
     identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
-    return TokenDataset(
-        folder, tokenizer, train, weights, validation, json.loads((folder / "info.json").read_text()), identity
-    )
+    return TokenDataset(folder, tokenizer, train, weights, validation, _read_info(folder, inputs), identity)
+
+
+def _read_info(folder: Path, inputs: int) -> dict[str, Any]:
+    """Return what was read of each source, those of validation among them, as `write` noted it."""
+    try:
+        info = parse_json((folder / "info.json").read_bytes())
+        described = info["sources"]
+        assert len(described) == inputs
+        for source in described:
+            assert isinstance(source["name"], str) and type(source["read"]["documents"]) is int
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise UsageError(f"{folder / 'info.json'}: damaged. Delete its folder, which is then made again.") from None
+    return info
 
 
 def _check(tokens: TokenDataset, text: recipe.Text) -> None:

@@ -8,6 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong.data.tokenizer import Tokenizer
+from lmlong.errors import UsageError
+
+POSITIONS = np.dtype("<i8")
+"""The type of the positions of documents."""
+
+PIECE = 1 << 20
+"""Numbers that are checked at a time."""
 
 
 class TokenFile(NamedTuple):
@@ -35,8 +42,11 @@ class Count(NamedTuple):
 
 
 def read_tokens(path: Path, tokenizer: Tokenizer) -> TokenFile:
-    """Map a token file into memory."""
-    return TokenFile(_map(path, token_type(tokenizer)), _map(starts_path(path), np.dtype("<i8")))
+    """Map a token file into memory; refuse one whose tokens or positions are out of range."""
+    dtype = token_type(tokenizer)
+    if wrong := _mistake(path, dtype, tokenizer.vocabulary):
+        raise UsageError(f"{path}: damaged, {wrong}. Delete its folder, {path.parent}, which is then made again.")
+    return TokenFile(_map(path, dtype), _map(starts_path(path), POSITIONS))
 
 
 def tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> TokenFile:
@@ -49,6 +59,24 @@ def tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> TokenFile:
 def token_type(tokenizer: Tokenizer) -> np.dtype:
     """Return the smallest type that holds every id, little-endian on every machine."""
     return np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4")
+
+
+def _mistake(path: Path, dtype: np.dtype, vocabulary: int) -> str:
+    """Return what is wrong with a token file or its positions, all of which become indices; or an empty string."""
+    size, starts = path.stat().st_size, starts_path(path)
+    if size % dtype.itemsize or starts.stat().st_size % POSITIONS.itemsize:
+        return "its size is not that of whole numbers"
+    with path.open("rb") as file:  # not mapped: pages that are read would count as memory of this process
+        while len(tokens := np.fromfile(file, dtype, PIECE)):
+            if tokens.max() >= vocabulary:
+                return f"it has tokens beyond the vocabulary of {vocabulary:,}"
+    count, last = size // dtype.itemsize, -1
+    with starts.open("rb") as file:
+        while len(positions := np.fromfile(file, POSITIONS, PIECE)):
+            if (last < 0 and positions[0] != 0) or (np.diff(positions, prepend=last) <= 0).any():
+                return "the positions of its documents do not increase from 0"
+            last = int(positions[-1])
+    return "" if last < count and (last >= 0 or not count) else "the positions of its documents are not within it"
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:

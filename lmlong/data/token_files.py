@@ -8,8 +8,9 @@ which is fast, and what stands in the files already is not encoded again.
 import os
 from contextlib import ExitStack, closing
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmlong.data import token_encoding
 from lmlong.data.token_encoding import Encoded, Place
@@ -138,13 +139,23 @@ def _begun(folder: Path, names: set[str]) -> Begun:
         said = files.read_checksummed((folder / PROGRESS).read_bytes())
         if said["characters"] != token_encoding.BATCH or said["files"].keys() != names:
             return nothing
+        if not all(map(_is_count, [said["batches"], *(size for size, _ in said["files"].values())])):
+            return nothing
+        if any(size > (folder / name).stat().st_size for name, (size, _) in said["files"].items()):
+            return nothing
         found = {name: (size, _hash(folder / name, size)) for name, (size, _) in said["files"].items()}
         if any(found[name][1].hexdigest() != digest for name, (_, digest) in said["files"].items()):
             return nothing
         counts = {Place(source, split): Count(*count) for source, split, *count in said["counts"]}
+        if not all(map(_is_count, chain.from_iterable(counts.values()))):
+            return nothing
         return Begun(said["batches"], found, counts)
     except (OSError, ValueError, KeyError, TypeError):
         return nothing
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _hash(path: Path, size: int) -> "_Hash":

@@ -17,6 +17,7 @@ from lmlong import recipe
 from lmlong.data import sentencepiece_model
 from lmlong.data.token_boundaries import TokenBoundaries
 from lmlong.errors import UsageError
+from lmlong.io.files import read_ordinary
 from lmlong.io.system_errors import named
 
 BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
@@ -167,7 +168,7 @@ def load(path: Path | str) -> Tokenizer:
     """Load a tokenizer from a file written by `save`, or from any sentencepiece .model or tokenizer.json that can be
     made lossless."""
     try:
-        file = Path(path).read_bytes()
+        file = read_ordinary(Path(path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). A tokenizer is a file.") from None
     if file == BYTES_FILE:

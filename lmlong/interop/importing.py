@@ -19,6 +19,7 @@ from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
 from lmlong.interop.llama import Source, check_layers, check_weights, model_options, parts_of
 from lmlong.interop.llama2c_file import is_llama2c, open_llama2c
+from lmlong.io.files import check_ordinary
 from lmlong.io.system_errors import named
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import file as recipe_file
@@ -78,6 +79,7 @@ def open_source(path: Path) -> Source:
     if path.is_dir():
         return open_folder(path)
     try:
+        check_ordinary(path)
         with path.open("rb") as file:
             begin = file.read(4)
         if begin == GGUF:

@@ -1,5 +1,6 @@
 """Files on disk: flushed, hashed, and read as JSON, valid or not."""
 
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,18 @@ def atomic_write(path: Path, text: str) -> None:
     staged.write_bytes(text.encode())  # as text, Windows would write other ends of lines
     fsync(staged)
     staged.replace(path)
+
+
+def read_ordinary(path: Path) -> bytes:
+    """Return the content of a file; an OSError for a pipe or a device, whose end may never come."""
+    check_ordinary(path)
+    return path.read_bytes()
+
+
+def check_ordinary(path: Path) -> None:
+    """Raise an OSError for a pipe or a device, on which a reader may wait indefinitely."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "a pipe or a device, not a file", str(path))
 
 
 def sha256(path: Path) -> str:

@@ -8,6 +8,9 @@ from pydantic_core import CoreSchema, core_schema
 
 from lmlong.errors import UsageError
 
+LONGEST = 1 << 40
+"""The largest length that is accepted on a command line; a recipe has bounds of its own."""
+
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -28,8 +31,15 @@ def name_length(length: int) -> str:
     return f"{length // UNITS[unit]}{unit}"
 
 
+def too_long(length: int) -> str:
+    """Return why a length is refused, or an empty string."""
+    return "" if length <= LONGEST else f"more than {name_length(LONGEST)} tokens, which no text has"
+
+
 def _parse(word: str) -> int:
     length = parse_length(word)
+    if length is not None and (why := too_long(length)):
+        raise UsageError(f"--lengths: {word[:40]} is {why}. Name shorter ones.")
     if length is None:
         raise UsageError(
             f"--lengths: '{word}' is no length. Write whole numbers such as 256,1k,4k,1m (k is 1,024, m 1,024 k)."

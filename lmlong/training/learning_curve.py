@@ -21,7 +21,11 @@ def learning_curve(
     `tokens_at` gives the tokens trained on after a step.
     """
     training = [(entry["step"], entry[metric.name]) for entry in entries if entry.get(metric.name) is not None]
-    validation = [(entry["step"], entry["validation"][metric.name]) for entry in entries if "validation" in entry]
+    validation = [
+        (entry["step"], entry["validation"][metric.name])
+        for entry in entries
+        if metric.name in entry.get("validation", {})
+    ]
     if not validation:
         return None
     lines = [

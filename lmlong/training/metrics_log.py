@@ -4,12 +4,19 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import named
 
 REMEDY = "Mend that, and go on with --resume auto."
+
+LARGEST, LARGEST_STEP = 1e300, 1 << 40
+"""Bounds of the numbers in a log, and of its steps."""
+
+NUMBERS = ("loss", "bits_per_byte", "perplexity", "learning_rate", "gradient_norm", "tokens_per_second")
+"""The keys of numbers that commands read; None where one was not finite."""
 
 VALIDATIONS = ("final_validation", "validation")
 """The keys of lines with the loss on more of the validation text, and on the even sample."""
@@ -25,11 +32,8 @@ class MetricsLog:
         """Add a line; numbers that are not finite, which JSON cannot express, become null."""
         if self.silent:
             return
-        finite = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
-        }
         with named(self.path, REMEDY), self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(finite) + "\n")
+            file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
 
     def flush(self) -> None:
         """Flush to disk: no line before a checkpoint may be lost to a power cut after it."""
@@ -66,10 +70,48 @@ def last_validation(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"step": known[-1]["step"], **next(known[-1][name] for name in VALIDATIONS if name in known[-1])}
 
 
+def _finite(value: Any) -> Any:
+    """Return plain values with None in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _entry(line: bytes) -> dict[str, Any] | None:
     """Return the entry of a line; None where it is invalid."""
     try:
         entry = parse_json(line)
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and type(entry.get("step")) is int else None
+    return entry if isinstance(entry, dict) and _is_sound(entry) else None
+
+
+def _is_sound(entry: dict[str, Any]) -> bool:
+    """Return whether the parts of an entry have the types that a run writes, and its numbers are not absurdly large."""
+    step, state = entry.get("step"), entry.get("state", [])
+    validations = [entry[name] for name in VALIDATIONS if name in entry]
+    return (
+        type(step) is int
+        and 0 <= step < LARGEST_STEP
+        and all(_is_number(value) for value in entry.values() if isinstance(value, int | float))
+        and all(type(entry.get(name)) in (int, float, NoneType) for name in NUMBERS)
+        and all(isinstance(each, dict) and each and all(map(_is_number, each.values())) for each in validations)
+        and isinstance(state, list)
+        and all(map(_is_layer, state))
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < LARGEST
+
+
+def _is_layer(numbers: Any) -> bool:
+    """Return whether these are the numbers of the heads of a layer, each None or a number."""
+    if not isinstance(numbers, dict) or type(numbers.get("layer")) is not int:
+        return False
+    heads = [value for name, value in numbers.items() if name != "layer"]
+    return _is_number(numbers["layer"]) and all(
+        isinstance(each, list) and all(number is None or _is_number(number) for number in each) for each in heads
+    )

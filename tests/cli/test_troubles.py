@@ -1,6 +1,7 @@
 """Ordinary troubles of a machine: each is one message with path and remedy, and the right exit code."""
 
 import os
+import re
 import resource
 import shlex
 import signal
@@ -258,3 +259,35 @@ def test_a_run_folder_that_moves_while_it_trains(
     code, _, told = lmlong("train", "mine.yaml", "--out", "moving")
     assert code == 1 and "error: moving: the run folder was moved or removed while it trained. Go on" in told, told
     assert not (place / "moving").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("state", "info", "pipe"),
+        ("state", "build", "run", "book.txt", "-o", "new.state", "--load-state", "pipe"),
+        ("generate", "run", "--load-state", "pipe"),
+        ("score", "run", "book.txt", "--load-state", "pipe"),
+        ("export", "run", "--to", "hf", "--out", "exported", "--evaluation", "pipe"),
+        ("tokenizer", "info", "pipe"),
+        ("import", "pipe", "--out", "imported"),
+        ("recipe", "check", "quickstart", "--plugin", "pipe.py"),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_refused(lmlong: Command, place: Path, words: tuple[str, ...]) -> None:
+    """A reader would wait for its end."""
+    for name in ("pipe", "pipe.py"):
+        if not (place / name).exists():
+            os.mkfifo(place / name)
+    code, output, error = lmlong(*words)
+    assert (code, output) == (2, "")
+    assert re.match(r"error: pipe(\.py)?: cannot be read[ (:]*a pipe or a device, not a file", error)
+
+
+@pytest.mark.parametrize("command", ["eval", "probe", "spectrum"])
+def test_a_length_that_no_text_has(lmlong: Command, command: str) -> None:
+    for length in ("99999999999999999999999", "9999999g"):
+        code, _, error = lmlong(command, "run", "--lengths", f"16,{length}")
+        assert code == 2 and f"{length} is more than 1024g tokens, which no text has" in error
+    code, _, error = lmlong("eval", "run", "--tokens", "99999999999999999999999")
+    assert code == 2 and "is more than 1024g tokens" in error

@@ -4,7 +4,11 @@ import json
 import math
 from pathlib import Path
 
-from lmlong.training.metrics_log import MetricsLog
+import pytest
+
+from lmlong.model.metrics import METRICS
+from lmlong.training.learning_curve import learning_curve
+from lmlong.training.metrics_log import MetricsLog, last_validation, read_entries
 
 
 def test_lines_after_the_step_and_unfinished_ones_are_dropped(tmp_path: Path) -> None:
@@ -20,10 +24,49 @@ def test_lines_after_the_step_and_unfinished_ones_are_dropped(tmp_path: Path) ->
 
 def test_numbers_json_has_no_word_for_become_null(tmp_path: Path) -> None:
     metrics_log = MetricsLog(tmp_path / "metrics.jsonl")
-    metrics_log.write(step=1, loss=math.nan, gradient_norm=math.inf)
-    assert json.loads(metrics_log.path.read_text()) == {"step": 1, "loss": None, "gradient_norm": None}
+    metrics_log.write(step=1, loss=math.nan, gradient_norm=math.inf, validation={"nats": math.inf})
+    written = json.loads(metrics_log.path.read_text())
+    assert written == {"step": 1, "loss": None, "gradient_norm": None, "validation": {"nats": None}}
 
 
 def test_a_run_that_has_no_journal_yet_needs_no_cutting(tmp_path: Path) -> None:
     MetricsLog(tmp_path / "metrics.jsonl").cut_back(5)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1e3}',
+        '{"step": true}',
+        '{"step": -1}',
+        '{"step": 1' + "0" * 400 + "}",
+        '{"step": 2, "loss": "low"}',
+        '{"step": 2, "loss": 1' + "0" * 400 + "}",
+        '{"step": 2, "loss": NaN}',
+        '{"step": 2, "loss": 1e999}',
+        '{"step": 2, "bits_per_byte": [1]}',
+        '{"step": 2, "validation": 3}',
+        '{"step": 2, "validation": {}}',
+        '{"step": 2, "validation": {"bits_per_byte": null}}',
+        '{"step": 2, "validation": {"bits_per_byte": {}}}',
+        '{"step": 2, "final_validation": {"nats": 1' + "0" * 400 + "}}",
+        '{"step": 2, "state": {}}',
+        '{"step": 2, "state": [{}]}',
+        '{"step": 2, "state": [{"layer": "1"}]}',
+        '{"step": 2, "state": [{"layer": 1, "effective_memory": 3}]}',
+        '{"step": 2, "state": [{"layer": 1, "effective_memory": ["x"]}]}',
+        "[" * 100_000,
+        "9" * 5000,
+    ],
+)
+def test_a_line_that_no_run_writes_is_left_out_wherever_a_log_is_read(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sound = [
+        {"step": 1, "loss": None, "bits_per_byte": 3, "event": "a spike"},
+        {"step": 1, "validation": {"bits_per_byte": 2.5}, "state": [{"layer": 1, "effective_memory": [None, 2]}]},
+    ]
+    path.write_text("".join(f"{each}\n" for each in (json.dumps(sound[0]), line, json.dumps(sound[1]))))
+    assert read_entries(path) == sound
+    assert last_validation(read_entries(path)) == {"step": 1, "bits_per_byte": 2.5}
+    assert learning_curve(read_entries(path), METRICS["causal"], lambda step: step, {}) is not None
