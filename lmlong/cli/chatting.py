@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from lmlong.cli.writing import pieces
+from lmlong.cli.reading import pieces
 from lmlong.inference.chat import Conversation
 from lmlong.model.sampling_options import Sampling
 

@@ -1,10 +1,18 @@
-"""The progress of reading a long text: a bar on a terminal, elsewhere a line now and then, on standard error."""
+"""The text of a file or of standard input, with the progress of reading it: a bar on a terminal, elsewhere a line now
+and then, on standard error."""
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from types import TracebackType
 
 from tqdm import tqdm
+
+from lmlong.data.text_file import is_utf8, text_file
+from lmlong.errors import UsageError
+from lmlong.inference.prompts import pieces_of
 
 LARGE = 1 << 20
 """Size of a text in bytes from which its reading is told on a terminal."""
@@ -38,3 +46,25 @@ class Reading:
             self._told = time.monotonic()
             of = f" of {self.size / 1e6:,.1f}" if self.size else ""
             print(f"{self.name}: read {self.read / 1e6:,.1f}{of} MB", file=sys.stderr, flush=True)
+
+
+def pieces(file: Path | None) -> Iterator[str]:
+    """Iterate over the text of a file, read as training reads it, or of standard input."""
+    if file and file.is_file():
+        document = text_file(file)
+        size = file.stat().st_size if is_utf8(file, document) else None
+        yield from _with_progress(document.pieces(), document.name, size)
+        return
+    name = str(file or "standard input")
+    try:
+        with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
+            yield from _with_progress(pieces_of(source, name), name, None)
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read ({error.strerror}). Name a file with the text to continue.") from None
+
+
+def _with_progress(text: Iterator[str], name: str, size: int | None) -> Iterator[str]:
+    with Reading(name, size) as reading:
+        for piece in text:
+            yield piece
+            reading.update(len(piece.encode()))

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lmlong.cli.stop import Stop
+from lmlong.data.encoding import EncodingError
+from lmlong.data.text_file import is_plain, is_utf8, text_file
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.evaluation import records_file
 from lmlong.evaluation.records import Lines, RecordScore, States
@@ -26,6 +28,9 @@ from lmlong.io.system_errors import named
 from lmlong.model.precision import Precision
 
 STDIN = Path("-")
+
+BEGINNING = 8192
+"""Bytes that tell whether an input is text."""
 
 SAVED = "score"
 """The name in a state file of what a score goes on with."""
@@ -153,20 +158,57 @@ def _score_records(job: Job, show: Show, stop: Stop) -> None:
 
 @contextmanager
 def _opened(path: Path, job: Job, stop: Stop, place: Place) -> Iterator[Iterator[bytes]]:
-    """Open an input, and give its bytes as they arrive, those of a file from a place on, where it ended in the end."""
+    """Open an input, and yield its bytes in UTF-8: a stream as they arrive, a file from `place` on, which is set to
+    where it ended."""
     if path == STDIN:
-        yield _standard_input(job.quiet, stop.waiting)
+        yield _text_alone(_standard_input(job.quiet, stop.waiting), "standard input")
+        return
+    if path.is_file() and (text := _converted(path, job)) is not None:
+        yield text
         return
     if job.follow:
         with closing(follow(path, job.quiet, waiting=stop.waiting, place=place)) as arrived:
-            yield arrived
+            yield _text_alone(arrived, str(path))
         return
     with named(path):
         file = path.open("rb", buffering=0)
     with file:
         place.seek(file)
-        yield arriving(file.fileno(), None, stop.waiting)
+        yield _text_alone(arriving(file.fileno(), None, stop.waiting), str(path))
         place.note(file)
+
+
+def _converted(path: Path, job: Job) -> Iterator[bytes] | None:
+    """Return the text of a file that is not its bytes, in UTF-8; None for a file that is read as it is."""
+    resumes = job.follow or job.load_state or job.save_state
+    if resumes and is_plain(path):
+        return None
+    try:
+        document = text_file(path)
+    except EncodingError:  # bytes that are no UTF-8 are scored as U+FFFD, and counted
+        return None
+    if is_utf8(path, document):
+        return None
+    if resumes:
+        raise UsageError(
+            f"{path}: is converted to text as a whole, and --follow, --load-state and --save-state are for a file that "
+            "grows. Leave them out, or convert it: lmlong data show --all FILE > FILE.txt."
+        )
+    return (piece.encode() for piece in document.pieces())
+
+
+def _text_alone(arrived: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Refuse what is no text: a NUL among its first bytes. In later ones it may be a hole of a log that was cut."""
+    read = 0
+    for data in arrived:
+        beginning = data[: max(0, BEGINNING - read)]
+        if (place := beginning.find(b"\0")) >= 0:
+            raise UsageError(
+                f"{name}: byte {read + place} is NUL, so it is no text in UTF-8. Give a document or a compressed file "
+                "its usual suffix, or convert it to UTF-8."
+            )
+        read += len(data)
+        yield data
 
 
 def _standard_input(quiet: float | None, waiting: Waiting) -> Iterator[bytes]:

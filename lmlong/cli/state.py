@@ -38,7 +38,7 @@ def build(
     lmlong state build runs/book book.txt -o book.state
     lmlong generate runs/book --load-state book.state --prompt 'Once more, '
     """
-    from lmlong.cli.writing import pieces
+    from lmlong.cli.reading import pieces
     from lmlong.inference.loading import load
 
     loaded = load(run, device, state_dtype=state_dtype)

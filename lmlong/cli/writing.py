@@ -4,17 +4,16 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lmlong.cli.reading import Reading
+from lmlong.cli.reading import pieces
 from lmlong.errors import UsageError
 from lmlong.inference.generation import Generation
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.prompts import Prompt, many, pieces_of
+from lmlong.inference.prompts import Prompt, many
 from lmlong.inference.session import Session, repeat_rows
 from lmlong.model.sampling_options import Sampling
 from lmlong.model.state import concat_states, state_bytes
@@ -131,20 +130,6 @@ def read_many(
         show.read_seconds += time.perf_counter() - begun
         show.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in sessions)
         yield rows, concat_states(sessions)
-
-
-def pieces(file: Path | None) -> Iterator[str]:
-    """Iterate over a text from a file or standard input, with its progress on standard error where it is long."""
-    name = str(file or "standard input")
-    try:
-        with file.open("rb") if file else nullcontext(sys.stdin.buffer) as source:
-            size = file.stat().st_size if file else None
-            with Reading(name, size) as reading:
-                for piece in pieces_of(source, name):
-                    yield piece
-                    reading.update(len(piece.encode()))
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read ({error.strerror}). Name a file with the text to continue.") from None
 
 
 class PromptEnd:

@@ -26,7 +26,11 @@ PLACEHOLDER = "\udc80"
 
 
 class EncodingError(UsageError):
-    """A text that cannot be decoded."""
+    """A text that cannot be decoded: what is wrong, and the remedy for a text of a recipe."""
+
+    def __init__(self, what: str, remedy: str):
+        super().__init__(f"{what} {remedy}")
+        self.what = what
 
     reason = "of another encoding, or damaged: name its encoding by text.encoding"
     """Why such a file is left out of a folder or an archive."""
@@ -62,8 +66,7 @@ def find_encoding(chunks: Chunks, name: str, wanted: str) -> str:
             raise
         if cause.reason != "unexpected end of data" and _is_western(chunks()):
             return WESTERN
-        what = str(error).partition(" Mend the file")[0]
-        raise EncodingError(f"{what} {_remedy(chunks())}") from None
+        raise EncodingError(error.what, _remedy(chunks())) from None
 
 
 def _is_western(chunks: Iterable[bytes]) -> bool:
@@ -111,8 +114,9 @@ def decode(chunks: Iterator[bytes], name: str, errors: str, encoding: str = UTF8
         except UnicodeDecodeError as error:
             place = max(0, offset - len(error.object) + len(chunk)) + error.start
             raise EncodingError(
-                f"{name}: byte {place} is not {encoding} ({error.reason}). Mend the file, name another "
-                "text.encoding, or set text.errors=replace to put U+FFFD in the place of such bytes."
+                f"{name}: byte {place} is not {encoding} ({error.reason}).",
+                "Mend the file, name another text.encoding, or set text.errors=replace to put U+FFFD in the place of "
+                "such bytes.",
             ) from None
         offset += len(chunk)
         if text:
@@ -133,8 +137,9 @@ def _decode_utf8(chunks: Iterator[bytes], name: str, errors: str, may_be_marked:
             text, used = codecs.utf_8_decode(data, errors, not chunk)
         except UnicodeDecodeError as error:
             raise EncodingError(
-                f"{name}: byte {offset + error.start} is not UTF-8 ({error.reason}). Mend the file, name its encoding "
-                "by text.encoding, or set text.errors=replace to put U+FFFD in the place of such bytes."
+                f"{name}: byte {offset + error.start} is not UTF-8 ({error.reason}).",
+                "Mend the file, name its encoding by text.encoding, or set text.errors=replace to put U+FFFD in the "
+                "place of such bytes.",
             ) from None
         rest, offset = data[used:], offset + used
         if text:

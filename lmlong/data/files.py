@@ -91,17 +91,17 @@ def _entries(pattern: str, column: str) -> Iterator[Path | Skipped]:
     if path.is_dir():
         yield from _in_folder(path, column)
     elif path.exists():
-        reason = _unreadable(path)
+        reason = why_not_text(path)
         yield Skipped(str(path), reason) if reason else path
     elif has_magic(pattern):
         for file in map(Path, glob(str(path), recursive=True)):
             if file.is_file():
-                reason = _unreadable(file)
+                reason = why_not_text(file)
                 yield _skipped(file, reason) if reason else file
 
 
-def _unreadable(path: PurePath) -> str | None:
-    """Return why a file is not read even where it is named; None where it is."""
+def why_not_text(path: PurePath) -> str | None:
+    """Return why a file is not read even if it is named; None if it is."""
     if kind(path) in documents.KINDS and not is_document(path):
         return "a compressed document: unpack it"
     return NOT_TEXT.get(kind(path)) or documents.why_not(kind(path))
@@ -160,7 +160,7 @@ def _why_not(path: Path, column: str) -> str | None:
     if suffix in PLAIN or suffix in RECORDS or suffix in fasta.KINDS or is_archive(path):
         return None
     if suffix in documents.KINDS:
-        return _unreadable(path)
+        return why_not_text(path)
     if suffix in NAMED_RECORDS:
         return f"maybe no records: name it to read column '{column}' of them"
     if suffix in MARKUP:

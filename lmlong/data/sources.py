@@ -22,10 +22,10 @@ from lmlong.data.reading import (
     file_document,
     place_of,
     read,
-    slices,
     text_document,
 )
 from lmlong.data.records import documents_of, file_records, hub_records, hub_revision
+from lmlong.data.text_file import converted_document
 from lmlong.errors import UsageError
 
 NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
@@ -160,14 +160,10 @@ def _judge(path: Path, records: Records, errors: Errors, encoding: str) -> str |
 
 
 def _converted_document(path: Path) -> Document | Skipped:
-    """Return a document of a word processor, an e-book, a page or a PDF as text."""
     try:
-        size = len(converted.converted(path, kind(path)))
+        return converted_document(path)
     except converted.ConversionError as error:
         return Skipped(str(path), f"cannot be converted ({error})", path.stat().st_size)
-    if not size:
-        return Skipped(str(path), "no text in it", path.stat().st_size)
-    return Document(str(path), lambda: slices(converted.converted(path, kind(path))), fields=place_of(path))
 
 
 def _told(path: Path, encoding: str) -> str | None:

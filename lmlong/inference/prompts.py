@@ -1,10 +1,12 @@
 """Prompts: one from a stream of bytes of any size, or many from a file."""
 
 import codecs
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from lmlong.data.encoding import UTF8, marked
 from lmlong.errors import UsageError
 from lmlong.io.files import parse_json
 
@@ -19,31 +21,34 @@ class Prompt(NamedTuple):
 
 
 def pieces_of(file: BinaryIO, name: str) -> Iterator[str]:
-    """Iterate over a text in pieces of whole characters, read on demand."""
-    decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
+    """Iterate over a text in pieces of whole characters, read on demand: UTF-8, or what a byte order mark names."""
+    data, read = file.read(CHUNK), 0
+    encoding = marked(data) or UTF8
+    if encoding == "utf-8-sig":
+        encoding, read, data = UTF8, len(BOM_UTF8), data[len(BOM_UTF8) :] or file.read(CHUNK)
+    decoder = codecs.getincrementaldecoder(encoding)()
     while True:
-        data = file.read(CHUNK)
         pending = len(decoder.getstate()[0])
         try:
             piece = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            place = read - pending + error.start
-            raise UsageError(f"{name}: not UTF-8 at byte {place}. Convert the prompt to UTF-8.") from None
+            place, shown = read - pending + error.start, "UTF-8" if encoding == UTF8 else encoding
+            raise UsageError(f"{name}: not {shown} at byte {place}. Convert the prompt to UTF-8.") from None
         read += len(data)
         if piece:
             yield piece
         if not data:
             return
+        data = file.read(CHUNK)
 
 
 def many(path: Path) -> list[Prompt]:
     """Return the prompts of a .jsonl file: on each line a string, or an object with a `prompt`."""
     try:
-        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")  # what some programs put before UTF-8
+        with path.open("rb") as file:
+            text = "".join(pieces_of(file, str(path)))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a file of prompts.") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 at byte {error.start}. Convert it to UTF-8.") from None
     # a line of JSON may hold every other character that Python would end a line at
     lines = enumerate(text.split("\n"), 1)
     return [_prompt(line, f"{path}:{number}") for number, line in lines if line.strip(" \t\r")]

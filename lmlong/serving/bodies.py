@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from lmlong.data.encoding import UTF8, marked
 from lmlong.errors import nearest
 from lmlong.model.sampling_options import DEFAULTS, RECENT, Sampling, random_seed
 from lmlong.serving.api_errors import ApiError
@@ -46,6 +47,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields of OpenAI's that are refused, but for the values that ask for nothing."""
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+DOCUMENTS = (b"PK\3\4", b"%PDF-", b"\x1f\x8b", b"\xd0\xcf\x11\xe0", b"{\\rtf")
+"""What DOCX, EPUB, PDF, gzip, DOC and RTF files begin with."""
 
 SHOWN = 60
 """Characters of a name that an error shows."""
@@ -207,11 +211,19 @@ class ScoreBody(Body):
 
 
 def text_of_file(data: bytes) -> str:
-    """Return the text of a file that was sent as it is."""
+    """Return the text of a file that was sent as it is: UTF-8, or what its byte order mark names."""
+    if data.startswith(DOCUMENTS):
+        raise ApiError(
+            400,
+            "The file is a document or compressed, which is not converted here. Run `lmlong data show`, send the text.",
+        )
+    encoding = marked(data) or UTF8
     try:
-        return _plain(data.decode("utf-8-sig"))
+        return _plain(data.decode(encoding))
     except UnicodeDecodeError as error:
-        raise ApiError(400, f"The file is no UTF-8: byte {error.start:,} begins no character.") from None
+        raise ApiError(
+            400, f"The file is not {encoding.upper()} at byte {error.start:,}. Convert it to UTF-8."
+        ) from None
     except ValueError as error:
         raise ApiError(400, f"The file {error}") from None
 

@@ -5,13 +5,15 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmlong import recipe
 from lmlong.cli.main import _run
 from lmlong.data import tokenizer as tokenizers
+from lmlong.data.text_file import text_file
+from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 
 from .conftest import prose, write_run
@@ -120,6 +122,9 @@ def draw_call(draw: random.Random, run: Path, folder: Path) -> Drawn:
     elif kind == "file":
         data, expected = draw_bytes(draw)
         file.write_bytes(data)
+        with suppress(UsageError):  # read as training reads it, which may be as windows-1252
+            text_file(file)
+            expected = [{}]
         words += ["--prompt-file", str(file)]
     elif kind == "pipe":
         piped, expected = draw_bytes(draw)

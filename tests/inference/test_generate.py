@@ -72,7 +72,7 @@ def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> Non
     latin = tmp_path / "latin.txt"
     latin.write_bytes("naïve".encode("latin-1"))
     for words, message in [
-        (["--prompt-file", str(latin)], r"latin.txt: not UTF-8 at byte 2\."),
+        (["--prompt-file", str(latin)], r"latin.txt: byte 2 is not UTF-8 .*Convert the file to UTF-8"),
         (["--prompt-file", str(tmp_path / "none")], r"none: cannot be read \(No such file or directory\)\."),
         (["--prompt", "a", "--prompt-file", str(latin)], "several given"),
     ]:
