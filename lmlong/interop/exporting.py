@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +73,8 @@ def ends(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def write_folder(folder: Path, files: dict[str, str], save: Callable[[Path], None]) -> None:
-    """Write a folder of text files and of what `save` puts into the folder that it is given."""
+    """Write a folder of text files and of what `save` writes to the folder that it is given, all with the mode that the
+    umask gives: some libraries write files that only their owner may read, and an export is there to be shared."""
     staged = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     try:
@@ -81,6 +83,9 @@ def write_folder(folder: Path, files: dict[str, str], save: Callable[[Path], Non
             for name, text in files.items():
                 (staged / name).write_text(text, encoding="utf-8")
             save(staged)
+            usual = stat.S_IMODE((staged / next(iter(files))).stat().st_mode)
+            for file in staged.iterdir():
+                file.chmod(usual)
             if folder.exists():
                 folder.rmdir()
             staged.rename(folder)

@@ -1,6 +1,7 @@
 """Models go out into transformers with the logits and the tokens that they have here, where lmlong is not installed."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -24,8 +25,10 @@ from lmlong.data import tokenizer as tokenizers
 from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.interop.hf.config import lmlong_weights
 from lmlong.interop.hf.export import export_hf
 from lmlong.interop.importing import import_model
+from lmlong.interop.onnx.export import export_onnx
 from lmlong.model.sampling_options import DEFAULTS
 
 PROMPTS = (150, 90, 31)
@@ -77,6 +80,27 @@ def test_transformers_has_the_same_logits_and_writes_the_same(
     alone, *_ = theirs.generate(padded[1:2, -90:], **beams)
     assert theirs.generate(padded, attention_mask=mask, **beams)[1, -6:].tolist() == alone[-6:].tolist()
     assert theirs.generate(padded, attention_mask=mask, do_sample=True, max_new_tokens=4).shape == (3, 154)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_trained_by_the_gradients_that_it_has_here(
+    tmp_path: Path, transformers: Any, one_thread: None, form: str
+) -> None:
+    ours = write_run(tmp_path / "run", **FORMS[form])
+    export_hf(str(tmp_path / "run"), tmp_path / "hf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True).train()
+    ids = text(3, 150)
+    theirs(ids, labels=ids).loss.backward()
+    logits, _ = ours(ids)
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    found = {name: weight.grad for name, weight in theirs.named_parameters()}
+    expected = lmlong_weights(
+        {name: weight.grad for name, weight in ours.named_parameters() if weight.grad is not None}
+    )
+    assert found.keys() == expected.keys() and all(weight.abs().max() > 0 for weight in expected.values())
+    wrong = {name: apart(found[name], weight) for name, weight in expected.items() if apart(found[name], weight) > 1e-4}
+    assert not wrong
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
@@ -253,6 +277,20 @@ def test_a_folder_that_holds_anything_is_kept(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not empty"):
         export_hf(str(tmp_path / "run"), tmp_path / "hf")
     assert [path.name for path in (tmp_path / "hf").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no modes")
+@pytest.mark.parametrize("export", [export_hf, export_onnx])
+def test_an_export_is_readable_by_all_whom_the_umask_lets(tmp_path: Path, export: Any) -> None:
+    write_run(tmp_path / "run", **FORMS["elu"])
+    before = os.umask(0o027)
+    try:
+        export(str(tmp_path / "run"), tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "out").iterdir()} == dict.fromkeys(
+        os.listdir(tmp_path / "out"), "0o640"
+    )
 
 
 def test_a_damaged_checkpoint_does_not_leave(tmp_path: Path) -> None:

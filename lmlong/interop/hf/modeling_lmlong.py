@@ -462,46 +462,24 @@ class NgramAttention(nn.Module):
         if table is None or number is None or ngram is None:
             table, number = values.new_zeros(*shape, v.shape[-1]), values.new_zeros(shape)
             ngram = torch.full(shape, self.NONE, device=v.device)
-        else:
-            table, number, ngram = table.clone(), number.clone(), ngram.clone()
         assert tokens.last is not None
         written, read = (
             torch.stack([self._hash(tokens.last[..., -n - late : tokens.last.shape[-1] - late]) for n in self.sizes], 1)
             for late in (1, 0)
         )
-        sums, numbers = [], []
-        for t in range(v.shape[2]):
-            if tokens.starts is not None:
-                ngram = ngram.masked_fill(tokens.starts[:, t, None, None], self.NONE)
-            self._write(table, number, ngram, written[:, :, t, None], values[:, :, t])
-            found, many = self._read(table, number, ngram, read[:, :, t, None])
-            sums.append(found)
-            numbers.append(many)
-        state.set(1, table)
-        state.set(2, number)
-        state.set(3, ngram)
-        found, many = torch.stack(sums, 2), torch.stack(numbers, 2)
+        document = torch.zeros_like(tokens.positions) if tokens.documents is None else tokens.documents
+        document = document[:, None].expand_as(written)
+        rows = TableRows(table, number, ngram, values, written, self._row(written), document)
+        time = torch.arange(v.shape[2], device=v.device).expand_as(read)
+        found, many, hashes = rows.at(self._row(read), time, document)
+        known = (hashes == read) & (read != self.NONE)
+        found, many = found * known[..., None], many * known
+        for place, tensor in enumerate(rows.after(), start=1):
+            state.set(place, tensor)
         seen = torch.einsum("hj,bjt->bht", self.number_weight.to(found.dtype), many.log1p())
         smoothed = many + self.raw_smoothing.to(found.dtype).exp()[:, None]
         weight = (gates["read_gate"].to(found.dtype) + seen).sigmoid() / smoothed
         return (found * weight[..., None]).to(v.dtype)
-
-    def _write(self, table: Tensor, number: Tensor, ngram: Tensor, written: Tensor, value: Tensor) -> None:
-        """Add a value (B, H, V) to the row of an n-gram (B, H, 1), which is cleared where it was another's."""
-        row = self._row(written)
-        at = row[..., None].expand(-1, -1, -1, value.shape[-1])
-        counts, same = written != self.NONE, ngram.gather(2, row) == written
-        old, count = table.gather(2, at), number.gather(2, row)
-        new = torch.where(same[..., None], old, 0) + value[:, :, None]
-        table.scatter_(2, at, torch.where(counts[..., None], new, old))
-        number.scatter_(2, row, torch.where(counts, torch.where(same, count, 0) + 1, count))
-        ngram.scatter_(2, row, torch.where(counts, written, ngram.gather(2, row)))
-
-    def _read(self, table: Tensor, number: Tensor, ngram: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-        row = self._row(read)
-        known = (ngram.gather(2, row) == read) & (read != self.NONE)
-        found = table.gather(2, row[..., None].expand(-1, -1, -1, table.shape[-1])) * known[..., None]
-        return found[:, :, 0], (number.gather(2, row) * known)[:, :, 0]
 
     def _row(self, hashes: Tensor) -> Tensor:
         return ((hashes >> (self.BITS // 2)) * self.rows >> (self.BITS // 2)).clamp(min=0)
@@ -513,6 +491,77 @@ class NgramAttention(nn.Module):
         for tokens in ngrams.unbind(-1):
             found = (found * self.MULTIPLIER + tokens + 1) & mask
         return torch.where((ngrams >= 0).all(-1), found * self.GOLDEN & mask, self.NONE)
+
+
+class TableRows:
+    """The rows of a table (B, H, R, V) while values (B, H, T, V) are written to it, found for all times at once: the
+    writes are sorted by row and time, and a sum goes on until another n-gram or document writes to its row."""
+
+    def __init__(
+        self,
+        table: Tensor,
+        number: Tensor,
+        ngram: Tensor,
+        values: Tensor,
+        written: Tensor,
+        row: Tensor,
+        document: Tensor,
+    ):
+        self.before, self.document = (table, number, ngram), document
+        self.row = row  # (B, H, T)
+        count = row.shape[2]
+        counts = written != NgramAttention.NONE
+        self.time = torch.arange(count, device=row.device).expand_as(row)
+        # a token that writes nothing is sorted behind all rows
+        self.key, order = (torch.where(counts, row, table.shape[2]) * count + self.time).sort(-1)
+        self.sorted_row = self.key // count
+        self.hash, self.of_document = written.gather(2, order), document.gather(2, order)
+        new_row = self.sorted_row != pad(self.sorted_row, (1, 0), value=-1)[..., :-1]
+        same = (self.hash == pad(self.hash, (1, 0))[..., :-1]) & (
+            self.of_document == pad(self.of_document, (1, 0))[..., :-1]
+        )
+        begin = torch.where(new_row | ~same, self.time, 0).cummax(-1).values  # of the sum that each write adds to
+        sums = pad(values.gather(2, self._wide(order, values)).double().cumsum(2), (0, 0, 1, 0))
+        self.sum = (sums[:, :, 1:] - sums.gather(2, self._wide(begin, sums))).to(values.dtype)
+        self.number = (self.time - begin + 1).to(number.dtype)
+        stored, many, hashes = self._before(self.sorted_row.clamp(max=table.shape[2] - 1))
+        goes_on = new_row.gather(2, begin) & (hashes == self.hash) & (self.of_document == 0)
+        self.sum = self.sum + stored * goes_on[..., None]
+        self.number = self.number + many * goes_on
+
+    def at(self, row: Tensor, time: Tensor, document: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sums, numbers and n-grams of rows (B, H, T) after the writes up to a time, each of a document."""
+        count = self.key.shape[2]
+        place = torch.searchsorted(self.key, row * count + time, right=True) - 1
+        place, is_there = place.clamp(min=0), place >= 0
+        is_there = is_there & (self.sorted_row.gather(2, place) == row)
+        stored, many, hashes = self._before(row)
+        hashes = torch.where(
+            is_there,
+            self.hash.gather(2, place).masked_fill(self.of_document.gather(2, place) != document, NgramAttention.NONE),
+            hashes.masked_fill(document > 0, NgramAttention.NONE),
+        )
+        sums = torch.where(is_there[..., None], self.sum.gather(2, self._wide(place, self.sum)), stored)
+        return sums, torch.where(is_there, self.number.gather(2, place), many), hashes
+
+    def after(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the table, the numbers and the n-grams after all writes."""
+        table, number, ngram = self.before
+        last = self.document[..., -1:]
+        sums, many, hashes = self.at(self.row, torch.full_like(self.time, self.time.shape[2] - 1), last)
+        return (
+            table.scatter(2, self._wide(self.row, table), sums.to(table.dtype)),
+            number.scatter(2, self.row, many),
+            ngram.masked_fill(last > 0, NgramAttention.NONE).scatter(2, self.row, hashes),
+        )
+
+    def _before(self, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        table, number, ngram = self.before
+        return table.gather(2, self._wide(row, table)), number.gather(2, row), ngram.gather(2, row)
+
+    @staticmethod
+    def _wide(row: Tensor, like: Tensor) -> Tensor:
+        return row[..., None].expand(*row.shape, like.shape[-1])
 
 
 class Mixer(nn.Module):

@@ -39,7 +39,6 @@ def export_onnx(run: str, folder: Path, evaluation: dict[str, Any] | None = None
 
     def save(into: Path) -> None:
         onnx.save_model(graph, into / MODEL, save_as_external_data=True, location=WEIGHTS)
-        (into / WEIGHTS).chmod((into / MODEL).stat().st_mode)  # it would be its owner's alone
 
     write_folder(folder, files, save)
     return Exported(folder, sum(weight.numel() for weight in source.weights.values()), "ONNX")
