@@ -1,11 +1,13 @@
 """Finding the checkpoint of a run by its folder, its name, or its own path. Imports no torch."""
 
+import shlex
 from pathlib import Path
 
 from lmlong.checkpoint import manifest
 from lmlong.errors import CheckpointError, nearest
 from lmlong.io.links import follow
 
+EXPORTED = ("modeling_lmlong.py", "model.onnx")
 LATEST, BEST = "latest", "best"
 
 
@@ -27,7 +29,18 @@ def find(run: str | Path) -> Path:
                 return checkpoint
     except OSError as error:
         raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
-    raise CheckpointError(f"{path}: holds no checkpoint. Train it first, or name another run.")
+    raise CheckpointError(f"{path}: {_why_not(path)}")
+
+
+def _why_not(path: Path) -> str:
+    """Return what a file or folder is that holds no checkpoint, and what to do about it."""
+    if any((path / name).is_file() for name in EXPORTED):
+        return "an export of a run, for other programs. Name the run that it was exported from."
+    if path.suffix.lower() == ".gguf" or (path / "config.json").is_file():
+        run = f"runs/{path.stem if path.is_file() else path.resolve().name}"
+        words = ["lmlong", "import", str(path), "--out", run]
+        return f"a model of another program. Import it first: {shlex.join(words)}, then name {run}."
+    return "holds no checkpoint. Train it first, or name another run."
 
 
 def _follow(link: Path) -> Path | None:

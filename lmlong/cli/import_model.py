@@ -11,10 +11,10 @@ import click
 def import_(path: Path, out: Path) -> None:
     """Make a run of the model at PATH, with which all commands work.
 
-    PATH is a folder that transformers wrote (config.json, safetensors, tokenizer.json), a GGUF file, whose quantized
-    weights are read as float32, or a .bin of llama2.c with its tokenizer.bin beside it. LlamaForCausalLM is known:
-    Llama, SmolLM2, TinyLlama. A chat template comes in too, for `lmlong generate RUN --chat`; training on conversations
-    is left out, as a source is whole texts.
+    Nothing is downloaded: get the model first, for example by `hf download`. PATH is a folder that transformers wrote
+    (config.json, safetensors, tokenizer.json), a GGUF file, whose quantized weights are read as float32, or a .bin of
+    llama2.c with its tokenizer.bin beside it. LlamaForCausalLM is known: Llama, SmolLM2, TinyLlama. A chat template
+    comes in too, for `lmlong generate RUN --chat`; training on conversations is left out, as a source is whole texts.
 
     \b
     lmlong import SmolLM2-135M --out runs/smollm2

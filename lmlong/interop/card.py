@@ -1,6 +1,5 @@
 """The card of an exported model: what it is, how it is used, how it reads and how it was made."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ def card(
     parts = [head, f"# {name}\n", _facts(source), *sections]
     if evaluation is not None:
         parts.append("\n".join(_lengths(evaluation)))
-    shown = _without_folders(recipe_file.dump(source.recipe))
+    shown = recipe_file.dump_without_folders(source.recipe)
     parts.append(f"## Recipe\n\nThe options that it was trained by.\n\n```yaml\n{shown}```\n")
     return "\n".join(parts)
 
@@ -56,8 +55,3 @@ def _lengths(evaluation: dict[str, Any]) -> Iterator[str]:
     for at in evaluation["context"]:
         yield f"| {name_length(at['length'])} | {at['bits_per_byte']:.3f} |"
     yield ""
-
-
-def _without_folders(recipe: str) -> str:
-    """Return a recipe in which files are named without the folders that they were in."""
-    return re.sub(r"(?m)(?<=[:-] )/(?:[^\n/]+/)*(?=[^\n/]+$)", "", recipe)

@@ -76,6 +76,13 @@ def _tokenizer(source: Source) -> HuggingFaceTokenizer:
 
 def open_source(path: Path) -> Source:
     """Return the model in a file or folder of others, by what it holds."""
+    if not path.exists():
+        name = path.as_posix() if len(path.parts) == 2 else f"OWNER/{path.name}"
+        raise UsageError(
+            f"{path}: no such file or folder. Nothing is downloaded here: fetch the model first, for example by "
+            f"`hf download {name} --local-dir {path.name}` or `git clone https://huggingface.co/{name}`, then import "
+            "that folder."
+        )
     if path.is_dir():
         return open_folder(path)
     try:

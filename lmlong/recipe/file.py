@@ -1,10 +1,11 @@
 """Recipes from files, found by name or path, or from dicts: checked with all mistakes told at once, and written."""
 
 import io
+import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -135,14 +136,27 @@ def is_file(plugin: str) -> bool:
 
 def dump(recipe: Recipe) -> str:
     """Return a recipe as YAML with every key, which `load` reads back as the same recipe."""
+    return _yaml(recipe.model_dump())
+
+
+def dump_without_folders(recipe: Recipe) -> str:
+    """Return a recipe as YAML that names files without the folders they are in, to be shown to others."""
+    values = recipe.model_dump()
+    values["plugins"] = [_name(plugin, is_file(plugin)) for plugin in values["plugins"]]
+    if values["training"]["deepspeed"]["config"]:
+        values["training"]["deepspeed"]["config"] = _name(values["training"]["deepspeed"]["config"], True)
+    return _yaml(_with_paths(values, _name))
+
+
+def _yaml(values: dict[str, Any]) -> str:
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
     # ruamel writes this line break unescaped, and reads it back as a different one.
-    yaml.allow_unicode = "\x85" not in recipe.model_dump_json()
+    yaml.allow_unicode = "\x85" not in json.dumps(values, ensure_ascii=False, default=str)
     yaml.width = 4096  # folded lines would make long paths hard to read and to search
     text = io.StringIO()
-    yaml.dump(recipe.model_dump(), text)
+    yaml.dump(values, text)
     return text.getvalue()
 
 
@@ -259,18 +273,34 @@ def _cause(path: KeyPath, document: Document | Sections, placed: list[Override])
 
 def _anchored(values: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's values with absolute paths, so that they mean the same when read in another folder."""
+
+    def anchored(path: str, is_path: bool) -> str:
+        return _absolute(path_of(path)) if is_path or Path(path).expanduser().exists() else path
+
+    return _with_paths(values, anchored)
+
+
+def _with_paths(values: dict[str, Any], change: Callable[[str, bool], str]) -> dict[str, Any]:
+    """Change each path of a recipe's values, given whether it is one for certain; another may be the name of a data set
+    or of a run."""
     text, training = values["text"], values["training"]
     for source in text["sources"] + text["validation"]["sources"]:
         if source["kind"] == "files":
-            source["paths"] = [_absolute(path_of(path)) for path in source["paths"]]
-        if source["kind"] == "hub" and Path(source["dataset"]).exists():
-            source["dataset"] = _absolute(source["dataset"])
+            source["paths"] = [change(path, True) for path in source["paths"]]
+        if source["kind"] == "hub":
+            source["dataset"] = change(source["dataset"], False)
     if text["tokenizer"]["path"] is not None:
-        text["tokenizer"]["path"] = _absolute(text["tokenizer"]["path"])
+        text["tokenizer"]["path"] = change(text["tokenizer"]["path"], True)
     for key in ("init_from", "teacher"):
-        if training[key] is not None and Path(training[key]).expanduser().exists():
-            training[key] = _absolute(training[key])
+        if training[key] is not None:
+            training[key] = change(training[key], False)
     return values
+
+
+def _name(path: str, is_path: bool) -> str:
+    """Return the last part of a path of any system."""
+    parsed = PureWindowsPath(path)  # which separates by / too
+    return parsed.name or path if is_path or parsed.root or parsed.drive or path.startswith("~") else path
 
 
 def _absolute(path: str | Path) -> str:

@@ -1,5 +1,6 @@
 """DeepSpeed's settings for a recipe."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,11 @@ import torch
 
 from lmlong import recipe
 from lmlong.errors import UsageError
+from lmlong.io.checked import shown
 from lmlong.io.files import parse_json
+
+SHOWN = 200
+"""Characters of DeepSpeed's own message."""
 
 FROM_THE_RECIPE = {
     "train_batch_size": "training.batch_size",
@@ -39,15 +44,38 @@ def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # ours needs no compiler
     }
-    further = _read(Path(chosen.config)) if chosen.config else {}
-    return {**own, **further, "zero_optimization": {**zero, **further.get("zero_optimization", {})}}
+    if not chosen.config:
+        return {**own, "zero_optimization": zero}
+    further = _read(Path(chosen.config))
+    further["zero_optimization"] = {**zero, **further.get("zero_optimization", {})}
+    _check({**own, "zero_optimization": zero}, further, chosen.config)
+    return {**own, **further}
+
+
+def _check(own: dict[str, Any], further: dict[str, Any], file: str) -> None:
+    """Refuse settings that DeepSpeed cannot read, each by its name: it has no error of its own for most of them."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    for key, value in further.items():
+        try:
+            DeepSpeedConfig(deepcopy({**own, key: value}))
+        except Exception as error:
+            raise UsageError(
+                f"training.deepspeed.config: {file}: {key} is {shown(value)}, which DeepSpeed cannot read "
+                f"({' '.join(str(error).split())[:SHOWN]}). Correct the file."
+            ) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the settings in a file, none of which may contradict the recipe."""
     try:
         found = parse_json(path.read_bytes())
-        named = {*found, *(f"zero_optimization.{key}" for key in found.get("zero_optimization", {}))}
+        zero = found.get("zero_optimization", {})
+        if not isinstance(zero, dict):
+            raise UsageError(
+                f"training.deepspeed.config: {path}: zero_optimization is {shown(zero)}, not an object. Correct it."
+            )
+        named = {*found, *(f"zero_optimization.{key}" for key in zero)}
     except OSError as error:
         raise UsageError(f"training.deepspeed.config: {path}: {error.strerror}.") from error
     except (ValueError, AttributeError, TypeError) as error:

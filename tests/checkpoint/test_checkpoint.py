@@ -46,6 +46,18 @@ def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
         read.find(tmp_path)
 
 
+def test_a_model_of_another_program_is_to_be_imported_first(tmp_path: Path) -> None:
+    (tmp_path / "small.Q4.gguf").write_bytes(b"GGUF")
+    (tmp_path / "Tiny Llama").mkdir()
+    (tmp_path / "Tiny Llama" / "config.json").write_text("{}")
+    for name, run in (("small.Q4.gguf", "runs/small.Q4"), ("Tiny Llama", "'runs/Tiny Llama'")):
+        with pytest.raises(CheckpointError, match=rf"Import it first: lmlong import \S*.*{name}'? --out {run}, then"):
+            read.find(tmp_path / name)
+    (tmp_path / "Tiny Llama" / "modeling_lmlong.py").write_text("")
+    with pytest.raises(CheckpointError, match="an export of a run"):
+        read.find(tmp_path / "Tiny Llama")
+
+
 def test_a_missing_file_is_named(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors: missing"):

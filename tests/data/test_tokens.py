@@ -132,7 +132,10 @@ def test_nothing_to_validate_on(text_of: TextOf) -> None:
 
 def test_broken_text_leaves_nothing_behind(text_of: TextOf, cache: Path) -> None:
     text = text_of(["good " * 100])
-    Path(text.sources[0].paths[0], "z.txt").write_bytes(b"x" * 70_000 + b"\x81")  # type: ignore[union-attr]
+    paths = text.sources[0].paths  # type: ignore[union-attr]
+    broken = Path(paths[0], "z.txt")
+    broken.write_bytes(b"x" * 70_000 + b"\x81")
+    paths.append(str(broken))
     with pytest.raises(UsageError, match=r"z.txt: byte 70000 is not UTF-8"):
         prepare(text)
     assert folders(cache) == []

@@ -343,6 +343,14 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
+@pytest.mark.parametrize(
+    ("path", "name"), [("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"), ("none", "OWNER/none")]
+)
+def test_a_name_is_no_model_that_is_downloaded(tmp_path: Path, path: str, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{path}: no such file.*Nothing is downloaded.*hf download {name} "):
+        import_model(Path(path), tmp_path / "run")
+
+
 def test_a_run_that_exists_is_kept(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match="exists"):

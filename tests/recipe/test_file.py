@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from lmlong.errors import RecipeError
 from lmlong.recipe import Files, Hub, PythonStdlib, Recipe, Text, Training, bounds
-from lmlong.recipe.file import dump, load, shipped_recipes
+from lmlong.recipe.file import dump, dump_without_folders, load, shipped_recipes
 
 
 @pytest.fixture
@@ -257,3 +258,31 @@ def test_typed_sections_may_stand_in_a_dict(here: Path) -> None:
     changed = Recipe.load(sections, {"text.sequence_length": 64, "training.steps": 4})
     assert (changed.text.rows, changed.text.sequence_length) == ("documents", 64)
     assert (changed.training.batch_size, changed.training.steps) == (2, 4)
+
+
+def test_a_recipe_that_is_shown_to_others_names_no_folders() -> None:
+    paths = ["/home/secret: me/a b.txt", "/secret/#1.txt", "C:\\secret\\c.txt", "~/secret/d*.txt", "../secret/'e'.txt"]
+    sources = [{"kind": "files", "paths": paths}, {"kind": "hub", "dataset": "owner/name"}]
+    hub = {"kind": "hub", "dataset": "/secret/set"}
+    chosen = Recipe.model_validate(
+        {
+            "text": {
+                "sources": sources,
+                "validation": {"sources": [hub]},
+                "tokenizer": {"path": "/secret/\x85/t.model"},
+            },
+            "training": {
+                "init_from": "/secret/run",
+                "teacher": "/secret/teacher",
+                "deepspeed": {"config": "/secret/z.json"},
+            },
+        }
+    )
+    text = dump_without_folders(chosen)
+    assert "secret" not in text and "secret" in dump(chosen)
+    values = YAML(typ="safe").load(text)
+    shown = [source.get("paths") or source["dataset"] for source in values["text"]["sources"]]
+    assert shown == [["a b.txt", "#1.txt", "c.txt", "d*.txt", "'e'.txt"], "owner/name"]
+    assert values["text"]["validation"]["sources"][0]["dataset"] == "set"
+    assert values["text"]["tokenizer"]["path"] == "t.model"
+    assert (values["training"]["init_from"], values["training"]["teacher"]) == ("run", "teacher")

@@ -210,6 +210,19 @@ def test_settings_of_its_own(recipe_of: Recipes, tmp_path: Path) -> None:
         file.write_text(json.dumps(settings))
         with pytest.raises(UsageError, match=message):
             train(recipe_of(*options), tmp_path / "run", overwrite=True)
+    wrong: list[tuple[dict, str]] = [
+        ({"zero_optimization": "x"}, "zero_optimization is 'x', not an object"),
+        ({"zero_optimization": {"reduce_bucket_size": "x"}}, r"zero_optimization is \{.*valid integer"),
+        (
+            {"steps_per_print": 9, "wall_clock_breakdown": "x"},
+            "wall_clock_breakdown is 'x', which DeepSpeed cannot read",
+        ),
+        ({"activation_checkpointing": 5}, "activation_checkpointing is 5, which DeepSpeed cannot read"),
+    ]
+    for settings, message in wrong:
+        file.write_text(json.dumps(settings))
+        with pytest.raises(UsageError, match=rf"training\.deepspeed\.config: {file}: {message}"):
+            train(recipe_of(*options), tmp_path / "run", overwrite=True)
     file.write_text("[1")
     with pytest.raises(UsageError, match="not a JSON object"):
         train(recipe_of(*options), tmp_path / "run", overwrite=True)
