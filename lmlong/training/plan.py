@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import UsageError
+from lmlong.model.base import count_parameters
+from lmlong.model.build import build, without_memory
 from lmlong.model.device import pick_device
 from lmlong.model.memory import check_memory
 from lmlong.recipe import Recipe
@@ -15,6 +17,9 @@ KEPT_CHECKPOINTS = 3
 
 SHORT = 8192
 """Tokens of the longer of two profiled steps, at most."""
+
+PROFILED_WORK = 1e12
+"""Operations that a profiled step on a CPU may take: some ten to twenty seconds of one core."""
 
 PROFILED_SEGMENTS = 3
 
@@ -39,11 +44,12 @@ class MemoryModel:
     and full attention grows with the square of the length.
     """
 
-    def __init__(self, recipe: Recipe, rows: int, segmented: bool):
-        self.recipe, self.rows, self.segmented = recipe, rows, segmented
+    def __init__(self, recipe: Recipe, rows: int, segmented: bool, tokens: int | None = None):
+        """Profile steps of up to `tokens` tokens, by default SHORT."""
+        self.recipe, self.rows, self.segmented, self.tokens = recipe, rows, segmented, tokens
         self.squared = not segmented and recipe.model.quadratic
         length = recipe.training.segment or recipe.text.sequence_length
-        self.longer = min(length, max(SHORT // rows, 128))
+        self.longer = min(length, max(SHORT // rows, 128) if tokens is None else max(tokens // rows, 32))
         self.shorter = self.longer // 2
         self.first, self.second = self._profile(exact=False)
         on_gpu = pick_device(recipe.device).type == "cuda"
@@ -154,12 +160,23 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     """Return the cost of a run, profiled by short steps, and the batch and segment with which it fits into `memory`."""
     tokens, training = prepare(recipe.text), recipe.training
     check_memory(recipe, tokens.tokenizer.vocabulary, pick_device(recipe.device))
-    model = MemoryModel(recipe, training.batch_size, training.segment is not None)
+    few = _profiled_tokens(recipe, tokens.tokenizer.vocabulary)
+    model = MemoryModel(recipe, training.batch_size, training.segment is not None, few)
     cost = model.cost(training.batch_size, training.segment)
     proposal = None
     if memory is not None:
         proposal = ([], cost) if cost.bytes <= memory else _fit(recipe, memory, model)
     return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal)
+
+
+def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
+    """Return how many tokens a profiled step may have so that it takes PROFILED_WORK; None where SHORT are not more."""
+    if pick_device(recipe.device).type != "cpu":
+        return None
+    with without_memory():
+        parameters = count_parameters(build(recipe, vocabulary))
+    tokens = int(PROFILED_WORK / (6 * parameters))  # forward and backward pass: 6 operations for each weight
+    return tokens if tokens < SHORT else None
 
 
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
@@ -173,7 +190,7 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
     if recipe.model.state_growth != "constant" or recipe.objective == "masked":
         return None  # it cannot be read in segments
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
-    model = model if model.segmented else MemoryModel(recipe, 1, segmented=True)
+    model = model if model.segmented else MemoryModel(recipe, 1, segmented=True, tokens=model.tokens)
     segment = 1 << (((segment or recipe.text.sequence_length) - 1).bit_length() - 1)
     while segment >= SHORTEST_SEGMENT:
         if (cost := model.cost(1, segment)).bytes <= memory:

@@ -6,8 +6,9 @@ import pytest
 
 from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
+from lmlong.model.build import build, without_memory
 from lmlong.recipe import Recipe
-from lmlong.training import plan
+from lmlong.training import plan, profile
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
 from lmlong.training.setup import set_up
 
@@ -39,6 +40,29 @@ def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short
     assert found.tokens_per_step == 4 * 3 * 4096 and found.steps == 12
     assert "enough with training.batch_size=2 training.accumulate=6" in found.text()
     assert of_four.seconds > 0
+
+
+def test_profiled_steps_of_a_large_model_are_shorter(recipe_of: Recipes) -> None:
+    """Of 135 million parameters, a step of 8,192 tokens takes minutes on a CPU."""
+    assert plan._profiled_tokens(recipe_of("device=cpu"), 300) is None
+    large = recipe_of("device=cpu", "model.width=576", "model.layers=30", "model.heads=9")
+    with without_memory():
+        parameters = count_parameters(build(large, 49_152))
+    tokens = plan._profiled_tokens(large, 49_152)
+    assert parameters > 100_000_000 and tokens is not None
+    assert 6 * parameters * tokens <= plan.PROFILED_WORK < 6 * parameters * (tokens + 1)
+
+
+@pytest.mark.parametrize(("seconds", "passes"), [(0.0, 1), (1e9, 8)])
+def test_a_first_step_that_takes_long_is_the_only_one(
+    recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, seconds: float, passes: int
+) -> None:
+    taken, backward = [], profile._backward
+    monkeypatch.setattr(profile, "LONG", seconds)
+    monkeypatch.setattr(profile, "ENOUGH", 1e9)
+    monkeypatch.setattr(profile, "_backward", lambda *of: [taken.append(1), backward(*of)])
+    assert profile._profile(recipe_of(), BatchShape(1, 16, None), profile.TIMED).work > 0
+    assert len(taken) == passes
 
 
 @pytest.mark.parametrize(
