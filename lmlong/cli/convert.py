@@ -73,7 +73,8 @@ def convert(
     first_look.check(planned[0].recipe, None, None, False)
     conversion.check_text(run, planned)
     if dry_run:
-        click.echo(conversion.plan(planned))
+        for number, text in enumerate(conversion.plan(planned)):
+            click.echo(f"\n{text}" if number else text)
         return
     if status := conversion.train_stages(planned, overwrite):
         if status > 128:

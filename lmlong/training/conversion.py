@@ -110,14 +110,17 @@ def check_folders(planned: list[StageRun]) -> None:
 
 def check_text(teacher: str, planned: list[StageRun]) -> None:
     """Turn the text into tokens, and refuse one that is too short for any stage, or too few rows for its sources."""
+    print(f"reading the text with the tokenizer of {teacher}", file=sys.stderr, flush=True)
     tokenizer = read.reading(teacher, read.read_tokenizer)
     for stage in planned:
         CausalDataModule(stage.recipe, prepare(stage.recipe.text, tokenizer)).training()
 
 
-def plan(planned: list[StageRun]) -> str:
-    """Return what each stage takes, profiled by short steps; weights of stages to come are not needed for that."""
-    return "\n\n".join(f"{stage.name}\n{make_plan(stage.recipe).text()}" for stage in planned)
+def plan(planned: list[StageRun]) -> Iterator[str]:
+    """Iterate over the plans of stages, profiled by short steps; weights of stages to come are not needed for that."""
+    for number, stage in enumerate(planned, 1):
+        print(f"stage {number} of {len(planned)}: {stage.name}, profiled by short steps", file=sys.stderr, flush=True)
+        yield f"{stage.name}\n{make_plan(stage.recipe).text()}"
 
 
 def train_stages(planned: list[StageRun], overwrite: bool) -> int:

@@ -8,6 +8,8 @@ from lmlong.data.batches import evenly
 from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
+from lmlong.model.base import count_parameters
+from lmlong.model.build import build, without_memory
 from lmlong.model.device import pick_device
 from lmlong.model.memory import check_memory
 from lmlong.recipe import Recipe
@@ -19,6 +21,9 @@ KEPT_CHECKPOINTS = 3
 
 SHORT = 8192
 """Tokens of the longer of two profiled steps, at most."""
+
+PROFILED_WORK = 1e12
+"""Operations that a profiled step on a CPU may take: some ten to twenty seconds of one core."""
 
 PROFILED_SEGMENTS = 3
 
@@ -47,14 +52,22 @@ class MemoryModel:
     and full attention grows with the square of the length.
     """
 
-    def __init__(self, recipe: Recipe, rows: int, segmented: bool, lengths: Sequence[int] = ()):
-        """`lengths` are those of the rows of some forward passes, by default all of text.sequence_length."""
-        self.recipe, self.rows, self.segmented = recipe, rows, segmented
+    def __init__(
+        self,
+        recipe: Recipe,
+        rows: int,
+        segmented: bool,
+        lengths: Sequence[int] = (),
+        tokens: int | None = None,
+    ):
+        """`lengths` are those of the rows of some forward passes, by default all of text.sequence_length. Steps of up to
+        `tokens` tokens are profiled, by default SHORT."""
+        self.recipe, self.rows, self.segmented, self.tokens = recipe, rows, segmented, tokens
         self.lengths = Counter(lengths or [recipe.text.sequence_length])
         self.longest = max(self.lengths)
         self.squared = not segmented and recipe.model.quadratic
         length = recipe.training.segment or self.longest
-        self.longer = min(length, max(SHORT // rows, 128))
+        self.longer = min(length, max(SHORT // rows, 128) if tokens is None else max(tokens // rows, 32))
         self.shorter = self.longer // 2
         self.first, self.second = self._profile(exact=False)
         on_gpu = pick_device(recipe.device).type == "cuda"
@@ -177,7 +190,8 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     tokens, training = prepare(recipe.text), recipe.training
     check_memory(recipe, tokens.tokenizer.vocabulary, pick_device(recipe.device))
     lengths = _row_lengths(recipe, tokens) if recipe.text.rows == "documents" else [recipe.text.sequence_length]
-    model = MemoryModel(recipe, training.batch_size, training.segment is not None, lengths)
+    few = _profiled_tokens(recipe, tokens.tokenizer.vocabulary)
+    model = MemoryModel(recipe, training.batch_size, training.segment is not None, lengths, few)
     cost = model.cost(training.batch_size, training.segment)
     proposal = None
     if memory is not None:
@@ -193,6 +207,16 @@ def _row_lengths(recipe: Recipe, tokens: TokenDataset) -> list[int]:
     return [batches.length(number, recipe.processes) for number in evenly(passes, min(passes, SAMPLED))]
 
 
+def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
+    """Return how many tokens a profiled step may have so that it takes PROFILED_WORK; None where SHORT are not more."""
+    if pick_device(recipe.device).type != "cpu":
+        return None
+    with without_memory():
+        parameters = count_parameters(build(recipe, vocabulary))
+    tokens = int(PROFILED_WORK / (6 * parameters))  # forward and backward pass: 6 operations for each weight
+    return tokens if tokens < SHORT else None
+
+
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
     """Return the largest batch that fits, else the longest segment of one row; sequences a step stay as many."""
     own = recipe.sequences_per_step // recipe.processes  # of each process
@@ -204,7 +228,7 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
     if recipe.model.state_growth != "constant" or recipe.objective == "masked":
         return None  # it cannot be read in segments
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
-    model = model if model.segmented else MemoryModel(recipe, 1, True, list(model.lengths.elements()))
+    model = model if model.segmented else MemoryModel(recipe, 1, True, list(model.lengths.elements()), model.tokens)
     segment = 1 << (((segment or model.longest) - 1).bit_length() - 1)
     while segment >= SHORTEST_SEGMENT:
         if (cost := model.cost(1, segment)).bytes <= memory:

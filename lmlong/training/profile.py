@@ -22,8 +22,8 @@ from lmlong.recipe.root import recipe_class
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.setup import Setup, set_up
 
-TIMED, ENOUGH = 7, 4.0
-"""Number of timed steps, and the seconds after which fewer are enough."""
+TIMED, ENOUGH, LONG = 7, 4.0, 10.0
+"""Number of timed steps, the seconds after which fewer are enough, and those after which the first alone is."""
 
 DOCUMENT = 1000
 """Tokens of each document in the profiled text, or slightly fewer."""
@@ -87,9 +87,10 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
         optimizer.zero_grad()
         synchronize(setup.device)
         updates.append(time.perf_counter() - begun)
-        if number and sum(works) > ENOUGH:
+        if sum(works) > (ENOUGH if number else LONG):
             break
-    work, update = (statistics.median(times[1:]) for times in (works, updates))  # the first includes one-time work
+    # the first includes one-time work, which is little beside a long step
+    work, update = (statistics.median(times[1:] or times) for times in (works, updates))
     state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(1)))
     peak = peak_memory(setup.device)
     if peak is None:

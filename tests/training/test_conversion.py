@@ -177,6 +177,7 @@ def test_a_dry_run_plans_each_stage_and_leaves_nothing(folder: Path) -> None:
     planned = convert(folder, *HYBRID, *STEPS, "--out", "planned", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.count("steps ") == 3
+    assert planned.stderr.splitlines()[-1] == "stage 3 of 3: text, profiled by short steps"
     assert not list(folder.glob("planned*"))
 
 

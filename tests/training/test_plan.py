@@ -9,8 +9,9 @@ from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
+from lmlong.model.build import build, without_memory
 from lmlong.recipe import Recipe
-from lmlong.training import plan
+from lmlong.training import plan, profile
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
 from lmlong.training.setup import set_up
 
@@ -62,6 +63,29 @@ def test_rows_of_documents_are_planned_by_the_lengths_that_are_trained_on(recipe
     assert seconds == pytest.approx([512, 32, 48, 1000 / 1024])
     found = plan.Plan(recipe, 1, 1, model.cost(1, 1024), None, None, 1000.0)
     assert found.tokens_per_step == 1000 and "12 of about 1,000 tokens: 12,000 tokens in all" in found.text()
+
+
+def test_profiled_steps_of_a_large_model_are_shorter(recipe_of: Recipes) -> None:
+    """Of 135 million parameters, a step of 8,192 tokens takes minutes on a CPU."""
+    assert plan._profiled_tokens(recipe_of("device=cpu"), 300) is None
+    large = recipe_of("device=cpu", "model.width=576", "model.layers=30", "model.heads=9")
+    with without_memory():
+        parameters = count_parameters(build(large, 49_152))
+    tokens = plan._profiled_tokens(large, 49_152)
+    assert parameters > 100_000_000 and tokens is not None
+    assert 6 * parameters * tokens <= plan.PROFILED_WORK < 6 * parameters * (tokens + 1)
+
+
+@pytest.mark.parametrize(("seconds", "passes"), [(0.0, 1), (1e9, 8)])
+def test_a_first_step_that_takes_long_is_the_only_one(
+    recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, seconds: float, passes: int
+) -> None:
+    taken, backward = [], profile._backward
+    monkeypatch.setattr(profile, "LONG", seconds)
+    monkeypatch.setattr(profile, "ENOUGH", 1e9)
+    monkeypatch.setattr(profile, "_backward", lambda *of: [taken.append(1), backward(*of)])
+    assert profile._profile(recipe_of(), BatchShape(1, 16, None), profile.TIMED).work > 0
+    assert len(taken) == passes
 
 
 @pytest.mark.parametrize(

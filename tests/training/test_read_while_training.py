@@ -52,7 +52,6 @@ def checkpoints_come_and_go(run: Path) -> Iterator[None]:
     finally:
         done.set()
         writer.join()
-    assert next(steps) > 5
 
 
 def command(*words: object) -> str:
