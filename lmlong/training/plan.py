@@ -60,8 +60,8 @@ class MemoryModel:
         lengths: Sequence[int] = (),
         tokens: int | None = None,
     ):
-        """`lengths` are those of the rows of some forward passes, by default all of text.sequence_length. Steps of up to
-        `tokens` tokens are profiled, by default SHORT."""
+        """`lengths` are those of the rows of some forward passes, by default all of text.sequence_length. Steps of
+        up to `tokens` tokens are profiled, by default SHORT."""
         self.recipe, self.rows, self.segmented, self.tokens = recipe, rows, segmented, tokens
         self.lengths = Counter(lengths or [recipe.text.sequence_length])
         self.longest = max(self.lengths)
