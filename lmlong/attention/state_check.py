@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PRECISE = {torch.float32, torch.float64}
-"""Dtypes of which either may stand for the other."""
+REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+"""Dtypes of which each may stand for another: a recurrence may sum in float64, and autocast rounds the last inputs."""
 
 
 class StateError(ValueError):
@@ -35,7 +35,7 @@ def _check_tensor(name: str, x: Tensor, empty: Tensor, grows: bool) -> None:
     fits = (size == expected or (grows and expected == 0) for size, expected in zip(x.shape, empty.shape, strict=False))
     if x.ndim != empty.ndim or not all(fits):
         raise StateError(f"{name} has the shape {tuple(x.shape)}, this model's is {tuple(empty.shape)}")
-    if x.dtype != empty.dtype and not {x.dtype, empty.dtype} <= PRECISE:
+    if x.dtype != empty.dtype and not {x.dtype, empty.dtype} <= REAL:
         raise StateError(f"{name} is {x.dtype}, this model's is {empty.dtype}")
     if x.dtype == torch.bool and bool((x.view(torch.uint8) > 1).any()):
         raise StateError(f"{name} has bytes that are neither true nor false")

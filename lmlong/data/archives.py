@@ -64,7 +64,8 @@ def archive_documents(
     try:
         for member in _members(path):
             inside = PurePosixPath(member.name)
-            name = f"{path}/{inside}"
+            # a terminal would act on control characters in a name
+            name = f"{path}/" + "".join(each if each.isprintable() else "\ufffd" for each in str(inside))
             left -= member.size
             if left < 0:
                 yield Skipped(

@@ -9,8 +9,12 @@ from lmlong.evaluation.robust_score import CENTERS
 MOST = 1 << 53
 """The largest count: float64 tells it from its neighbours."""
 
+LARGEST_GAP = 4
+"""Bytes that an input may have more or fewer than the text at one place, those of a character."""
+
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Offset = Annotated[int, Field(ge=-MOST, le=MOST)]
+Bits = Annotated[float, Field(ge=-1, le=float(MOST))]  # a sum of rounded ones may be a little below 0
 Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$")]
 
 
@@ -24,20 +28,20 @@ class SavedScores(Saved):
     bins: list[Annotated[int, Field(ge=0, lt=len(CENTERS))]]
     counts: list[Annotated[int, Field(ge=1, le=MOST)]]
     taken_at: Count
-    median: Annotated[float, Field(ge=0)]
-    spread: Annotated[float, Field(ge=0)]
+    median: Annotated[float, Field(ge=0, le=float(MOST))]
+    spread: Annotated[float, Field(ge=0, le=float(MOST))]
 
     @model_validator(mode="after")
     def _agrees(self) -> "SavedScores":
         if len(self.counts) != len(self.bins) or len(set(self.bins)) != len(self.bins) or sum(self.counts) > MOST:
             raise ValueError("bins and counts do not agree")
-        if self.taken_at > sum(self.counts) or (self.taken_at and not self.spread):
+        if self.taken_at > sum(self.counts) or (self.taken_at and self.spread < CENTERS[1]):
             raise ValueError("taken_at is beyond the counts, or of no spread")
         return self
 
 
 class SavedTotals(Saved):
-    bits: float
+    bits: Bits
     bytes: Count
     tokens: Count
     scores: SavedScores
@@ -46,6 +50,12 @@ class SavedTotals(Saved):
 class SavedGaps(Saved):
     passed: Offset
     ahead: list[Annotated[list[Offset], Field(min_length=2, max_length=2)]]
+
+    @model_validator(mode="after")
+    def _of_characters(self) -> "SavedGaps":
+        if any(abs(more) > LARGEST_GAP for _, more in self.ahead):
+            raise ValueError("a gap is larger than a character")
+        return self
 
 
 class SavedUnit(Saved):
@@ -57,9 +67,15 @@ class SavedUnit(Saved):
     read: Count
     size: Count
     tokens: Count
-    bits: float
+    bits: Bits
     text: Hex
     gaps: SavedGaps
+
+    @model_validator(mode="after")
+    def _begins_before_its_end(self) -> "SavedUnit":
+        if self.begin > self.place + self.gaps.passed + LARGEST_GAP:
+            raise ValueError("the open unit begins after what was read")
+        return self
 
 
 class SavedPlace(Saved):

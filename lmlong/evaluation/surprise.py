@@ -198,7 +198,7 @@ SHORT = 16
 def compared(unit: Unit, bits: float, size: int) -> float:
     """Return by what a unit is compared with others: its bits for a byte, as long lines are no more unusual than short
     ones, where short ones count as longer than they are; of a token its bits, which are those of one choice."""
-    return bits if unit == "token" else bits / (size + SHORT)
+    return bits if unit == "token" else bits / (max(size, 0) + SHORT)
 
 
 def tokens_with(tokenizer: Tokenizer, part: bytes) -> np.ndarray:

@@ -15,7 +15,7 @@ from lmlong.data.token_boundaries import Cover, TokenBoundaries, settled
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.inference.sampling import Sampler, check_finite
 from lmlong.inference.session import Session, advance, append_token, next_logits, prefill, with_unread
-from lmlong.inference.unread import UnreadText, tokens_after
+from lmlong.inference.unread import LONG, UnreadText, tokens_after
 from lmlong.model.language_model import LanguageModel
 
 FAR = 32
@@ -35,8 +35,10 @@ def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: 
     """Draw where the next token of a session of one row begins; `row` is its number in the sampler."""
     text = session.unread.row(0)
     session = with_unread(session, UnreadText())
-    if text.chosen:
-        return Start(0.0, advance(model, session, text.chosen), Cover(list(text.chosen), b""))
+    if text.chosen:  # by steps, as when they were written, unless these would take long
+        long = len(text.chosen) > LONG
+        read = prefill(model, [text.chosen], session) if long else advance(model, session, text.chosen)
+        return Start(0.0, read, Cover(list(text.chosen), b""))
     found = starts(model, tokenizer, session, text)
     return found[sampler.choose([start.log_weight for start in found], row)]
 

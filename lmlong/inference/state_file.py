@@ -25,7 +25,7 @@ from lmlong.data.tokenizer import LOSSLESS, PART, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, Session
-from lmlong.inference.unread import LONG, Unread, UnreadText, as_tensors
+from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import named
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
@@ -148,8 +148,8 @@ def _check_unread(unread: Unread, most: int, tokenizer: Tokenizer) -> None:
         raise StateError("unread is not text in UTF-8") from None
     if len(text) > 2 * PART or tokenizer.representable(text) != text:
         raise StateError(f"unread is longer than {2 * PART} characters, or has some without a token")
-    if len(row.chosen) > LONG:
-        raise StateError(f"unread.chosen has {len(row.chosen):,} tokens, which is more than {LONG}")
+    if len(row.chosen) > 2 * PART:
+        raise StateError(f"unread.chosen has {len(row.chosen):,} tokens, which is more than {2 * PART:,}")
     if row.chosen and tokenizer.decode_bytes(list(row.chosen)) != row.pending:
         raise StateError("unread.chosen are not the tokens of unread.pending")
 

@@ -14,8 +14,8 @@ from lmlong.data.token_boundaries import settled
 from lmlong.data.tokenizer import Tokenizer, parts
 
 LONG = 512
-"""Bytes of unread text that is read, as far as it is settled, even where no text follows, and the most tokens that a
-state file may have for it: the end of a text that could change has a few dozen."""
+"""Bytes of unread text that is read, as far as it is settled, even where no text follows, and tokens chosen for it that
+are read at once: the end of a text that could change has a few dozen."""
 
 
 class UnreadText(NamedTuple):

@@ -76,9 +76,11 @@ class Worker:
 
     def _next(self) -> None:
         """Let the next job begin, if none runs."""
-        if not self._works and self._turns:
-            self._works = True
-            self._turns.take(self._turns.next_owner()).set_result(None)
+        while not self._works and self._turns:
+            turn = self._turns.take(self._turns.next_owner())
+            if not turn.done():  # cancelled, and the call that waits for it has not run since
+                self._works = True
+                turn.set_result(None)
 
     def close(self) -> None:
         """End all jobs."""

@@ -5,13 +5,15 @@ import hmac
 import ipaddress
 import re
 import socket
+from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmlong.serving import page
-from lmlong.serving.api_errors import ApiError, busy
+from lmlong.serving.api_errors import ApiError, busy, shutting_down
 from lmlong.serving.limits import Limits
 from lmlong.serving.sessions import owner_of
 
@@ -70,7 +72,7 @@ class Guard:
     def __init__(self, app: ASGIApp, hosts: Hosts, keys: Sequence[str], limits: Limits, paths: Collection[str]):
         self._app, self._hosts, self._limits, self._paths = app, hosts, limits, paths
         self._owners = {b"Bearer " + key.encode(): owner_of(key) for key in keys}
-        self._held = 0
+        self._held = Counter[str]()  # bytes of bodies, by owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,16 +90,19 @@ class Guard:
         try:
             self._check(scope)
             try:
-                await asyncio.wait_for(self._read(receive, parts), self._limits.timeout)
+                await asyncio.wait_for(self._read(scope, receive, parts), self._limits.timeout)
             except asyncio.TimeoutError:
                 raise ApiError(408, "The body took too long to arrive.", code="timeout") from None
             scope[BODY] = b"".join(parts)
             await self._app(scope, receive, counted)
+        except asyncio.CancelledError:  # the server ends
+            with suppress(Exception):
+                await shutting_down().response()(scope, receive, counted)
         except ApiError as error:
             await asyncio.sleep(0)  # for uvicorn to notice that it has turned away the body, which is no HTTP, itself
             await error.response()(scope, receive, counted)
         finally:
-            self._held -= sum(map(len, parts))
+            self._held[scope.get(OWNER) or ""] -= sum(map(len, parts))
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -124,9 +129,10 @@ class Guard:
         found = [owner for known, owner in self._owners.items() if hmac.compare_digest(given, known)]
         return found[0] if found else None
 
-    async def _read(self, receive: Receive, parts: list[bytes]) -> None:
-        """Read the body, of which no more is kept than may be."""
-        size, more = 0, True
+    async def _read(self, scope: Scope, receive: Receive, parts: list[bytes]) -> None:
+        """Read the body, if all bodies together are not too large, or those of its owner are within their share."""
+        owner, size, more = scope[OWNER] or "", 0, True
+        takes_body = scope["method"] == "POST" and scope["path"] not in OPEN
         while more:
             message: Message = await receive()
             if message["type"] == "http.disconnect":
@@ -134,11 +140,14 @@ class Guard:
             part = message.get("body", b"")
             parts.append(part)
             size += len(part)
-            self._held += len(part)
+            self._held[owner] += len(part)
             more = message.get("more_body", False)
+            if size and not takes_body:
+                raise ApiError(413, "A request of this kind has no body.", code="body_too_large")
             if size > self._limits.body:
                 raise self._too_large()
-            if self._held > self._limits.held:
+            share = self._limits.held // max(1, len(self._owners))
+            if self._held.total() > self._limits.held and self._held[owner] > share:
                 raise busy("The server holds as much text as it may. Try again later.")
 
     def _too_large(self) -> ApiError:

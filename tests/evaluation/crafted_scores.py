@@ -90,10 +90,15 @@ def changed(draw: Random, value: Any) -> Any:
 
 
 def of_a_text(draw: Random, place: Place) -> tuple[str, ...]:
-    about = {**place.about, "score": changed(draw, place.about["score"])}
+    write_text(place, changed(draw, place.about["score"]))
+    return ()
+
+
+def write_text(place: Place, saved: dict[str, Any]) -> None:
+    """Write the state of a text with another saved score."""
+    about = {**place.about, "score": saved}
     digest = state_file._digest(about, place.tensors)
     save_file(place.tensors, place.crafted, {"lmlong": json.dumps({**about, "sha256": digest})})
-    return ()
 
 
 def of_records(draw: Random, place: Place) -> tuple[str, ...]:

@@ -79,9 +79,9 @@ def test_unread_text_of_more_than_a_part(cases: dict[str, Case], tmp_path: Path)
 
 
 def test_many_tokens_of_unread_text(cases: dict[str, Case], tmp_path: Path) -> None:
-    text = torch.full((1, 600), ord("a") + 1, dtype=torch.int16)
-    changes = {"unread__pending": text, "unread__chosen": text.long()}
-    assert "unread.chosen has 600 tokens, which is more than 512" in refusal(
+    pending = torch.full((1, 600), ord("a") + 1, dtype=torch.int16)
+    changes = {"unread__pending": pending, "unread__chosen": torch.full((1, 20_000), ord("a") + 1)}
+    assert "unread.chosen has 20,000 tokens, which is more than 16,384" in refusal(
         cases["window"], tmp_path / "a.state", **changes
     )
 

@@ -72,6 +72,23 @@ def test_owners_take_turns() -> None:
     asyncio.run(go())
 
 
+def test_two_that_leave_at_once_stop_no_worker() -> None:
+    """The one that waits may have left when its turn comes, in the same round of the event loop."""
+
+    async def go() -> None:
+        worker = Worker("test", 4)
+        running, waiting = (asyncio.ensure_future(worker.run(Job())) for _ in range(2))
+        await asyncio.sleep(0.1)
+        running.cancel()
+        waiting.cancel()
+        left = await asyncio.gather(running, waiting, return_exceptions=True)
+        assert all(isinstance(error, asyncio.CancelledError) for error in left)
+        assert await asyncio.wait_for(worker.run(lambda ended: 7), 30) == 7
+        worker.close()
+
+    asyncio.run(go())
+
+
 def test_all_that_wait_are_told_of_the_end() -> None:
     async def go() -> None:
         worker, job = Worker("test", 4), Job()

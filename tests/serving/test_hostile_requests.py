@@ -110,6 +110,37 @@ def test_a_body_may_be_so_large(trained: TrainedLanguageModel) -> None:
         assert busy().status_code == 400, "what was held is free again"
 
 
+def test_bodies_of_one_key_leave_room_for_those_of_another(trained: TrainedLanguageModel) -> None:
+    with served(trained, limits=Limits(body=100, held=150), keys=["a", "b"]) as server:
+        slow = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        slow.putrequest("POST", PATH)
+        for name, value in (
+            ("Content-Type", "application/json"),
+            ("Content-Length", "100"),
+            ("Authorization", "Bearer a"),
+        ):
+            slow.putheader(name, value)
+        slow.endheaders(b" " * 99)
+
+        def status(key: str) -> int:
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+            return server.client.post(PATH, content=b" " * 60, headers=headers).status_code
+
+        until(lambda: status("a") == 429)
+        assert status("b") == 400  # no JSON, but read
+        slow.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/health"), ("POST", "/"), ("GET", "/ready"), ("GET", "/v1/models")]
+)
+def test_a_request_that_has_no_body_cannot_send_one(trained: TrainedLanguageModel, method: str, path: str) -> None:
+    with served(trained) as server:
+        headers = {"Content-Type": "application/json"}
+        answer = server.client.request(method, path, content=iter([b" "] * 10), headers=headers)
+        assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
+
+
 def test_paths_and_methods_that_are_not_there(server: Served) -> None:
     for method, path, status in [
         ("GET", "/page", 404),

@@ -49,10 +49,11 @@ OPTIONS = [
     ["training.accumulate=2", "training.segment=16"],
     ["model.attention.kind=[linear, window]", "model.attention.window=20"],
     ["model.downsample={factor: 4, layers: 1}", "training.segment=18"],
+    ["training.precision=bf16", "model.attention.kind=[delta, window, ngram]", "model.layers=3"],
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "segments", "window", "blocks"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "segments", "window", "blocks", "bf16"])
 def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
     assert_resumes_exactly(recipe_of, tmp_path, CARRY, *options)
 
