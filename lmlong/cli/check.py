@@ -27,7 +27,7 @@ def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
     With --plugin and no RUN, against each attention and feature map of the plug-in, on random inputs.
 
     \b
-    Example: after training, before trusting the numbers; and an attention of your own, before training.
+    Example: a trained model; and an attention of your own, before training.
       lmlong check runs/quickstart
       lmlong check --plugin two_gates.py
     """

@@ -109,6 +109,11 @@ def _text_of(places: tuple[str, ...], column: str) -> "Text":
     return Text(sources=[Files(kind="files", paths=list(map(path_of, places)), column=column)])
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def _prepare(recipe: str, overrides: tuple[str, ...], processes: int | None = None) -> "TokenDataset":
     from lmlong.data import first_look
     from lmlong.data import token_dataset as tokens
@@ -127,7 +132,7 @@ def _table(source: dict[str, Any]) -> str:
     replaced = f"{read['replaced_bytes']:,} bytes that could not be decoded by {read['put_in_bytes']:,} of U+FFFD"
     told = [
         *(
-            f"skipped {count['documents']:,} documents, {count['bytes']:,} bytes ({reason}): {named(count)}"
+            f"skipped {counted(count['documents'], 'document')}, {count['bytes']:,} bytes ({reason}): {named(count)}"
             for reason, count in source["skipped"].items()
         ),
         *notes(source),
@@ -136,7 +141,7 @@ def _table(source: dict[str, Any]) -> str:
     ]
     lines = [
         source["name"],
-        f"  read {read['documents']:,} documents, {read['bytes']:,} bytes",
+        f"  read {counted(read['documents'], 'document')}, {read['bytes']:,} bytes",
         *map(_wrapped, told),
         f"  {'':<10}" + "".join(f"{column:>13}" for column in columns),
     ]

@@ -65,6 +65,6 @@ def _baselines(found: Baselines) -> list[str]:
     how = "by context mixing, without a network" if found.mixing else "by repeated phrases"
     return [
         f"{name:12} {strongest.bits_per_byte:.3f} after {strongest.primed_bytes:,} bytes of the training text, {how}",
-        f"unigram      {found.unigram:.3f} by how often each token occurs in the training text, without context",
+        f"unigram      {found.unigram:.3f} by the frequency of each token in the training text",
         f"gzip -9      {found.gzip:.3f} on the held-out text alone, without the training text",
     ]

@@ -103,7 +103,7 @@ def serve(
     \b
     Example: serve a run, and ask it from another terminal.
       lmlong serve runs/quickstart --port 8000
-      curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def "}'
+      curl localhost:8000/v1/completions --json '{"prompt": "def "}'
     """
     keys = keys_of(api_key, api_key_file)
     try:

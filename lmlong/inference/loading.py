@@ -216,7 +216,7 @@ class TrainedLanguageModel(TrainedModel):
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens: {max_tokens} is negative. Give a number of tokens, or None for no end.")
         if "" in stop or isinstance(stop, str):
-            raise UsageError(f"stop: {stop!r} is no list of strings that are not empty. Name the strings to stop at.")
+            raise UsageError(f"stop: {stop!r} must be strings that are not empty. Name the strings to stop at.")
 
     @cached_property
     def owners(self) -> dict[str, str]:

@@ -26,7 +26,7 @@ from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, Session
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
-from lmlong.io.files import fsync, parse_json
+from lmlong.io.files import check_ordinary, fsync, parse_json
 from lmlong.io.system_errors import named
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
 from lmlong.model.sampling_options import RECENT
@@ -167,6 +167,7 @@ def refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str], 
 def describe(path: Path) -> dict[str, Any]:
     """Return the model and the text of the session in a file."""
     try:
+        check_ordinary(path)
         with safe_open(path, "pt") as file:
             about = dict(parse_json((file.metadata() or {})["lmlong"]))
         if type(about["format"]) is int and about["format"] != FORMAT:

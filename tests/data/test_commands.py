@@ -47,7 +47,7 @@ def test_prepare_prints_the_folder_that_info_describes(recipe_file: str) -> None
 
 def test_info_is_a_table_of_80_columns(recipe_file: str) -> None:
     table = run(data, "info", recipe_file)
-    assert "skipped 1 documents, 0 bytes (empty)" in table
+    assert "skipped 1 document, 0 bytes (empty)" in table
     rows = [line for line in table.splitlines() if line.startswith("  ")]
     assert max(map(len, rows)) <= 80
     assert [row.split()[4] for row in rows[3:]] == ["1.00", "1.00"]
