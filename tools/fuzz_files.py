@@ -22,10 +22,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from data import document_draws
+from data import crafted_tokens, document_draws
 from evaluation import crafted_scores
 from fuzzing import try_all
 from inference import crafted_states
+from interop import import_draws
 from training import crafted_checkpoints
 
 Try = Callable[[int], tuple[str, list[str]]]
@@ -48,10 +49,20 @@ def documents(folder: Path) -> Try:
     return document_draws.fuzz
 
 
+def imports(folder: Path) -> Try:
+    return import_draws.fuzz
+
+
+def tokens(folder: Path) -> Try:
+    return partial(crafted_tokens.try_tokens, place=crafted_tokens.prepare_place(folder))
+
+
 KINDS: dict[str, tuple[Callable[[Path], Try], int]] = {
-    "states": (states, 10),
+    "states": (states, 8),
     "scores": (scores, 3),
-    "documents": (documents, 4),
+    "documents": (documents, 3),
+    "imports": (imports, 3),
+    "tokens": (tokens, 1),
     "checkpoints": (checkpoints, 2),
 }
 """What makes the files of each kind, and their share of all."""

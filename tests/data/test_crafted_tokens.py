@@ -1,0 +1,19 @@
+"""Token files with changed numbers and a manifest that is right: read or refused, and nothing else.
+
+What a number stands for, and many more of them: `tools/fuzz_files.py --kind tokens --files 1 --seed NUMBER`.
+"""
+
+from pathlib import Path
+
+import pytest
+from data.crafted_tokens import prepare_place, try_tokens
+
+USUAL = 60
+
+
+def test_the_first_crafted_token_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    place = prepare_place(tmp_path)
+    tried = {number: try_tokens(number, place) for number in range(USUAL)}
+    assert {number: complaints for number, (_, complaints) in tried.items() if complaints} == {}
+    assert {what for what, _ in tried.values()} == {"read", "refused"}
