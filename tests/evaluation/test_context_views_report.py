@@ -9,7 +9,7 @@ from lmlong.report.plot import draw
 EXPECTED = """\
 viewed
   1,000 parameters, at length 512
-  state of 577 numbers, 2 KB
+  state of 577 numbers, 2 KB; precision 32
   documents in 2 clusters by author: the errors are over clusters
   1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
 
