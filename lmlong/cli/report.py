@@ -62,9 +62,9 @@ def _part(result: TrainingResult) -> str:
 def _baselines(found: Baselines) -> list[str]:
     """Return a line for each baseline, with what it knows."""
     strongest, name = found.strongest, "mixing" if found.mixing else "lzma"
-    how = "by context mixing, without a network" if found.mixing else "by repeated phrases"
+    how = "context mixing" if found.mixing else "repeated phrases"
     return [
-        f"{name:12} {strongest.bits_per_byte:.3f} after {strongest.primed_bytes:,} bytes of the training text, {how}",
+        f"{name:12} {strongest.bits_per_byte:.3f} by {how}, after {strongest.primed_bytes:,} bytes of training text",
         f"unigram      {found.unigram:.3f} by the frequency of each token in the training text",
         f"gzip -9      {found.gzip:.3f} on the held-out text alone, without the training text",
     ]
