@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw models of others at random: whole folders and GGUF files that hold hostile values.
+"""Draw pretrained models at random: whole folders and GGUF files that hold hostile values.
 
     python tools/fuzz_imports.py --models 2000 --seed 0
 

@@ -44,10 +44,10 @@ def _why_not(path: Path) -> str:
 
 
 def _follow(link: Path) -> Path | None:
-    """Return the checkpoint that is `link` or that it points to; None if there is none.
+    """Return the checkpoint at `link`, following a symbolic link; None if neither is a checkpoint.
 
-    Training points the link to a new checkpoint before it removes the old one, so where the one that the link named is
-    gone, the link is followed again as long as it names another.
+    Training repoints the link to a new checkpoint before it removes the old one. If the target has been removed, follow
+    the link again until the target no longer changes.
     """
     before = None
     while (checkpoint := follow(link).resolve()) != before:

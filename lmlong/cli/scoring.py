@@ -30,7 +30,7 @@ from lmlong.model.precision import Precision
 STDIN = Path("-")
 
 BEGINNING = 8192
-"""Bytes that tell whether an input is text."""
+"""Leading bytes that are checked for binary content."""
 
 SAVED = "score"
 """The name in a state file of what a score goes on with."""
@@ -198,14 +198,15 @@ def _converted(path: Path, job: Job) -> Iterator[bytes] | None:
 
 
 def _text_alone(arrived: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Refuse what is no text: a NUL among its first bytes. In later ones it may be a hole of a log that was cut."""
+    """Yield the input; raise a UsageError if it is binary, with a NUL among its first bytes. A later NUL is allowed:
+    logs that were truncated in place have such holes."""
     read = 0
     for data in arrived:
         beginning = data[: max(0, BEGINNING - read)]
         if (place := beginning.find(b"\0")) >= 0:
             raise UsageError(
-                f"{name}: byte {read + place} is NUL, so it is no text in UTF-8. Give a document or a compressed file "
-                "its usual suffix, or convert it to UTF-8."
+                f"{name}: byte {read + place} is NUL, so the input is not UTF-8 text. Give a document or compressed "
+                "file its usual suffix, or convert it to UTF-8."
             )
         read += len(data)
         yield data

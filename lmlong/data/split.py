@@ -9,7 +9,7 @@ from lmlong.data.reading import Document, Measure, Skipped
 from lmlong.errors import UsageError
 
 SIZE = 16
-"""Bytes of a digest by which documents are told apart."""
+"""Bytes of the digest that identifies a document."""
 
 FEW = 20  # with fewer documents the end of each is held out, since a hash could well choose none of them
 

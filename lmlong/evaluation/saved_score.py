@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from lmlong.evaluation.robust_score import CENTERS
 
 MOST = 1 << 53
-"""The largest count: float64 tells it from its neighbours."""
+"""Largest count: float64 represents every integer up to it exactly."""
 
 LARGEST_GAP = 4
 """Bytes that an input may have more or fewer than the text at one place, those of a character."""
@@ -106,10 +106,10 @@ class SavedText(Saved):
     file: SavedPlace
 
 
-class SavedAbout(BaseModel):
+class SavedAbout(Saved):
     """Of records, in a file of their states; names of what they belong to are checked where it is opened."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     format: int
     names: list[str]

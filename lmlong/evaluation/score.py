@@ -120,7 +120,7 @@ def score(
     ...         print(line.number, round(line.bits), line.text)
 
     The text may come in pieces, or be an open file, and need not end: units are `by` token, byte, line, or position,
-    which are stretches each as long as all before. With a `state` it goes on from that. `precision` is the number
+    which are stretches each as long as all before. A `state` is continued. `precision` is the number
     format of the forward pass, "32", "bf16" or "16": by default the one that the model was trained in.
     """
     if by not in ("token", "byte", "line", "position"):

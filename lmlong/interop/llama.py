@@ -136,7 +136,7 @@ def check_weights(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> None
     if mistakes:
         listed = "".join(f"\n  {mistake}" for mistake in mistakes[:20])
         more = f"\n  and {len(mistakes) - 20} more" if len(mistakes) > 20 else ""
-        raise CheckpointError(f"{source.name}: not the weights that its configuration tells of:{listed}{more}")
+        raise CheckpointError(f"{source.name}: the weights do not match the configuration:{listed}{more}")
 
 
 def _mistakes(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> Iterator[str]:

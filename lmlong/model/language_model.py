@@ -34,7 +34,7 @@ PIECE = 4096
 
 
 MOST_TOKENS = 1 << 53
-"""Tokens of a text, in whose positions float64 still tells each from the next."""
+"""Largest number of tokens in a text: float64 represents every position up to it exactly."""
 
 
 class ModelState(NamedTuple):

@@ -90,4 +90,4 @@ def told(error: BaseException) -> ApiError:
         code = place.tb_frame.f_code
         where, place = f"{code.co_filename}:{place.tb_lineno} in {code.co_name}", place.tb_next
     LOG.error("a request failed: %s at %s", type(error).__name__, where)
-    return ApiError(500, "The request failed in the server, whose log tells where.", code="internal_error")
+    return ApiError(500, "The request failed in the server. Its log says where.", code="internal_error")

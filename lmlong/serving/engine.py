@@ -56,7 +56,7 @@ class EngineFailed(LmlongError):
     """The engine's thread has ended by an error, and can take no more requests."""
 
     def __init__(self) -> None:
-        super().__init__("The engine has failed, and the log tells where. Restart the server.")
+        super().__init__("The engine has failed; the log says where. Restart the server.")
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attention.cases import HEAD_DIM, HEADS, VALUE_DIM
+from machine import needs_compiler
 from torch import Tensor
 
 from lmlong.attention.delta import native as delta
@@ -19,9 +20,8 @@ from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.native.kernel import scan as ngram_scan
 from lmlong.attention.ngram.state import empty_state
 from lmlong.attention.scan import IdentityFeatures, ScanInputs
-from lmlong.native.build import find_compiler
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = needs_compiler
 
 BATCH, TIME, ROWS = 2, 70, 16
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from inference.crafted_states import Case, prepare, try_crafted
+from machine import needs_compiler
 from safetensors.torch import save_file
 
 from lmlong.attention.ngram.hashing import NO_NGRAM
-from lmlong.attention.ngram.native.library import library as ngram_library
 from lmlong.errors import CheckpointError
 from lmlong.inference import state_file
 
@@ -86,10 +86,9 @@ def test_many_tokens_of_unread_text(cases: dict[str, Case], tmp_path: Path) -> N
     )
 
 
+@needs_compiler
 def test_native_code_refuses_a_row_outside_its_table(cases: dict[str, Case]) -> None:
-    """Even where nothing was checked before."""
-    if ngram_library() is None:
-        pytest.skip("needs a C++ compiler")
+    """Even if the state was not checked before."""
     model = cases["ngram"].model.model
     state = model.init_state(1)
     attention = state.blocks[1].attention
@@ -98,10 +97,9 @@ def test_native_code_refuses_a_row_outside_its_table(cases: dict[str, Case]) -> 
         model.settle(state)
 
 
+@needs_compiler
 @pytest.mark.parametrize("token", [-1, 10**6])
 def test_native_decoding_refuses_a_token_outside_the_vocabulary(cases: dict[str, Case], token: int) -> None:
     model = cases["window"].model.model
-    if model.fast_step is None:
-        pytest.skip("needs a C++ compiler")
     with pytest.raises(IndexError, match="not in the vocabulary"):
         model.step(torch.tensor([token]), model.init_state(1))

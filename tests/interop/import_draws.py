@@ -1,4 +1,4 @@
-"""Random models of others: whole folders and GGUF files that hold hostile values, and what must hold of each."""
+"""Random pretrained models: whole folders and GGUF files that hold hostile values, and what must hold of each."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Models of others with drawn values are imported, or refused with an error that names the file.
+"""Pretrained models with random values are imported, or refused with an error that names the file.
 
 The model of a number that fails, and what is wrong: `tools/fuzz_imports.py --models 1 --seed NUMBER`.
 """

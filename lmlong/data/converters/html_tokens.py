@@ -1,7 +1,7 @@
 """Split an HTML page into tags and text, in linear time whatever the page holds.
 
 Python's `html.parser` takes quadratic time for some pages, and its result depends on the version of Python. This
-follows the tokenizer of the HTML standard, without attributes, which no text needs.
+follows the tokenizer of the HTML standard, but drops attributes, which contain no text.
 """
 
 import re

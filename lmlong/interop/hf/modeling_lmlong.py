@@ -495,7 +495,7 @@ class NgramAttention(nn.Module):
 
 class TableRows:
     """The rows of a table (B, H, R, V) while values (B, H, T, V) are written to it, found for all times at once: the
-    writes are sorted by row and time, and a sum goes on until another n-gram or document writes to its row."""
+    writes are sorted by row and time, and a sum accumulates until another n-gram or document writes to its row."""
 
     def __init__(
         self,
