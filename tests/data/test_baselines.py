@@ -57,7 +57,8 @@ def test_without_a_compiler_lzma_is_the_strongest(monkeypatch: pytest.MonkeyPatc
     assert found.mixing is None and found.strongest == (found.lzma, found.lzma_bytes, found.primed_bytes)
     assert list(found.bits_per_byte) == ["lzma", "unigram", "gzip"]
     result = TrainingResult(Path("run"), 1, LossTotals(1, 1, 1.0), found)
-    assert after_training(result).splitlines()[1].startswith(f"lzma         {found.lzma:.3f} after 126 bytes of the tr")
+    line = after_training(result).splitlines()[1]
+    assert line.startswith(f"lzma         {found.lzma:.3f} by repeated phrases, after 126 bytes of training text")
 
 
 @needs_compiler
