@@ -2,10 +2,10 @@
 """How often samples of a model loop, and how much they repeat themselves beside real text.
 
     python tools/measure_loops.py runs/quickstart --data /usr/lib/python3.11
-    python tools/measure_loops.py runs/quickstart --set dry_multiplier=0 --set dry_multiplier=1,temperature=0.5
+    python tools/measure_loops.py runs/quickstart --set loop_penalty=0 --set loop_penalty=1,temperature=0.5
 
 Each --set is one row of sampling options, as `lmlong.load(RUN).stream` takes them, separated by commas; without any,
-the defaults with the guard against repetition and without it. The columns: samples with a loop (tests/loops.py), the
+the defaults with the penalty on loops and without it. The columns: samples with a loop (tests/loops.py), the
 share of 4-grams of tokens that are distinct within their sample, and the share of words that occur in the data. The
 first row is real text: excerpts of the data, of as many tokens. With --limit N it exits with 1 where more than N
 samples of the first setting loop.
@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace) -> int:
     if documents:
         print(repetition(loaded, excerpts(loaded, documents, 400, options.tokens), words).row("real text"))
     looping = []
-    for setting in options.settings or ["", "dry_multiplier=0"]:
+    for setting in options.settings or ["", "loop_penalty=0"]:
         found = repetition(loaded, samples(loaded, settings_of(setting), options), words)
         looping.append(found.loops)
         print(found.row(setting.replace(",", ", ") or "defaults"), flush=True)

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from lmlong.cli import options
-from lmlong.model.sampling_options import DEFAULTS, DRY_MULTIPLIER, Sampling, random_seed
+from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, Sampling, random_seed
 
 sampling_flags = options.together(
     click.option(
@@ -40,23 +40,11 @@ sampling_flags = options.together(
         help="Tokens of the recent text for --repetition-penalty.",
     ),
     click.option(
-        "--dry-multiplier",
-        default=DEFAULTS.dry_multiplier,
+        "--loop-penalty",
+        default=DEFAULTS.loop_penalty,
         type=float,
-        help="Strength of the guard against loops (DRY), which sees the generated text alone; 0 turns it off.  "
-        f"[default: {DRY_MULTIPLIER}; 0 at temperature 0]",
-    ),
-    click.option(
-        "--dry-base",
-        default=DEFAULTS.dry_base,
-        show_default=True,
-        help="Growth of the guard's penalty with each repeated token.",
-    ),
-    click.option(
-        "--dry-allowed-length",
-        default=DEFAULTS.dry_allowed_length,
-        show_default=True,
-        help="A token that followed fewer same tokens before is left alone by the guard.",
+        help="Lowers tokens that would repeat the end of the generated text a third time in a row; 0 turns it off.  "
+        f"[default: {LOOP_PENALTY}; 0 at temperature 0]",
     ),
     click.option(
         "--seed",

@@ -162,7 +162,7 @@ def generation_options(given: dict[str, Any], seed: int) -> tuple[Sampling, int,
     if options:
         name = next(iter(options))
         raise UsageError(f"generation_kwargs: {name} is none of {SAMPLING}.{nearest(name, SAMPLING)} Leave it out.")
-    return Sampling(**chosen, dry_multiplier=0, seed=seed), max_tokens, stop
+    return Sampling(**chosen, loop_penalty=0, seed=seed), max_tokens, stop
 
 
 def _rows(batch_size: int | str | None) -> int:

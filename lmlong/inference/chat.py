@@ -50,8 +50,8 @@ class Conversation:
         >>> for piece in talk.say("Hello.", temperature=0.5, seed=3):
         ...     print(piece, end="", flush=True)
 
-        `sampling` replaces single `options`. DRY looks at each answer by itself, so an answer may repeat what was said
-        before.
+        `sampling` replaces single `options`. The loop penalty looks at each answer by itself, so an answer may repeat
+        what was said before.
         """
         return self._answer(text, replace(options or DEFAULTS, **sampling), max_tokens)
 

@@ -77,9 +77,7 @@ class TrainedLanguageModel(TrainedModel):
         min_p: float = DEFAULTS.min_p,
         repetition_penalty: float = DEFAULTS.repetition_penalty,
         repetition_window: int = DEFAULTS.repetition_window,
-        dry_multiplier: float | None = DEFAULTS.dry_multiplier,
-        dry_base: float = DEFAULTS.dry_base,
-        dry_allowed_length: int = DEFAULTS.dry_allowed_length,
+        loop_penalty: float | None = DEFAULTS.loop_penalty,
         seed: int = DEFAULTS.seed,
         stop: Sequence[str] = (),
         heal: bool = True,
@@ -101,9 +99,7 @@ class TrainedLanguageModel(TrainedModel):
             min_p=min_p,
             repetition_penalty=repetition_penalty,
             repetition_window=repetition_window,
-            dry_multiplier=dry_multiplier,
-            dry_base=dry_base,
-            dry_allowed_length=dry_allowed_length,
+            loop_penalty=loop_penalty,
             seed=seed,
         )
         self._check(max_tokens, stop)

@@ -13,7 +13,7 @@ from lmlong.model.sampling_options import Sampling
 def sampled_text(loaded: TrainedLanguageModel, rows: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Sample tokens (rows, tokens) at temperature 1, document after document; return them and the document starts."""
     device = loaded.model.embedding.weight.device
-    sampler = Sampler(Sampling(temperature=1.0, dry_multiplier=0, seed=seed), [(row,) for row in range(rows)])
+    sampler = Sampler(Sampling(temperature=1.0, loop_penalty=0, seed=seed), [(row,) for row in range(rows)])
     token = torch.full((rows,), loaded.tokenizer.bos, device=device)
     written, state = [], None
     for _ in tqdm(range(tokens), unit="token", leave=False, disable=None, desc="writing"):

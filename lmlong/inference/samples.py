@@ -56,7 +56,7 @@ def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) 
     """Return the documents from the number `first` on."""
     numbers = [(number,) for number in range(first, first + ROWS)]
     drawn = model.generate(
-        repeat_rows(model.read(""), ROWS), Sampling(temperature=1.0, dry_multiplier=0, seed=seed), numbers, length
+        repeat_rows(model.read(""), ROWS), Sampling(temperature=1.0, loop_penalty=0, seed=seed), numbers, length
     )
     texts = [""] * ROWS
     for row, piece in drawn:

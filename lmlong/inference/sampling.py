@@ -14,19 +14,19 @@ from torch.nn.functional import pad
 from lmlong.errors import LmlongError
 from lmlong.inference.session import NO_TOKEN
 from lmlong.model.device import as_float64
-from lmlong.model.repetition import RepetitionGuard, lower_repeats
+from lmlong.model.loop_guard import LoopGuard, lower_loops
 from lmlong.model.sampling_options import Sampling
 
 
 class Sampler:
     """A sampler of the next token of each row of a batch, from the first generated token on: what it has sampled is the
-    text that DRY looks at. A row draws the same numbers whatever the other rows."""
+    text that the loop penalty looks at. A row draws the same numbers whatever the other rows."""
 
     def __init__(self, options: Sampling, rows: Sequence[tuple[int, ...]] = ((0,),)):
         """Name each row by numbers, `rows`, that its draws depend on beside the seed."""
         self.options = options
         self._random = [np.random.default_rng([options.seed, *row]) for row in rows]
-        self._guards = [RepetitionGuard(options) for _ in rows if options.effective_dry_multiplier]
+        self._guards = [LoopGuard(options) for _ in rows if options.effective_loop_penalty]
 
     def __call__(self, logits: Tensor, recent: Tensor | None = None) -> Tensor:
         """Return tokens (B,) from logits (B, V) and the last tokens (B, any), NO_TOKEN before the beginning."""
@@ -78,7 +78,7 @@ def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Te
 def _sampled(
     options: Sampling,
     randoms: Sequence[np.random.Generator],
-    guards: Sequence[RepetitionGuard],
+    guards: Sequence[LoopGuard],
     logits: Tensor,
     recent: Tensor | None,
 ) -> Tensor:
@@ -86,7 +86,7 @@ def _sampled(
     if recent is not None and options.repetition_penalty != 1:
         logits = penalised(logits, recent[:, -options.repetition_window :], options.repetition_penalty)
     if guards:
-        logits = lower_repeats(logits, guards)
+        logits = lower_loops(logits, guards)
     if options.temperature == 0:
         tokens = logits.argmax(-1)
     else:

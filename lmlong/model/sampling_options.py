@@ -12,14 +12,14 @@ MAX_TOKENS = 200
 RECENT = 1024
 """Number of the last tokens that penalties on repetition look at, at most."""
 
-DRY_MULTIPLIER = 2.0
-"""The multiplier of DRY at temperatures above 0, where none is given."""
+LOOP_PENALTY = 2.0
+"""The penalty on loops at temperatures above 0, where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The options of sampling. The repetition penalty acts first, then DRY, the temperature, top-k, top-p and min-p,
-    each on what the one before it left."""
+    """The options of sampling. The repetition penalty acts first, then the loop penalty, the temperature, top-k, top-p
+    and min-p, each on what the one before it left."""
 
     temperature: float = 0.8
     """Divisor of the logits; below 1 likely tokens become likelier, and 0 always takes the likeliest."""
@@ -33,19 +33,14 @@ class Sampling:
     """Factor that makes tokens of the recent text less likely: it divides their logits, or multiplies negative ones."""
     repetition_window: int = 256
     """Length of the recent text in tokens."""
-    dry_multiplier: float | None = None
-    """Strength of DRY ("don't repeat yourself"), which lowers the logit of a token that followed the same n tokens
-    earlier in the generated text by dry_multiplier * dry_base ** (n - dry_allowed_length). 0 turns it off; None:
-    DRY_MULTIPLIER, or 0 at temperature 0."""
-    dry_base: float = 3.0
-    """Factor by which the penalty of DRY grows with each repeated token."""
-    dry_allowed_length: int = 4
-    """DRY leaves a token alone that followed fewer than this many same tokens."""
+    loop_penalty: float | None = None
+    """What is subtracted from the logit of a token that would begin a third copy of what the generated text ends with
+    twice in a row, and three times as much with each token of that copy (lmlong.model.loop_guard). 0 turns it off;
+    None: LOOP_PENALTY, or 0 at temperature 0."""
     seed: int = 0
     """Seed of the random draws: the same seed draws the same text."""
 
     def __post_init__(self) -> None:
-        multiplier = self.effective_dry_multiplier
         limits = {
             "temperature": (0 <= self.temperature < float("inf"), "a number from 0 up"),
             "top_k": (self.top_k is None or self.top_k >= 1, "a whole number from 1 up"),
@@ -53,9 +48,7 @@ class Sampling:
             "min_p": (0 <= self.min_p <= 1, "a number from 0 to 1"),
             "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "a number above 0"),
             "repetition_window": (1 <= self.repetition_window <= RECENT, f"a whole number from 1 to {RECENT}"),
-            "dry_multiplier": (0 <= multiplier < float("inf"), "a number from 0 up"),
-            "dry_base": (1 <= self.dry_base <= 100, "a number from 1 to 100"),
-            "dry_allowed_length": (1 <= self.dry_allowed_length <= RECENT, f"a whole number from 1 to {RECENT}"),
+            "loop_penalty": (0 <= self.effective_loop_penalty < float("inf"), "a number from 0 up"),
             "seed": (self.seed >= 0, "a whole number from 0 up"),
         }
         for name, (fits, expected) in limits.items():
@@ -63,11 +56,11 @@ class Sampling:
                 raise UsageError(f"{name}: {getattr(self, name)} is out of range. Give {expected}.")
 
     @property
-    def effective_dry_multiplier(self) -> float:
-        """`dry_multiplier`, or its default at this temperature."""
-        if self.dry_multiplier is not None:
-            return self.dry_multiplier
-        return DRY_MULTIPLIER if self.temperature > 0 else 0.0
+    def effective_loop_penalty(self) -> float:
+        """`loop_penalty`, or its default at this temperature."""
+        if self.loop_penalty is not None:
+            return self.loop_penalty
+        return LOOP_PENALTY if self.temperature > 0 else 0.0
 
 
 DEFAULTS = Sampling()

@@ -118,9 +118,7 @@ class WritingBody(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] = DEFAULTS.min_p
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = DEFAULTS.repetition_penalty
     repetition_window: Annotated[int, Field(ge=1, le=RECENT)] = DEFAULTS.repetition_window
-    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = DEFAULTS.dry_multiplier
-    dry_base: Annotated[float, Field(ge=1, le=100)] = DEFAULTS.dry_base
-    dry_allowed_length: Annotated[int, Field(ge=1, le=RECENT)] = DEFAULTS.dry_allowed_length
+    loop_penalty: Annotated[float, Field(ge=0, le=100)] | None = DEFAULTS.loop_penalty
 
     @model_validator(mode="before")
     @classmethod

@@ -4,7 +4,7 @@ import torch
 
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.repetition import RepetitionGuard, lower_repeats
+from lmlong.model.loop_guard import LoopGuard, lower_loops
 from lmlong.model.sampling_options import DEFAULTS
 
 
@@ -15,14 +15,14 @@ def write_sample(model: LanguageModel, tokenizer: Tokenizer, tokens: int, seed: 
     The random numbers are its own: training continues as if there had been no sample.
     """
     draw = torch.Generator().manual_seed(seed)
-    token, state, written, guard = tokenizer.bos, None, [], RepetitionGuard(DEFAULTS)
+    token, state, written, guard = tokenizer.bos, None, [], LoopGuard(DEFAULTS)
     for _ in range(tokens):
         read = torch.tensor([[token]], device=model.embedding.weight.device)
         logits, state = model(read, state, read == tokenizer.bos)
-        logits = lower_repeats(logits[:, -1].float().cpu(), [guard])
+        logits = lower_loops(logits[:, -1].float().cpu(), [guard])
         token = int(torch.multinomial((logits[0] / DEFAULTS.temperature).softmax(-1), 1, generator=draw))
         written.append(token)
         guard.append(token)
         if token == tokenizer.eos:
-            token, guard = tokenizer.bos, RepetitionGuard(DEFAULTS)
+            token, guard = tokenizer.bos, LoopGuard(DEFAULTS)
     return tokenizer.decode(written)

@@ -16,7 +16,7 @@ from lmlong.inference.first_sample import first_sample
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler, sample_each
 from lmlong.inference.session import repeat_rows
-from lmlong.model.sampling_options import DRY_MULTIPLIER, Sampling
+from lmlong.model.sampling_options import LOOP_PENALTY, Sampling
 from lmlong.training.sample import write_sample
 
 
@@ -44,13 +44,13 @@ def test_a_loop_is_a_unit_four_times_over_forty_characters() -> None:
 
 def test_samples_loop_without_the_guard_alone(loaded: TrainedLanguageModel) -> None:
     seeds = range(10)
-    assert loops(["".join(loaded.stream(seed=seed, dry_multiplier=0)) for seed in seeds]) == 10
+    assert loops(["".join(loaded.stream(seed=seed, loop_penalty=0)) for seed in seeds]) == 10
     assert loops(["".join(loaded.stream(seed=seed)) for seed in seeds]) == 0
 
 
 def test_the_likeliest_text_is_left_alone_unless_the_guard_is_asked_for(loaded: TrainedLanguageModel) -> None:
     assert find_loop("".join(loaded.stream(temperature=0)))
-    assert not find_loop("".join(loaded.stream(temperature=0, dry_multiplier=DRY_MULTIPLIER)))
+    assert not find_loop("".join(loaded.stream(temperature=0, loop_penalty=LOOP_PENALTY)))
 
 
 def test_a_prompt_and_what_was_read_before_may_be_repeated(loaded: TrainedLanguageModel) -> None:
@@ -87,7 +87,7 @@ def test_there_is_no_first_sample_of_what_cannot_be_loaded_quickly(
 def test_each_row_has_a_history_of_its_own_whatever_the_others_are() -> None:
     """As the server samples: rows with other options, which join and leave."""
     logits = torch.tensor([[0.0, 3.0, 0.0, 0.0]])
-    options = [Sampling(seed=1), Sampling(seed=2, dry_multiplier=2), Sampling(seed=3, dry_multiplier=0), Sampling()]
+    options = [Sampling(seed=1), Sampling(seed=2, loop_penalty=2), Sampling(seed=3, loop_penalty=0), Sampling()]
     alone = [tokens_of(Sampler(option), logits, 40) for option in options]
     samplers, together = [Sampler(option) for option in options], [[] for _ in options]
     for step in range(55):
@@ -105,7 +105,7 @@ def tokens_of(sampler: Sampler, logits: Tensor, count: int) -> list[int]:
 
 def test_what_is_drawn_without_the_guard_is_what_it_was() -> None:
     """The guard takes no random numbers: until a repeat, and where it is off, a seed draws the same tokens."""
-    on, off = Sampler(Sampling(seed=7)), Sampler(Sampling(seed=7, dry_multiplier=0))
+    on, off = Sampler(Sampling(seed=7)), Sampler(Sampling(seed=7, loop_penalty=0))
     logits = torch.zeros(1, 100_000)
     draws = [[int(sampler(logits)) for _ in range(50)] for sampler in (on, off)]
     assert draws[0] == draws[1]
@@ -114,9 +114,9 @@ def test_what_is_drawn_without_the_guard_is_what_it_was() -> None:
 
 def test_the_tool_counts_loops_and_fails_beyond_a_limit(looping_run: Path) -> None:
     tool = Path(__file__).parents[2] / "tools" / "measure_loops.py"
-    words = ["--samples", "3", "--limit", "1", "--set", "dry_multiplier=0", "--set", "dry_multiplier=0.8"]
+    words = ["--samples", "3", "--limit", "1", "--set", "loop_penalty=0", "--set", "loop_penalty=0.8"]
     done = subprocess.run(  # a command of its own, as continuous integration runs it
         [sys.executable, str(tool), str(looping_run), *words], capture_output=True, text=True
     )
-    assert done.returncode == 1 and "| dry_multiplier=0 | 3 of 3 |" in done.stdout
-    assert "| dry_multiplier=0.8 | 0 of 3 |" in done.stdout
+    assert done.returncode == 1 and "| loop_penalty=0 | 3 of 3 |" in done.stdout
+    assert "| loop_penalty=0.8 | 0 of 3 |" in done.stdout

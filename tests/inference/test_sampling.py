@@ -33,7 +33,7 @@ def kept(probs: Tensor) -> list[int]:
 
 def test_without_the_guard_tokens_come_as_often_as_softmax_says() -> None:
     logits, rows, calls = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5]), 50, 400
-    sampler = Sampler(Sampling(temperature=0.7, dry_multiplier=0, seed=3), rows=[(row,) for row in range(rows)])
+    sampler = Sampler(Sampling(temperature=0.7, loop_penalty=0, seed=3), rows=[(row,) for row in range(rows)])
     drawn = torch.stack([sampler(logits.expand(rows, -1)) for _ in range(calls)])
     shares = drawn.flatten().bincount(minlength=5) / drawn.numel()
     expected = (logits / 0.7).softmax(-1)
@@ -128,10 +128,8 @@ def test_the_seed_alone_decides() -> None:
         ("top_p", math.nan),
         ("min_p", -0.1),
         ("min_p", 1.5),
-        ("dry_multiplier", -0.5),
-        ("dry_multiplier", math.nan),
-        ("dry_base", 0.9),
-        ("dry_allowed_length", 0),
+        ("loop_penalty", -0.5),
+        ("loop_penalty", math.nan),
         ("seed", -1),
     ],
 )

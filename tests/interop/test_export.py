@@ -29,7 +29,8 @@ from lmlong.interop.hf.config import lmlong_weights
 from lmlong.interop.hf.export import export_hf
 from lmlong.interop.importing import import_model
 from lmlong.interop.onnx.export import export_onnx
-from lmlong.model.sampling_options import DEFAULTS
+from lmlong.model.loop_guard import LoopGuard, lower_loops
+from lmlong.model.sampling_options import DEFAULTS, Sampling
 
 PROMPTS = (150, 90, 31)
 """Tokens of prompts that are read as one batch."""
@@ -72,7 +73,7 @@ def test_transformers_has_the_same_logits_and_writes_the_same(
     found = theirs(padded, attention_mask=mask).logits
     rows = zip(found, expected, PROMPTS, strict=True)
     assert all(apart(row[-size:], alone[:size]) < 1e-5 for row, alone, size in rows)
-    greedily = {"do_sample": False, "no_repeat_ngram_size": 0}
+    greedily = {"do_sample": False}
     written = theirs.generate(padded, attention_mask=mask, max_new_tokens=12, eos_token_id=-1, **greedily)
     for row, prompt, size in zip(written, ids, PROMPTS, strict=True):
         assert row[-12:].tolist() == greedy(ours, prompt[:size], 12)
@@ -158,7 +159,7 @@ import sys
 sys.modules["lmlong"] = None
 from transformers import pipeline
 write = pipeline("text-generation", sys.argv[1], trust_remote_code=True)
-greedily = {"do_sample": False, "no_repeat_ngram_size": 0}
+greedily = {"do_sample": False}
 told = write("abcabc", max_new_tokens=8, return_full_text=False, **greedily)
 print(write.tokenizer(told[0]["generated_text"], add_special_tokens=False)["input_ids"])
 """
@@ -184,8 +185,27 @@ def test_its_defaults_write_no_loop(tmp_path: Path, transformers: Any) -> None:
     transformers.set_seed(0)
     texts = tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=100), skip_special_tokens=True)
     assert len(set(texts)) == 5 and not any(map(find_loop, texts))
-    looping = model.generate(**inputs, max_new_tokens=100, no_repeat_ngram_size=0)
+    looping = model.generate(**inputs, max_new_tokens=100, loop_penalty=0)
     assert all(map(find_loop, tokenizer.batch_decode(looping, skip_special_tokens=True)))
+
+
+@pytest.mark.interop
+def test_its_loop_penalty_is_that_of_lmlong(tmp_path: Path, transformers: Any) -> None:
+    write_run(tmp_path / "run", **FORMS["elu"])
+    export_hf(str(tmp_path / "run"), tmp_path / "hf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    assert model.generation_config.loop_penalty == DEFAULTS.effective_loop_penalty
+    penalty = sys.modules[type(model).__module__].LoopPenalty(1.5)
+    guard = LoopGuard(Sampling(loop_penalty=1.5))
+    prompt, text = [1, 2, 1, 2, 1, 2], [0, 1, 2] * 4 + [2, 2, 2, 3, 3, 0, 3, 3, 0]
+    lowered = 0
+    for end, token in enumerate([*text, None]):
+        expected = lower_loops(torch.zeros(1, 4), [guard])
+        assert torch.equal(penalty(torch.tensor([prompt + text[:end]]), torch.zeros(1, 4)), expected)
+        lowered += bool(expected.any())
+        if token is not None:
+            guard.append(token)
+    assert lowered > 5
 
 
 def trained(algorithm: Any) -> Tokenizer:

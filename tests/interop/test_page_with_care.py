@@ -124,7 +124,7 @@ def test_a_phone_and_a_keyboard_reach_everything(chromium: Any, page_server: Ser
             reached.append(page.evaluate(NAME_OF_FOCUS))
             page.keyboard.press("Tab")
         wanted = "new open treeitem again download delete text colours mono prompt write max_tokens temperature top_p"
-        assert {*wanted.split(), "top_k", "repetition_penalty", "dry_multiplier", "seed", "defaults"} <= {*reached}
+        assert {*wanted.split(), "top_k", "repetition_penalty", "loop_penalty", "seed", "defaults"} <= {*reached}
         assert page.locator("output, [aria-live]").count() == 1, "tokens are not read out while they come"
         page.focus("#text")
         page.keyboard.press("ArrowRight")

@@ -24,7 +24,7 @@ KEYS += [
     "text",
     "stream_options",
     "repetition_penalty",
-    "dry_multiplier",
+    "loop_penalty",
     "model",
     "\ud800",
     "\0",

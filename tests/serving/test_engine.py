@@ -27,8 +27,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.3, "top_k": 9},
     {"top_p": 0.8, "min_p": 0.01},
     {"temperature": 0.7, "repetition_penalty": 1.3, "repetition_window": 5},
-    {"temperature": 0.5, "dry_multiplier": 5.0, "dry_allowed_length": 1},
-    {"temperature": 0.0, "dry_multiplier": 1.0, "dry_base": 4.0},
+    {"temperature": 0.5, "loop_penalty": 5.0},
+    {"temperature": 0.0, "loop_penalty": 1.0},
 ]
 
 

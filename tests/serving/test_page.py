@@ -13,7 +13,7 @@ from serving.engines import loaded
 from serving.servers import Served, served
 
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.model.sampling_options import DEFAULTS, DRY_MULTIPLIER, MAX_TOKENS
+from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, MAX_TOKENS
 from lmlong.serving.page import FILES, content
 
 TEXTS = {path: content(file).decode() for path, file in FILES.items()}
@@ -108,23 +108,19 @@ def test_its_defaults_are_those_of_the_library() -> None:
     table: dict[str, Any] = {**vars(DEFAULTS), "max_tokens": MAX_TOKENS}
     filled = {name: float(attributes["value"]) for name, attributes in fields().items() if "value" in attributes}
     assert filled == {name: table[name] for name in filled}
-    assert {name for name in fields() if name not in filled} == {
-        "top_k",
-        "seed",
-        "dry_multiplier",
-    }  # left to the server
-    assert float(fields()["dry_multiplier"]["placeholder"]) == DRY_MULTIPLIER
+    assert {name for name in fields() if name not in filled} == {"top_k", "seed", "loop_penalty"}  # left to the server
+    assert float(fields()["loop_penalty"]["placeholder"]) == LOOP_PENALTY
 
 
 def test_its_first_turn_writes_no_loop(tmp_path: Path) -> None:
     trained = load(write_looping_run(tmp_path / "run"), "cpu")
     sampling = {name: float(attributes["value"]) for name, attributes in fields().items() if "value" in attributes}
-    whole = {"max_tokens": int(sampling["max_tokens"]), "dry_allowed_length": int(sampling["dry_allowed_length"])}
+    sampling["max_tokens"] = int(sampling["max_tokens"])
     with served(trained) as server:
         for seed in range(5):
             session = server.post("/v1/sessions", text="").json()["id"]
-            body = {"session": session, "prompt": "", "logprobs": 5, "seed": seed, **sampling, **whole}
+            body = {"session": session, "prompt": "", "logprobs": 5, "seed": seed, **sampling}
             (text,) = server.texts(**body)
             assert len(text) > 100 and not find_loop(text)
-        (looping,) = server.texts(prompt="", seed=0, dry_multiplier=0)
+        (looping,) = server.texts(prompt="", seed=0, loop_penalty=0)
         assert find_loop(looping)

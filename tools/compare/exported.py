@@ -132,7 +132,6 @@ class Transformers:
             attention_mask=torch.from_numpy(mask),
             max_new_tokens=steps,
             do_sample=False,
-            no_repeat_ngram_size=0,  # of the generation config, which holds for greedy search too
             pad_token_id=0,
             output_logits=True,
             return_dict_in_generate=True,

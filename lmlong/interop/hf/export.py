@@ -22,10 +22,14 @@ SAMPLING = {
     "temperature": DEFAULTS.temperature,
     "top_k": DEFAULTS.top_k or 0,  # 0: all; without it transformers takes 50
     "top_p": DEFAULTS.top_p,
-    "no_repeat_ngram_size": DEFAULTS.dry_allowed_length + 1,
 }
-"""The defaults of sampling in the terms of transformers, which has no DRY: it forbids the repeats that DRY makes less
-likely."""
+"""The defaults of sampling in the terms of transformers."""
+
+NO_LOOPS = {"loop_penalty": DEFAULTS.effective_loop_penalty}
+"""What the exported module does against loops."""
+
+NO_LOOPS_OF_LLAMA = {"no_repeat_ngram_size": 5}
+"""What transformers' own Llama can do against them."""
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -36,17 +40,18 @@ def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) 
     recipe, tokenizer, weights = source.recipe, source.tokenizer, source.weights
     if configs.is_llama(recipe.model):
         config, longest = configs.llama_config(recipe, tokenizer.vocabulary), recipe.text.sequence_length
-        theirs, module = configs.llama_weights(weights, recipe.model), {}
+        theirs, module, no_loops = configs.llama_weights(weights, recipe.model), {}, NO_LOOPS_OF_LLAMA
     else:
         model = build(recipe, tokenizer.vocabulary)
         assert isinstance(model, LanguageModel)
         config, longest = configs.lmlong_config(recipe.model, model, tokenizer.vocabulary), UNBOUNDED
         theirs, module = configs.lmlong_weights(weights), {MODULE.name: MODULE.read_text(encoding="utf-8")}
+        no_loops = NO_LOOPS
         state = state_size(model)
     dtype = DTYPES[NAMES[next(iter(weights.values())).dtype]]
     files = {
         "config.json": as_json({**config, **ends(tokenizer), "dtype": dtype}),
-        "generation_config.json": as_json({**ends(tokenizer), **SAMPLING}),
+        "generation_config.json": as_json({**ends(tokenizer), **SAMPLING, **no_loops}),
         **tokenizer_files(tokenizer, longest),
         **module,
         "README.md": model_card(folder.name, source, state, evaluation),

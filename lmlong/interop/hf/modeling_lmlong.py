@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, rms_norm, scaled_dot_product_attention, silu
-from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 Gates = dict[str, Tensor]
@@ -699,6 +706,35 @@ class LmlongModel(LmlongPreTrainedModel):
         return self.norm(x)
 
 
+class LoopPenalty(LogitsProcessor):
+    """Lowers tokens that would write a third copy of a unit that the generated text ends with twice in a row. Repeats
+    of the prompt and all others stay as they are."""
+
+    def __init__(self, penalty: float):
+        self.penalty = penalty
+        self.prompt: int | None = None  # its number of tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.prompt = input_ids.shape[1] if self.prompt is None else self.prompt
+        scores = scores.clone()
+        for row, text in enumerate(input_ids[:, self.prompt :].tolist()):
+            for token, repeated in loops(text).items():
+                scores[row, token] -= min(self.penalty * 3.0 ** min(repeated, 20), 1e4)
+        return scores
+
+
+def loops(text: list[int]) -> dict[int, int]:
+    """Return tokens that would continue a loop, and how many tokens of the third copy are there."""
+    found: dict[int, int] = {}
+    for shift in range(1, min(len(text) // 2, 1024) + 1):
+        needed, same = max(shift, 2), 0
+        while same + shift < len(text) and text[-1 - same] == text[-1 - same - shift]:
+            same += 1
+        if same >= needed:
+            found[text[-shift]] = max(same - needed, found.get(text[-shift], 0))
+    return found
+
+
 class LmlongForCausalLM(LmlongPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012
 
@@ -732,6 +768,24 @@ class LmlongForCausalLM(LmlongPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
+
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: Any = None,
+        logits_processor: Any = None,
+        loop_penalty: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Generate as any model of transformers. Where tokens are drawn, `loop_penalty` acts on them, which is 0 for
+        none; unless it is given here, it is that of the generation config."""
+        chosen = {"do_sample": options.get("do_sample"), "loop_penalty": loop_penalty}
+        for config in (generation_config, self.generation_config):
+            chosen = {name: getattr(config, name, None) if one is None else one for name, one in chosen.items()}
+        processors = list(logits_processor or [])
+        if chosen["do_sample"] and chosen["loop_penalty"]:
+            processors.append(LoopPenalty(chosen["loop_penalty"]))
+        return super().generate(inputs, generation_config, LogitsProcessorList(processors), **options)
 
 
 def rotate(x: Tensor, positions: Tensor, base: float, scaling: dict[str, float] | None) -> Tensor:

@@ -30,8 +30,9 @@ session = onnxruntime.InferenceSession(folder / "model.onnx")
 def read(ids, state):
 {read}
 
-def repeats(ids):  # the tokens that followed the last {length} tokens before, and would begin a loop
-    return [ids[end] for end in range({length}, len(ids)) if ids[end - {length} : end] == ids[-{length}:]]
+def loops(ids):  # the tokens that would begin a third copy of what the text ends with twice in a row
+    units = ((size, max(size, 2)) for size in range(1, len(ids) // 2 + 1))
+    return [ids[-size] for size, last in units if ids[-last:] == ids[-last - size : -size]]
 
 
 state = {{part["input"]: np.zeros([1, *part["shape"]], part["dtype"]) for part in config["state"]}}
@@ -40,7 +41,7 @@ for begin in range(0, len(ids), 256):
     logits, state = read(ids[begin : begin + 256], state)
 draw, written = np.random.default_rng(0), []
 for _ in range(100):
-    logits[repeats(written)] = -np.inf
+    logits[loops(written)] = -np.inf
     chances = np.exp((logits - logits.max()).astype("float64") / {temperature})
     token = int(draw.choice(len(chances), p=chances / chances.sum()))
     if token == config["eos_token_id"]:
@@ -87,8 +88,7 @@ def model_card(name: str, source: Source, states: Sequence[State], evaluation: d
     """Return the text."""
     growing = [state for state in states if 0 in state.shape]
     in_place = any(state.in_place for state in states)
-    sampling = {"temperature": DEFAULTS.temperature, "length": DEFAULTS.dry_allowed_length}
-    use = USE.format(folder=name, read=READ_IN_PLACE if in_place else READ, **sampling)
+    use = USE.format(folder=name, read=READ_IN_PLACE if in_place else READ, temperature=DEFAULTS.temperature)
     size = (GROWING if growing else CONSTANT).format(size=_size(growing or states))
     sections = [use, CALLS + size + (IN_PLACE if in_place else "")]
     return card(name, source, "onnx", ["onnx"], sections, evaluation)

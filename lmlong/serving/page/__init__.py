@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lmlong.model.sampling_options import DEFAULTS, DRY_MULTIPLIER, MAX_TOKENS, RECENT
+from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, MAX_TOKENS
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -50,7 +50,7 @@ def content(file: Path) -> bytes:
     data = file.read_bytes()
     if file.suffix != ".html":
         return data
-    values = asdict(DEFAULTS) | {"dry_multiplier": DRY_MULTIPLIER, "max_tokens": MAX_TOKENS, "recent": RECENT}
+    values = asdict(DEFAULTS) | {"loop_penalty": LOOP_PENALTY, "max_tokens": MAX_TOKENS}
     return Template(data.decode()).substitute(values).encode()
 
 

@@ -1,0 +1,61 @@
+"""A penalty on loops: on tokens that would write a third copy of a unit that generated text ends with twice in a row.
+
+Where the last n tokens equal the n tokens before them shifted by p, with n >= p and n >= 2, the text ends with two
+copies of a unit of p tokens (for p = 1: three), and the logit of the next token of a third copy is lowered by
+penalty * BASE ** (n - max(p, 2)). A loop gets less likely with each of its tokens, and any other repeat stays free.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmlong.model.sampling_options import RECENT, Sampling
+
+BASE = 3.0
+"""Growth of the penalty with each token of the third copy."""
+
+SHORTEST = 2
+"""Number of tokens that must repeat at least: a token may occur three times in a row."""
+
+LARGEST_PENALTY = 1e4
+"""Enough for a token never to be drawn, and finite in every dtype."""
+
+NO_TOKEN = -1
+
+
+class LoopGuard:
+    """The penalties for the next token of one text, which grows. A unit may have up to `window` tokens."""
+
+    def __init__(self, options: Sampling, window: int = RECENT):
+        self._penalty = options.effective_loop_penalty
+        self._last = np.full(window, NO_TOKEN)  # the last tokens, the newest first: the one at p - 1 is p back
+        self._repeated = np.zeros(window, int)  # at p - 1: how many of the last tokens equal those p before them
+        self._needed = np.maximum(np.arange(1, window + 1), SHORTEST)
+
+    def append(self, token: int) -> None:
+        """Add a token to the text."""
+        self._repeated = (self._repeated + 1) * (self._last == token)
+        self._last = np.concatenate([[token], self._last[:-1]])
+
+    def penalties(self) -> dict[int, float]:
+        """Return what to subtract from the logits of tokens; those of other tokens stay."""
+        beyond = self._repeated - self._needed
+        lowered: dict[int, float] = {}
+        for index in np.flatnonzero(beyond >= 0).tolist():
+            token = int(self._last[index])
+            lowered[token] = max(self._penalty * BASE ** min(int(beyond[index]), 20), lowered.get(token, 0.0))
+        return {token: min(penalty, LARGEST_PENALTY) for token, penalty in lowered.items()}
+
+
+def lower_loops(logits: Tensor, guards: Sequence[LoopGuard]) -> Tensor:
+    """Return logits (B, V) without the penalties of each row's guard."""
+    found = [(row, token, penalty) for row, guard in enumerate(guards) for token, penalty in guard.penalties().items()]
+    if not found:
+        return logits
+    rows, tokens, penalties = zip(*found, strict=True)
+    index = (torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device))
+    lowered = logits.clone()
+    lowered[index] -= torch.tensor(penalties, dtype=logits.dtype, device=logits.device)
+    return lowered

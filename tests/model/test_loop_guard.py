@@ -1,0 +1,62 @@
+"""The penalties of loops, against their definition."""
+
+import random
+
+import pytest
+import torch
+
+from lmlong.model.loop_guard import BASE, LARGEST_PENALTY, LoopGuard, lower_loops
+from lmlong.model.sampling_options import RECENT, Sampling
+
+
+def guard_after(text: list[int], window: int = RECENT, penalty: float = 0.5) -> LoopGuard:
+    guard = LoopGuard(Sampling(loop_penalty=penalty), window)
+    for token in text:
+        guard.append(token)
+    return guard
+
+
+def defined_penalties(text: list[int], window: int) -> dict[int, float]:
+    """The definition, by comparing the end of the text with itself shifted by each p."""
+    lowered: dict[int, float] = {}
+    for shift in range(1, min(window, len(text)) + 1):
+        same = 0
+        while same + shift < len(text) and text[-1 - same] == text[-1 - same - shift]:
+            same += 1
+        if same >= max(shift, 2):
+            penalty = min(0.5 * BASE ** (same - max(shift, 2)), LARGEST_PENALTY)
+            lowered[text[-shift]] = max(penalty, lowered.get(text[-shift], 0))
+    return lowered
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 40])
+def test_penalties_are_those_of_the_definition(window: int) -> None:
+    draw, lowered = random.Random(window), 0
+    for letters in (1, 2, 3):
+        text = [draw.randrange(letters) for _ in range(20)] + [draw.randrange(letters) for _ in range(5)] * 4
+        for end in range(len(text) + 1):
+            expected = defined_penalties(text[:end], window)
+            lowered += len(expected)
+            assert guard_after(text[:end], window).penalties() == pytest.approx(expected)
+    assert lowered > 20
+
+
+def test_a_third_copy_is_lowered_and_by_more_with_each_token() -> None:
+    assert guard_after([1, 2, 3, 9, 1, 2, 3, 9, 1, 2]).penalties() == {3: 0.5 * BASE**2}
+    assert guard_after([1, 2, 3, 9, 1, 2, 3, 9]).penalties() == {1: 0.5}
+    assert guard_after([1, 2, 3, 9, 1, 2, 3]).penalties() == {}
+    assert guard_after([1, 2, 3, 4, 5, 1, 2, 3, 4, 7, 1, 2, 3, 4]).penalties() == {}
+
+
+def test_one_token_may_occur_three_times_in_a_row() -> None:
+    assert guard_after([5, 1, 1]).penalties() == {}
+    assert guard_after([5, 1, 1, 1]).penalties() == {1: 0.5}
+
+
+def test_a_penalty_has_a_limit_and_rows_have_penalties_of_their_own() -> None:
+    logits = torch.zeros(3, 5)
+    guards = [guard_after([1] * 900), guard_after([2, 3, 4, 2, 3, 4]), guard_after([0, 1, 2])]
+    lowered = lower_loops(logits, guards)
+    assert lowered.isfinite().all() and (logits == 0).all()
+    assert {(row, token) for row, token in lowered.nonzero().tolist()} == {(0, 1), (1, 2)}
+    assert float(lowered[0, 1]) == -LARGEST_PENALTY and float(lowered[1, 2]) == pytest.approx(-0.5)
