@@ -1,14 +1,18 @@
 """The page at `/`: hand-written files that a browser gets as they are, and may do no more with than they need."""
 
 import hashlib
+import json
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lmlong.data.media_types import MEDIA_TYPES
 from lmlong.model.sampling_options import DEFAULTS, DRY_MULTIPLIER, MAX_TOKENS, RECENT
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -46,11 +50,17 @@ HEADERS = {
 
 
 def content(file: Path) -> bytes:
-    """Return what a file is served as: the page itself with the defaults of sampling in its fields."""
+    """Return what a file is served as: the page itself with the defaults of sampling in its fields, and the media types
+    of files."""
     data = file.read_bytes()
     if file.suffix != ".html":
         return data
-    values = asdict(DEFAULTS) | {"dry_multiplier": DRY_MULTIPLIER, "max_tokens": MAX_TOKENS, "recent": RECENT}
+    values: dict[str, Any] = asdict(DEFAULTS) | {
+        "dry_multiplier": DRY_MULTIPLIER,
+        "max_tokens": MAX_TOKENS,
+        "recent": RECENT,
+    }
+    values["media_types"] = escape(json.dumps(MEDIA_TYPES))
     return Template(data.decode()).substitute(values).encode()
 
 
