@@ -98,22 +98,29 @@ def text_document(name: str, text: str, errors: Errors, fields: Mapping[str, Any
     return Document(name, lambda: slices(data), errors, fields=fields or {})
 
 
-OPENERS: Mapping[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+OPENERS: Mapping[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+DAMAGED = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError, EOFError)
+"""Errors of a compressed file; `bz2` raises an OSError without a number."""
 
 
 def read(path: Path, decompress: bool = True) -> Iterator[bytes]:
     """Iterate over the bytes of a file in chunks, decompressed if its name ends in .gz, .zst, .bz2 or .xz."""
     suffix = path.suffix.lower() if decompress else ""
     try:
-        with OPENERS[suffix](path) if suffix in OPENERS else path.open("rb") as file:
-            chunks = _decompress_zst(file) if suffix == ".zst" else _chunks(file, CHUNK)
-            yield from _bounded(path, chunks) if suffix in COMPRESSED else chunks
-    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError, EOFError) as error:
+        with path.open("rb") as file:
+            yield from _bounded(path, decompressed(file, suffix)) if suffix in COMPRESSED else _chunks(file, CHUNK)
+    except DAMAGED as error:
         raise UsageError(f"{path}: damaged or not a {path.suffix} file ({error}).") from None
     except OSError as error:
         if suffix == ".bz2" and error.errno is None:  # bz2 has no error of its own
             raise UsageError(f"{path}: damaged or not a .bz2 file ({error}).") from None
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from None
+
+
+def decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
+    """Iterate over the content of a compressed file in chunks of bounded size."""
+    return _decompress_zst(file) if suffix == ".zst" else _chunks(OPENERS[suffix](file), CHUNK)
 
 
 def _bounded(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Work on hostile input, done by another process in bounded time and memory.
 
-The process runs a module of lmlong that calls `answer_requests`. A request is a line of JSON. The answer is a line of
-JSON, which has an error or the size of a result, and then the result.
+The process runs a module of lmlong that calls `answer_requests`. A request is a line of JSON, and then its data. The
+answer is a line of JSON, which has an error or the size of a result, and then the result.
 """
 
 import json
@@ -33,10 +33,10 @@ class LimitedProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def ask(self, request: dict[str, Any], seconds: float) -> bytes:
-        """Return the result of a request that may take this many seconds."""
+    def ask(self, request: dict[str, Any], seconds: float, data: bytes = b"") -> bytes:
+        """Return the result of a request that may take this many seconds; the process finds `data` in the request."""
         with self._lock:
-            return self._ask({**request, "seconds": seconds}, seconds)
+            return self._ask({**request, "seconds": seconds, "data": len(data)}, seconds, data)
 
     def close(self) -> None:
         """End the process, and the request that another thread may wait for."""
@@ -45,7 +45,7 @@ class LimitedProcess:
         with self._lock:
             self._reap()
 
-    def _ask(self, request: dict[str, Any], seconds: float) -> bytes:
+    def _ask(self, request: dict[str, Any], seconds: float, data: bytes) -> bytes:
         process, late = self._running(), threading.Event()
         assert process.stdin and process.stdout
 
@@ -58,21 +58,22 @@ class LimitedProcess:
         timer.start()
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.write(data)
             process.stdin.flush()
             answer = json.loads(process.stdout.readline() or b"null")
-            data = process.stdout.read(answer.get("bytes", 0)) if answer else b""
+            result = process.stdout.read(answer.get("bytes", 0)) if answer else b""
         except BrokenPipeError:
-            answer, data = None, b""
+            answer, result = None, b""
         finally:
             timer.cancel()
-        if answer is None or len(data) < answer.get("bytes", 0):
+        if answer is None or len(result) < answer.get("bytes", 0):
             self._reap()
             raise RequestFailed(
                 f"it took more than {seconds:.0f} seconds" if late.is_set() else "the program that reads it ended"
             )
         if "error" in answer:
             raise RequestFailed(answer["error"])
-        return data
+        return result
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
@@ -100,9 +101,10 @@ def answer_requests(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the owner
     _limit_memory(memory)
     for line in sys.stdin.buffer:
+        request = json.loads(line)
+        request["data"] = sys.stdin.buffer.read(request["data"])  # an error here ends the process, not one answer alone
         data = b""
         try:
-            request = json.loads(line)
             with _alarm(request.pop("seconds")):
                 data = answer(request)
             told: dict[str, Any] = {"bytes": len(data)}

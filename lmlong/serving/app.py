@@ -33,6 +33,7 @@ from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.sessions import SessionStore
 from lmlong.serving.streaming import Deadline, EventStream, while_connected, written
+from lmlong.serving.uploads import Uploads
 
 
 class Service:
@@ -54,10 +55,11 @@ class Service:
         self.metrics = Metrics(self.engine, store)
         self.sessions = Sessions(store, waiting, owners)
         self.parser = Parser(waiting, owners)
-        self.session_api = SessionApi(self.sessions, self.engine, self.parser, limits, self.metrics)
+        self.uploads = Uploads(limits, owners)
+        self.session_api = SessionApi(self.sessions, self.engine, self.parser, self.uploads, limits, self.metrics)
         self.scorer = aside.Worker("lmlong-scorer", limits.aside, owners)
         self.renderer = aside.Worker("lmlong-renderer", limits.aside, owners)
-        self.workers = (self.scorer, self.renderer, self.parser.worker, self.sessions.worker)
+        self.workers = (self.scorer, self.renderer, self.parser.worker, self.uploads.worker, self.sessions.worker)
         self.closing = False
         self.created = int(time.time())
 
@@ -67,6 +69,7 @@ class Service:
         for worker in self.workers:
             worker.close()
         chat.RENDERER.close()  # a template may loop
+        self.uploads.process.close()
         self.engine.close()
 
     async def models(self, request: HttpRequest) -> Response:

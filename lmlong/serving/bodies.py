@@ -48,9 +48,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
-DOCUMENTS = (b"PK\3\4", b"%PDF-", b"\x1f\x8b", b"\xd0\xcf\x11\xe0", b"{\\rtf")
-"""What DOCX, EPUB, PDF, gzip, DOC and RTF files begin with."""
-
 SHOWN = 60
 """Characters of a name that an error shows."""
 
@@ -209,12 +206,7 @@ class ScoreBody(Body):
 
 
 def text_of_file(data: bytes) -> str:
-    """Return the text of a file that was sent as it is: UTF-8, or what its byte order mark names."""
-    if data.startswith(DOCUMENTS):
-        raise ApiError(
-            400,
-            "The file is a document or compressed, which is not converted here. Run `lmlong data show`, send the text.",
-        )
+    """Return the text of a plain text file: in UTF-8, or the encoding that its byte order mark names."""
     encoding = marked(data) or UTF8
     try:
         return _plain(data.decode(encoding))

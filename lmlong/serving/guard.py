@@ -12,6 +12,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lmlong.data.media_types import SUFFIXES
 from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy, shutting_down
 from lmlong.serving.limits import Limits
@@ -24,8 +25,9 @@ BODY, OWNER = "lmlong.body", "lmlong.owner"
 """The keys of a request's scope that hold its body, and who its key stands for."""
 
 STATE = "application/vnd.lmlong.state"
-FILES = frozenset({"application/octet-stream", STATE})
-"""Types of bodies that are files; a page of another site may send none of them, as little as JSON."""
+FILES = frozenset({"application/octet-stream", STATE, *SUFFIXES})
+"""Types of bodies that are files. A page of another site can send none of them, nor JSON, without a preflight, which
+this server does not answer; it can send text/plain, which is therefore refused."""
 
 OF_FILES = re.compile(r"/v1/sessions(/[^/]+/append)?")
 """Paths that take files."""
@@ -115,9 +117,11 @@ class Guard:
         if scope["method"] != "POST":
             return
         kind = media_type(headers)
-        known = kind == "application/json" or (kind in FILES and OF_FILES.fullmatch(scope["path"]))
-        if not known or headers.get("content-encoding", "identity") != "identity":
-            raise ApiError(415, "A body must be application/json, not compressed.", code="unsupported_media_type")
+        takes_files = OF_FILES.fullmatch(scope["path"])
+        is_known = kind == "application/json" or (takes_files and kind in FILES)
+        if not is_known or headers.get("content-encoding", "identity") != "identity":
+            types = "application/json or application/octet-stream" if takes_files else "application/json"
+            raise ApiError(415, f"A body must be {types}, not compressed.", code="unsupported_media_type")
         size = headers.get("content-length", "0")
         if size.isdecimal() and int(size[:20]) > self._limits.body:
             raise self._too_large()

@@ -32,7 +32,7 @@ class Limits:
     lag: int = 1 << 20
     """Bytes, about, that a client may leave unread of a stream before its request is ended."""
     aside: int = 64
-    """Texts to score that may wait, and chats."""
+    """Texts to score that may wait, and chats to render, and uploaded documents."""
     timeout: float = 600.0
     """Seconds of a request, from its first byte to the last of its answer."""
 

@@ -24,5 +24,5 @@ class Parser:
         return await self.worker.run(lambda _: bodies.parse(kind, data), owner)
 
     async def text_of_file(self, data: bytes, owner: str) -> str:
-        """Return the text of a file that was sent as it is."""
+        """Return the text of a plain text file."""
         return await self.worker.run(lambda _: bodies.text_of_file(data), owner)

@@ -6,6 +6,7 @@ from typing import TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from lmlong.data.media_types import SUFFIXES, suffix_of
 from lmlong.serving.answers import Usage, session_body
 from lmlong.serving.bodies import NoBody, TextBody
 from lmlong.serving.engine import Engine
@@ -17,6 +18,7 @@ from lmlong.serving.parser import Parser
 from lmlong.serving.request import Request
 from lmlong.serving.session_change import Sessions
 from lmlong.serving.streaming import Deadline, while_connected, written
+from lmlong.serving.uploads import Uploads
 
 Result = TypeVar("Result")
 
@@ -24,8 +26,10 @@ Result = TypeVar("Result")
 class SessionApi:
     """What is answered under /v1/sessions."""
 
-    def __init__(self, sessions: Sessions, engine: Engine, parser: Parser, limits: Limits, metrics: Metrics):
-        self._sessions, self._engine, self._parser = sessions, engine, parser
+    def __init__(
+        self, sessions: Sessions, engine: Engine, parser: Parser, uploads: Uploads, limits: Limits, metrics: Metrics
+    ):
+        self._sessions, self._engine, self._parser, self._uploads = sessions, engine, parser, uploads
         self._limits, self._metrics = limits, metrics
 
     async def create(self, request: HttpRequest) -> Response:
@@ -70,8 +74,14 @@ class SessionApi:
     async def _read(self, request: HttpRequest, name: str | None, status: int) -> Response:
         """Read a text after a session, or as a new one."""
         deadline, owner, body = Deadline(self._limits.timeout), request.scope[OWNER], request.scope[BODY]
-        if media_type(request.headers) == "application/json":
+        kind = media_type(request.headers)
+        if kind == "application/json":
             text = (await self._parser.parse(TextBody, body, owner)).text
+        elif suffix := SUFFIXES.get(kind) or suffix_of(body):
+            converted = await while_connected(request.receive, self._uploads.text(body, suffix, owner), deadline)
+            if converted is None:
+                return Response()
+            text = converted
         else:
             text = await self._parser.text_of_file(body, owner)
         check_prompt(self._limits, text, "text")

@@ -3,7 +3,7 @@
 import io
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -37,8 +37,8 @@ def html() -> bytes:
     return PAGE.format(title="Page").encode()
 
 
-def epub() -> bytes:
-    """Two chapters, in the order of the spine and not of their names."""
+def epub(page: bytes | None = None) -> bytes:
+    """Two chapters, in the order of the spine and not of their names; `page` replaces each."""
     container = (
         '<container version="1.0" xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
         '<rootfile full-path="OPS/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>'
@@ -52,8 +52,8 @@ def epub() -> bytes:
         '<spine><itemref idref="b"/><itemref idref="a"/><itemref idref="c"/></spine></package>'
     )
     parts = {"mimetype": "application/epub+zip", "META-INF/container.xml": container, "OPS/book.opf": package}
-    parts |= {f"OPS/{name} page.xhtml": PAGE.format(title=name) for name in ("a", "b")}
-    return zipped({name: text.encode() for name, text in parts.items()})
+    pages = {f"OPS/{name} page.xhtml": page or PAGE.format(title=name).encode() for name in ("a", "b")}
+    return zipped({**{name: text.encode() for name, text in parts.items()}, **pages})
 
 
 def docx() -> bytes:
@@ -71,9 +71,24 @@ def docx() -> bytes:
 DOCX_TEXT = "A title\n\nIt was a dark night — naïve & <bold>\n\na\tb\nc\n\na\tb\nc\td\n"
 
 
-def pdf() -> bytes:
+def locked(archive: bytes) -> bytes:
+    """A ZIP archive whose entries have the flag of encryption."""
+    data = bytearray(archive)
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = -1
+        while (at := data.find(signature, at + 1)) >= 0:
+            data[at + place] |= 1
+    return bytes(data)
+
+
+PDF_PAGES = (["It was a dark night.", "Second line."], ["Page two."])
+
+
+def pdf(pages: Sequence[list[str]] = PDF_PAGES, password: str | None = None) -> bytes:
     written = pytest.importorskip("fpdf").FPDF()
-    for page in (["It was a dark night.", "Second line."], ["Page two."]):
+    if password is not None:
+        written.set_encryption(owner_password=password, user_password=password)
+    for page in pages:
         written.add_page()
         written.set_font("helvetica", size=12)
         for line in page:

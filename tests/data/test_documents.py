@@ -6,6 +6,7 @@ import lzma
 import random
 import tarfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from lmlong.data.reading import Document, Skipped
 from lmlong.data.sources import Source
 from lmlong.errors import UsageError
 
-from .made_documents import DOCX_TEXT, FASTA, FILES, KINDS, PAGE_TEXT, PDF_TEXT, epub, html, tarred, zipped
+from .made_documents import DOCX_TEXT, FASTA, FILES, KINDS, PAGE_TEXT, PDF_TEXT, epub, html, locked, pdf, tarred, zipped
 from .test_corpus import files, texts
 
 TEXTS = {
@@ -102,10 +103,7 @@ def test_an_archive_may_not_be_what_it_says(tmp_path: Path) -> None:
     assert "a damaged archive" in skipped(source(tmp_path, "no.zip", b"PK no"))["no.zip"]
     whole = tarred({"a.txt": b"one" * 9999}, "w")
     assert "a damaged archive" in skipped(source(tmp_path, "cut.tar", whole[:9000]))["cut.tar"]
-    locked = bytearray(zipped({"a.txt": b"one"}))
-    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flag of encryption
-        locked[locked.index(signature) + place] |= 1
-    assert skipped(source(tmp_path, "locked.zip", bytes(locked))) == {"a.txt": "encrypted"}
+    assert skipped(source(tmp_path, "locked.zip", locked(zipped({"a.txt": b"one"})))) == {"a.txt": "encrypted"}
     bad = source(tmp_path, "bad.zip", zipped({"a.txt": b"\xff\x00\x81 no text", "b.txt": b"yes"}))
     assert texts(bad) == ["yes"] and "text.encoding" in skipped(bad)["a.txt"]
 
@@ -224,7 +222,10 @@ def test_what_cannot_be_converted_is_counted_with_the_reason(tmp_path: Path) -> 
         "laughs.docx": (zipped({"word/document.xml": laughs}), "declares entities"),
         "broken.epub": (zipped({"META-INF/container.xml": b"<x"}), "is no XML"),
         "blank.html": (b"<p> </p>", "no text in it"),
+        "locked.epub": (locked(epub()), "encrypted"),
     }
+    if find_spec("pypdfium2"):
+        cases["locked.pdf"] = (pdf(password="secret"), "encrypted")
     for name, (data, reason) in cases.items():
         assert reason in skipped(source(tmp_path, name, data))[name]
 

@@ -132,7 +132,9 @@ class Visit:
         self.page.wait_for_selector("#stop:visible")
 
     def wait(self) -> None:
+        """Wait until nothing is read or written, and the text is shown to its end."""
         self.page.wait_for_selector("#stop", state="hidden")
+        self.page.wait_for_selector(".writing", state="detached")
 
     @property
     def current(self) -> str:

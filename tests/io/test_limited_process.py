@@ -28,7 +28,7 @@ def answer(request):
         raise Refused(request["refuse"])
     if "memory" in request:
         bytearray(request["memory"])
-    return b"x" * request["size"]
+    return request["data"] or b"x" * request["size"]
 
 answer_requests(answer, 1 << 30, (Refused,))
 """
@@ -55,6 +55,7 @@ def test_it_answers_and_reports_why_it_does_not(process: LimitedProcess, tmp_pat
         assert process.ask({"size": 1 << 20}, 60) == b"x" * (1 << 20)
         with pytest.raises(RequestFailed, match=reason):
             process.ask(about, 1 if "sleep" in about else 60)
+    assert process.ask({}, 60, b"\n{}\n" * 99_999) == b"\n{}\n" * 99_999
     assert process.ask({"size": 3}, 60) == b"xxx"
 
 

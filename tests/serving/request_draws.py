@@ -82,6 +82,7 @@ LINES += [
 HEADERS = [b"Host: localhost", b"Host: localhost", b"Host: evil.example", b"Host:", b"Host: [::1", b"Host: \xff"]
 HEADERS += [b"Content-Type: application/json", b"Content-Type: application/json; charset=\xff", b"Content-Type:"]
 HEADERS += [b"Content-Type: application/octet-stream", b"Content-Type: application/vnd.lmlong.state"]
+HEADERS += [b"Content-Type: application/epub+zip", b"Content-Type: text/html"]
 HEADERS += [b"Content-Length: 15", b"Content-Length: -1", b"Content-Length: 1e3", b"Content-Length: " + b"9" * 5000]
 HEADERS += [
     b"Content-Length: 15, 16",

@@ -78,6 +78,7 @@ def test_a_server_whose_engine_has_ended_is_not_ready(
 
 def test_a_server_whose_worker_has_ended_is_not_ready(tmp_path: Path) -> None:
     with served(loaded(tmp_path, native=False)) as server:
+        assert "lmlong-uploads" in [worker.name for worker in server.service.workers]
         for worker in server.service.workers:
             worker._pool.submit(int).result()
             assert server.client.get("/ready").status_code == 200

@@ -1,8 +1,10 @@
 """The page: what it is served with, to whom, and that it needs nothing from anywhere else. How it behaves in a browser
 is in tests/interop."""
 
+import json
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from loops import find_loop
 from serving.engines import loaded
 from serving.servers import Served, served
 
+from lmlong.data.media_types import MEDIA_TYPES
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, MAX_TOKENS
 from lmlong.serving.page import FILES, content
@@ -102,6 +105,11 @@ def fields() -> dict[str, dict[str, str]]:
     inputs = re.findall(r"<input ([^>]*)>", TEXTS["/"].split('class="fields"')[1].split("</div>")[0])
     found = [dict(re.findall(r'([\w-]+)="([^"]*)"', attributes)) for attributes in inputs]
     return {attributes["name"]: attributes for attributes in found}
+
+
+def test_it_knows_the_media_types_of_files() -> None:
+    (types,) = re.findall(r'data-media-types="([^"]*)"', TEXTS["/"])
+    assert json.loads(unescape(types)) == MEDIA_TYPES
 
 
 def test_its_defaults_are_those_of_the_library() -> None:

@@ -1,12 +1,67 @@
 """The text of a file that is uploaded to a server."""
 
+import bz2
 import gzip
+import lzma
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
+import httpx
 import pytest
-from data.made_documents import html, zipped
+import zstandard
+from data.made_documents import DOCX_TEXT, PAGE_TEXT, PDF_TEXT, docx, epub, html, locked, pdf, zipped
+from serving.engines import loaded, subwords
+from serving.servers import Served, served, until
 
+from lmlong.data import documents
+from lmlong.data.media_types import FIRST_BYTES, MEDIA_TYPES
+from lmlong.data.reading import COMPRESSED
+from lmlong.serving import uploads
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.bodies import text_of_file
+from lmlong.serving.limits import Limits
+from lmlong.serving.parser import SMALL
+
+SESSIONS, ANY = "/v1/sessions", "application/octet-stream"
+PROMPT = 1000
+BOOK = "naïve Bären, a cab\n" * 40
+EPUB_TEXT = "\n".join(PAGE_TEXT.format(title=name) for name in "ba")
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
+FILES: dict[str, tuple[Callable[[], bytes], str]] = {
+    ".epub": (epub, EPUB_TEXT),
+    ".docx": (docx, DOCX_TEXT),
+    ".pdf": (pdf, PDF_TEXT),
+    ".html": (html, PAGE_TEXT.format(title="Page")),
+    **{suffix: (lambda suffix=suffix: COMPRESS[suffix](BOOK.encode()), BOOK) for suffix in COMPRESS},
+}
+ZEROS = bytes(1 << 20)
+LINES = [f"line {number} of a long text" for number in range(400)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    trained = loaded(tmp_path_factory.mktemp("tiny"), tokenizer=subwords())
+    with served(trained, limits=Limits(prompt=PROMPT)) as server:
+        yield server
+
+
+def upload(server: Served, data: bytes, media_type: str = ANY, path: str = SESSIONS) -> httpx.Response:
+    return server.client.post(path, content=data, headers={"Content-Type": media_type})
+
+
+def refused(answer: httpx.Response) -> str:
+    """The message of an error that a client can mend."""
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
@@ -17,9 +72,6 @@ def test_a_text_is_read_in_the_encoding_of_its_mark(encoding: str) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (zipped({"word/document.xml": b""}), "a document or compressed, which is not converted here"),
-        (b"%PDF-1.7", "a document or compressed"),
-        (gzip.compress(html()), "a document or compressed"),
         ("naïve".encode("latin-1"), "not UTF-8 at byte 2"),
         (b"\xff\xfea", "not UTF-16 at byte 2"),
         (b"a\0b", "U\\+0000"),
@@ -28,3 +80,120 @@ def test_a_text_is_read_in_the_encoding_of_its_mark(encoding: str) -> None:
 def test_what_is_no_text_is_refused_with_the_reason(data: bytes, message: str) -> None:
     with pytest.raises(ApiError, match=message):
         text_of_file(data)
+
+
+def test_each_kind_of_file_that_is_converted_has_a_media_type() -> None:
+    assert MEDIA_TYPES.keys() == {*documents.KINDS, *COMPRESSED}
+    assert {*COMPRESSED, ".pdf", ".zip"} < {*FIRST_BYTES.values()}
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_a_file_is_read_as_its_text(server: Served, suffix: str) -> None:
+    if suffix == ".pdf":
+        pytest.importorskip("pypdfium2")
+    make, text = FILES[suffix]
+    expected = server.post(SESSIONS, text=text).json()
+    for media_type in {
+        MEDIA_TYPES[suffix],
+        MEDIA_TYPES[suffix] + "; charset=x",
+        ANY if suffix != ".html" else "text/html",
+    }:
+        answer = upload(server, make(), media_type)
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["tail"] == text[-200:] and answer.json()["tokens"] == expected["tokens"]
+    appended = upload(server, make(), MEDIA_TYPES[suffix], f"{SESSIONS}/{expected['id']}/append")
+    assert appended.status_code == 200 and appended.json()["tokens"] > expected["tokens"]
+    assert appended.json()["tail"] == (text + text)[-200:]
+
+
+def test_a_compressed_text_may_be_marked_as_utf_16(server: Served) -> None:
+    text = "naïve " * 140  # 980 bytes, but 1,682 in UTF-16, which are more than a prompt may have
+    assert upload(server, gzip.compress(text.encode("utf-16"))).json()["tail"] == text[-200:]
+
+
+HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    **{
+        f"bomb{end}": (ANY, lambda end=end: COMPRESS[end](ZEROS), "it unpacks to more than 4,004 bytes")
+        for end in COMPRESS
+    },
+    "bomb.epub": (ANY, lambda: epub(ZEROS), "unpacks to more than 16,016 bytes"),
+    "pages.epub": (ANY, lambda: epub(b"a" * 9000), "its pages unpack to more than 16,016 bytes"),
+    "bomb.docx": (ANY, lambda: zipped({"word/document.xml": ZEROS}), "unpacks to more than 16,016 bytes"),
+    "bomb.pdf": (ANY, lambda: pdf([LINES]), "its text has more than 4,004 bytes"),
+    "long.html": ("text/html", lambda: b"<p>a" * 2000, "its text has more than 4,004 bytes"),
+    **{f"cut{end}": (ANY, lambda end=end: COMPRESS[end](BOOK.encode())[:-9], "damaged") for end in COMPRESS},
+    "cut.epub": (MEDIA_TYPES[".epub"], lambda: epub()[:-30], "EPUB (no ZIP archive"),
+    "cut.docx": (ANY, lambda: docx()[:-30], "ZIP (no ZIP archive"),
+    "cut.pdf": (ANY, lambda: pdf()[:200], "PDF (Failed to load document"),
+    "wrong.epub": (MEDIA_TYPES[".epub"], lambda: b"a text", "EPUB (no ZIP archive"),
+    "wrong.docx": (MEDIA_TYPES[".docx"], epub, "DOCX (it has no word/document.xml"),
+    "wrong.pdf": (MEDIA_TYPES[".pdf"], html, "PDF (Failed to load document"),
+    **{f"wrong{end}": (MEDIA_TYPES[end], html, f"{end[1:].upper()} (damaged or of another kind") for end in COMPRESS},
+    "locked.epub": (ANY, lambda: locked(epub()), "encrypted"),
+    "locked.pdf": (ANY, lambda: pdf(password="secret"), "PDF (encrypted)"),
+    "any.zip": (ANY, lambda: zipped({"a.txt": b"a"}), "neither an EPUB nor a DOCX: unpack it"),
+    "page.html.gz": (ANY, lambda: gzip.compress(epub()), "a document or a compressed file in it"),
+    "blank.html": ("text/html", lambda: b"<p> </p>", "no text in it"),
+    "zero.gz": (ANY, lambda: gzip.compress(b"a\0b"), "U+0000"),
+    "latin-1.gz": (ANY, lambda: gzip.compress("naïve".encode("latin-1")), "not UTF-8 at byte 2"),
+    "a.rtf": (ANY, lambda: b"{\\rtf1 a}", "RTF (a document of a kind that is not read: save it as .docx"),
+    "long.gz": (ANY, lambda: gzip.compress(b"a" * 1500), "text: 1,500 bytes are more than the 1,000"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_with_the_reason(server: Served, name: str) -> None:
+    if ".pdf" in name:
+        pytest.importorskip("pypdfium2")
+    media_type, make, message = HOSTILE[name]
+    before = server.client.get(SESSIONS).json()
+    assert message in refused(upload(server, make(), media_type))
+    assert server.client.get(SESSIONS).json() == before
+    assert upload(server, html(), "text/html").status_code == 201
+    assert server.client.get("/ready").status_code == 200
+
+
+def test_a_pdf_needs_its_library(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(documents.NEEDS, ".pdf", "no_such_package")
+    assert "pip install 'lmlong[documents]'" in refused(upload(server, b"%PDF-1.7"))
+
+
+@pytest.mark.parametrize("end", ["death", "timeout"])
+def test_a_file_that_takes_long_delays_no_other_request(
+    server: Served, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    assert upload(server, html(), "text/html").status_code == 201
+    process = server.service.uploads.process._process
+    assert process
+    os.kill(process.pid, signal.SIGSTOP)
+    if end == "timeout":
+        monkeypatch.setattr(uploads, "SECONDS", 3.0)
+    answers: list[httpx.Response] = []
+    waiting = threading.Thread(target=lambda: answers.append(upload(server, html(), "text/html")))
+    waiting.start()
+    until(lambda: bool(server.service.uploads.worker._jobs.total()))
+    assert upload(server, b"a plain text").status_code == 201
+    assert server.post("/v1/completions", prompt="a", max_tokens=1, user="x" * SMALL).status_code == 200
+    assert server.client.get("/ready").status_code == 200
+    if end == "death":
+        process.kill()
+    waiting.join(60)
+    expected = {"death": "the program that reads it ended", "timeout": "it took more than 3 seconds"}
+    assert expected[end] in refused(answers[0])
+    monkeypatch.undo()
+    assert upload(server, html(), "text/html").status_code == 201
+
+
+def test_a_server_that_ends_does_not_wait_for_a_file(tmp_path: Path) -> None:
+    with served(loaded(tmp_path, native=False)) as server:
+        assert upload(server, html(), "text/html").status_code == 201
+        process = server.service.uploads.process._process
+        assert process
+        os.kill(process.pid, signal.SIGSTOP)
+        answers: list[httpx.Response] = []
+        ask = partial(httpx.post, f"{server.url}{SESSIONS}", content=html(), headers={"Content-Type": "text/html"})
+        waiting = threading.Thread(target=lambda: answers.append(ask(timeout=60)))
+        waiting.start()
+        until(lambda: bool(server.service.uploads.worker._jobs.total()))
+    waiting.join(60)
+    assert answers[0].status_code == 503 and process.poll() is not None

@@ -11,7 +11,7 @@ class Broken(Exception):
     """A file that is not what it seems, with the reason."""
 
 
-def check_text(size: int) -> None:
+def check_text(size: int, most: int = LARGEST) -> None:
     """Refuse a text that is too long."""
-    if size > LARGEST:
-        raise Broken(f"its text has more than {LARGEST >> 20} MB")
+    if size > most:
+        raise Broken(f"its text has more than {most:,} bytes")

@@ -1,10 +1,11 @@
 """PDF -> text by PDFium, the library of Chromium, which hostile files have been thrown at for years."""
 
-from lmlong.data.converters.limits import Broken, check_text
+from lmlong.data.converters.limits import LARGEST, Broken, check_text
 
 
-def pdf_text(data: bytes) -> str:
-    """Return the text of a PDF, its pages one after the other, with a blank line between them."""
+def pdf_text(data: bytes, most: int = LARGEST) -> str:
+    """Return the text of a PDF, its pages one after the other, with a blank line between them; up to `most` characters
+    of it."""
     import pypdfium2
 
     texts, size = [], 0
@@ -14,7 +15,7 @@ def pdf_text(data: bytes) -> str:
             page = document[number].get_textpage().get_text_bounded()
             texts.append(page.replace("\r\n", "\n").replace("\r", "\n").replace("\ufffe", "").strip("\n"))
             size += len(page)
-            check_text(size)
+            check_text(size, min(most, LARGEST))
     except pypdfium2.PdfiumError as error:
-        raise Broken(str(error).rstrip(".")) from None
+        raise Broken("encrypted" if "password" in str(error) else str(error).rstrip(".")) from None
     return "\n\n".join(filter(None, texts)) + "\n" if any(texts) else ""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.data.converters.html import html_text
-from lmlong.data.converters.limits import Broken, check_text
+from lmlong.data.converters.limits import ALL_PARTS, Broken, check_text
 from lmlong.data.converters.office import docx_text, epub_text
 from lmlong.data.converters.pdf import pdf_text
 from lmlong.io.limited_process import answer_requests
@@ -13,19 +13,26 @@ from lmlong.io.limited_process import answer_requests
 MEMORY = 4 << 30
 """Bytes of address space."""
 
-CONVERTERS: dict[str, Callable[[bytes], str]] = {
+
+def page_text(data: bytes, most: int) -> str:
+    return html_text(data)  # a page is not packed
+
+
+CONVERTERS: dict[str, Callable[[bytes, int], str]] = {
     ".docx": docx_text,
     ".epub": epub_text,
-    ".htm": html_text,
-    ".html": html_text,
+    ".htm": page_text,
+    ".html": page_text,
     ".pdf": pdf_text,
-    ".xhtml": html_text,
+    ".xhtml": page_text,
 }
+"""Suffix -> function that returns the text of a document, which may unpack to so many bytes."""
 
 
 def convert(request: dict[str, Any]) -> bytes:
     """Return the text of the file at `path`, of a `kind`, in UTF-8."""
-    data = CONVERTERS[request["kind"]](Path(request["path"]).read_bytes()).encode("utf-8", "replace")
+    text = CONVERTERS[request["kind"]](Path(request["path"]).read_bytes(), ALL_PARTS)
+    data = text.encode("utf-8", "replace")
     check_text(len(data))
     return data
 

@@ -1,14 +1,18 @@
 """The page at `/`: hand-written files that a browser gets as they are, and may do no more with than they need."""
 
 import hashlib
+import json
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lmlong.data.media_types import MEDIA_TYPES
 from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, MAX_TOKENS
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -46,11 +50,13 @@ HEADERS = {
 
 
 def content(file: Path) -> bytes:
-    """Return what a file is served as: the page itself with the defaults of sampling in its fields."""
+    """Return what a file is served as: the page itself with the defaults of sampling in its fields, and the media types
+    of files."""
     data = file.read_bytes()
     if file.suffix != ".html":
         return data
-    values = asdict(DEFAULTS) | {"loop_penalty": LOOP_PENALTY, "max_tokens": MAX_TOKENS}
+    values: dict[str, Any] = asdict(DEFAULTS) | {"loop_penalty": LOOP_PENALTY, "max_tokens": MAX_TOKENS}
+    values["media_types"] = escape(json.dumps(MEDIA_TYPES))
     return Template(data.decode()).substitute(values).encode()
 
 

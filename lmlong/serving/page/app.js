@@ -13,10 +13,10 @@ import { discard, dropUnfinished, perform, Turn } from "./turn.js";
 
 export const DRAFT = "lmlong.draft";
 const PENDING = "pending";
-const STATE = "application/vnd.lmlong.state";
 
 const element = (id) => document.getElementById(id);
 const prompt = element("prompt");
+const mediaTypes = { ".state": "application/vnd.lmlong.state", ...JSON.parse(element("file").dataset.mediaTypes) };
 export const narrow = matchMedia("(max-width: 760px)");
 
 let forest = new Forest();
@@ -258,15 +258,25 @@ async function create(entry, body, signal) {
 // Files
 
 export function openFile(file) {
-  const isState = file.name.endsWith(".state");
+  const type = mediaTypes[file.name.slice(file.name.lastIndexOf(".")).toLowerCase()];
   doing(`Reading ${file.name} (${meter.inBytes(file.size)}) …`, async (signal) => {
-    const headers = { "Content-Type": isState ? STATE : "application/octet-stream" };
-    const entry = isState ? null : texts.ofFile(file.name, await file.text());
+    const headers = { "Content-Type": type ?? "application/octet-stream" };
+    const text = type ? null : inUtf8(await file.arrayBuffer());
+    const entry = text === null ? null : texts.ofFile(file.name, text);
     const session = await create(entry, { method: "POST", body: file, headers }, signal);
     current = session.id;
     say(`Read ${file.name}: ${session.tokens.toLocaleString("en")} tokens.`);
     prompt.focus();
   });
+}
+
+/** The text of a file; null where it is not UTF-8, and only the server can read it. */
+function inUtf8(data) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(data);
+  } catch {
+    return null;
+  }
 }
 
 export async function download() {
