@@ -23,6 +23,8 @@ from lmlong.data.tokenizer import ByteTokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.importing import import_model
 from lmlong.interop.onnx.export import export_onnx
+from lmlong.model.loop_guard import LoopGuard
+from lmlong.model.sampling_options import DEFAULTS
 
 State = dict[str, np.ndarray]
 FORMS_HERE = {
@@ -84,15 +86,14 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 
 
 def sampled(model: Any, prompt: list[int], count: int) -> list[int]:
-    """What the program of the card draws: at the default temperature, without any repeat of five tokens."""
-    random, written = np.random.default_rng(0), []
+    """What the program of the card draws: at the default temperature, without a third copy in a row."""
+    random, written, guard = np.random.default_rng(0), [], LoopGuard(DEFAULTS)
     for _ in range(count):
         logits = model(torch.tensor([prompt + written]))[0][0, -1].double().numpy()
-        for end in range(4, len(written)):
-            if written[end - 4 : end] == written[-4:]:
-                logits[written[end]] = -np.inf
-        chances = np.exp((logits - logits.max()) / 0.8)
+        logits[list(guard.penalties())] = -np.inf
+        chances = np.exp((logits - logits.max()) / DEFAULTS.temperature)
         written.append(int(random.choice(len(chances), p=chances / chances.sum())))
+        guard.append(written[-1])
         if written[-1] == 257:
             break
     return written

@@ -34,6 +34,9 @@ CHARSET = re.compile(rb"""charset\s*=\s*["']?\s*([\w-]+)|<\?xml[^>]*encoding\s*=
 NOT_OF_PAGES = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"}
 """Codecs of Python that no page is written in; some take quadratic time."""
 
+MOST_LINE_ENDS = 100
+"""Line ends in a row that are kept of those that a page has."""
+
 BEGINNING = 4096
 """Bytes in which a page names its encoding."""
 
@@ -121,7 +124,7 @@ class PageText:
             self._owed = "\t"
 
     def _owe(self, ends: str) -> None:
-        if self._owed.count("\n") < ends.count("\n"):
+        if self._owed.count("\n") < min(ends.count("\n"), MOST_LINE_ENDS):
             self._owed = ends
 
 
