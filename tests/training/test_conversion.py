@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import Finished, lmlong
 
 from lmlong.checkpoint import read
 from lmlong.recipe import file as recipe_file
@@ -34,9 +35,8 @@ def folder(shared: Path) -> Path:
     return shared
 
 
-def convert(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lmlong", "convert", "teacher", "--to", "tiny.yaml", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def convert(folder: Path, *words: str) -> Finished:
+    return lmlong("convert", "teacher", "--to", "tiny.yaml", *words, cwd=folder)
 
 
 @pytest.fixture(scope="module")
