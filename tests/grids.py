@@ -69,13 +69,12 @@ def _names(axis: pytest.MarkDecorator) -> list[str]:
 
 def _points(axis: pytest.MarkDecorator) -> list[Any]:
     """Return the values of a `parametrize`, each a `pytest.param` with an id."""
-    single, ids = len(_names(axis)) == 1, axis.kwargs.get("ids")
+    single, ids = len(_names(axis)) == 1, axis.kwargs.get("ids") or _id
     points = []
     for number, value in enumerate(axis.args[1]):
-        if not isinstance(value, type(pytest.param())):
-            value = pytest.param(*([value] if single else value))
-        id = value.id or (ids[number] if isinstance(ids, list) else "-".join(str((ids or _id)(v)) for v in value.values))
-        points.append(value._replace(id=id))
+        point = value if isinstance(value, type(pytest.param())) else pytest.param(*([value] if single else value))
+        of_values = "-".join(str(ids(each)) for each in point.values) if callable(ids) else list(ids)[number]
+        points.append(point._replace(id=point.id or of_values))
     return points
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from attention.cases import FORMS, name
+from grids import thinned
 from models import stirred
 from torch import Tensor
 
@@ -34,9 +35,11 @@ def gradients(model: LanguageModel, segment: int | None, seed: int = 0) -> tuple
     return nats.detach(), list(torch.autograd.grad(nats / scored, list(model.parameters())))
 
 
-@every_constant_form
-@pytest.mark.parametrize("segment", [16, 50, 64, 299])
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"])
+@thinned(
+    every_constant_form,
+    pytest.mark.parametrize("segment", [16, 50, 64, 299]),
+    pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"]),
+)
 def test_gradients_are_those_of_the_whole(
     form: recipe.Attention, segment: int, dtype: torch.dtype, allowed: float
 ) -> None:
@@ -85,9 +88,15 @@ def test_with_every_other_option(options: dict) -> None:
         assert laws.error(mine, truth) < 1e-10
 
 
-@pytest.mark.parametrize("kind", ["linear", "window"])
-@pytest.mark.parametrize("cut", [recipe.Downsample(factor=4, kind="conv"), recipe.Downsample(factor=3, kind="max")])
-@pytest.mark.parametrize("segment", [16, 50])
+@thinned(
+    pytest.mark.parametrize("kind", ["linear", "window"]),
+    pytest.mark.parametrize(
+        "cut",
+        [recipe.Downsample(factor=4, kind="conv"), recipe.Downsample(factor=3, kind="max")],
+        ids=lambda cut: cut.kind,
+    ),
+    pytest.mark.parametrize("segment", [16, 50]),
+)
 def test_with_layers_that_read_blocks(kind: str, cut: recipe.Downsample, segment: int) -> None:
     """The gradient of a half-filled block reaches the segment before, wherever documents begin."""
     shape = recipe.Model(width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind, window=16), downsample=cut)
