@@ -18,6 +18,7 @@ from attention.cases import (
     inputs,
     name,
 )
+from grids import every_nth, thinned
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
@@ -36,18 +37,14 @@ LENGTHS = [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 211]
 lengths = pytest.mark.parametrize("time", LENGTHS)
 
 
-@every_form
-@both_types
-@lengths
+@thinned(every_form, both_types, lengths)
 def test_steps_equal_forward(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
     attention = build(form)
     x = inputs(attention, time, dtype)
     assert laws.steps_equal_forward(laws.of_attention(attention, x[0]), x) < EXACT[dtype]
 
 
-@every_form
-@both_types
-@lengths
+@thinned(every_form, both_types, lengths)
 def test_cuts_change_nothing(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
     attention = build(form)
     x = inputs(attention, time, dtype)
@@ -70,8 +67,7 @@ def test_any_cut_of_any_text(form: recipe.Attention, time: int, seed: int, cuts:
     assert laws.steps_equal_forward(subject, x) < EXACT[torch.float64]
 
 
-@every_form
-@each_type
+@thinned(every_form, each_type)
 def test_the_future_never_changes_the_past(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
     x, other = inputs(attention, 211, dtype), inputs(attention, 211, dtype, seed=1)
@@ -80,20 +76,26 @@ def test_the_future_never_changes_the_past(form: recipe.Attention, dtype: torch.
         assert laws.future_leaves_past(subject, x, other, place) == 0.0
 
 
-@every_form
-@both_types
+@thinned(every_form, both_types)
 def test_the_state_is_not_touched(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
     x = inputs(attention, 130, dtype)
     assert laws.state_is_not_modified(laws.of_attention(attention, x[0]), x) == 0.0
 
 
-@each_type
-@lengths
-@pytest.mark.parametrize(
-    ("form", "kernel"),
-    [(form, kernel) for form in FORMS for kernel in ("native", "torch") if kernel == "native" or build(form).kernels],
-    ids=lambda value: value if isinstance(value, str) else name(value),
+@thinned(
+    each_type,
+    lengths,
+    pytest.mark.parametrize(
+        ("form", "kernel"),
+        [
+            (form, kernel)
+            for form in FORMS
+            for kernel in ("native", "torch")
+            if kernel == "native" or build(form).kernels
+        ],
+        ids=lambda value: value if isinstance(value, str) else name(value),
+    ),
 )
 def test_values_and_gradients_match_the_definition(
     form: recipe.Attention, dtype: torch.dtype, time: int, kernel: str
@@ -121,8 +123,7 @@ def test_values_and_gradients_match_the_definition(
         assert _distance(mine, exact, upstream) < allowed
 
 
-@every_form
-@both_types
+@thinned(every_form, both_types)
 def test_rows_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
     x, other = inputs(attention, 130, dtype, batch=3), inputs(attention, 130, dtype, batch=3, seed=1)
@@ -133,8 +134,7 @@ def test_rows_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
     assert laws.error(row, whole[:1]) < EXACT[dtype]
 
 
-@every_form
-@both_types
+@thinned(every_form, both_types)
 def test_packed_documents_are_alone(form: recipe.Attention, dtype: torch.dtype) -> None:
     attention = build(form)
     begins = [0, 1, 30, 64, 150, 209]
@@ -160,8 +160,7 @@ def test_the_state_is_as_large_as_declared(form: recipe.Attention) -> None:
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-@every_form
-@pytest.mark.parametrize(("batch", "time"), [(2, 0), (0, 5), (0, 1), (0, 0)])
+@thinned(every_form, pytest.mark.parametrize(("batch", "time"), [(2, 0), (0, 5), (0, 1), (0, 0)]))
 def test_of_no_tokens_or_rows_nothing_is_made(form: recipe.Attention, batch: int, time: int) -> None:
     attention = build(form)
     subject = laws.of_attention(attention, torch.zeros(()))
@@ -190,8 +189,7 @@ def test_recipes_know_which_attentions_rotate(form: recipe.Attention) -> None:
     assert any(part.uses_rope for part in build(form).parts) == recipe.Model(attention=form).uses_rope
 
 
-@every_form
-@pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 1e2, 1e4])
+@thinned(every_form, pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 1e2, 1e4]))
 def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float) -> None:
     attention = build(form)
     scale = min(scale, attention.largest_scale)
@@ -213,7 +211,7 @@ def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float)
         assert _distance(mine, exact, upstream) < allowed
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form.kind != "softmax"], ids=name)
+@every_nth(3, pytest.mark.parametrize("form", [form for form in FORMS if form.kind != "softmax"], ids=name))
 def test_a_hundred_thousand_tokens(form: recipe.Attention) -> None:
     """In float32, the end of a long text is still what float64 makes of it."""
     attention = build(form)

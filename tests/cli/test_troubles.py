@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,16 +64,19 @@ def shell(place: Path, line: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.fixture
-def largest_file(request: pytest.FixtureRequest) -> Iterator[None]:
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
     """A limit on the size of files, which fails as a full disk does: in the middle of a file. Native code is there
-    before: a failure to compile it would be remembered for all tests to come."""
+    before: a failure to compile it would be remembered for all tests to come. It ends within the test, for what pytest
+    itself writes may go to a file, too."""
     native_step.library(), library()
     usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (request.param, usual[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 EVAL = ("eval", "run", "--lengths", "8", "--min-documents", "1", "--by", "position")
@@ -93,18 +97,19 @@ def test_results_where_nothing_can_be_written_are_refused_first(lmlong: Command)
     assert (code, output) == (2, "") and told.startswith("error: /proc/results.json: "), told
 
 
-@pytest.mark.parametrize("largest_file", [100], indirect=True)
-def test_tokens_on_a_full_disk(largest_file: None, lmlong: Command, place: Path) -> None:
-    code, _, told = lmlong("data", "info", "mine.yaml", "text.validation.fraction=0.3")
+def test_tokens_on_a_full_disk(lmlong: Command, place: Path) -> None:
+    with largest_file(100):
+        code, _, told = lmlong("data", "info", "mine.yaml", "text.validation.fraction=0.3")
     assert code == 1 and told.startswith(f"error: {place}/cache/"), told
     assert "File too large. Set LMLONG_CACHE to a folder of your own" in told
 
 
-@pytest.mark.parametrize("largest_file", [4000], indirect=True)
-def test_checkpoints_and_states_on_a_full_disk(largest_file: None, lmlong: Command, place: Path) -> None:
-    code, _, told = lmlong("train", "mine.yaml", "--out", "full")
+def test_checkpoints_and_states_on_a_full_disk(lmlong: Command, place: Path) -> None:
+    with largest_file(4000):
+        code, _, told = lmlong("train", "mine.yaml", "--out", "full")
     assert code == 1 and "error: full/checkpoints/step-00000002: File too large. Mend that, and go on" in told
-    code, _, told = lmlong("generate", "run", "--prompt", "a", "--max-tokens", "1", "--save-state", "a.state")
+    with largest_file(4000):
+        code, _, told = lmlong("generate", "run", "--prompt", "a", "--max-tokens", "1", "--save-state", "a.state")
     assert (code, told) == (
         1,
         "error: a.state: File too large. Files may not be larger here: raise the limit (ulimit -f), or choose another "
@@ -113,12 +118,12 @@ def test_checkpoints_and_states_on_a_full_disk(largest_file: None, lmlong: Comma
     assert not list(place.glob("*.state")) and not list(place.glob(".*partial"))
 
 
-@pytest.mark.parametrize("largest_file", [40], indirect=True)
-def test_metrics_on_a_full_disk(largest_file: None, tmp_path: Path) -> None:
+def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
     from lmlong.errors import LmlongError
     from lmlong.training.metrics_log import MetricsLog
 
-    with pytest.raises(LmlongError, match=r"metrics\.jsonl: File too large\. Mend that, and go on with --resume auto"):
+    told = r"metrics\.jsonl: File too large\. Mend that, and go on with --resume auto"
+    with largest_file(40), pytest.raises(LmlongError, match=told):
         MetricsLog(tmp_path / "metrics.jsonl").write(step=1, text="x" * 100)
 
 

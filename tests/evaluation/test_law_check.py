@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention.cases import every_form
 from click.testing import CliRunner
+from grids import thinned
 from machine import needs_compiler
 from models import stirred
 
@@ -60,8 +61,7 @@ def broken(report: LawReport) -> set[str]:
     return {verdict.law for verdict in report.verdicts if not verdict.kept}
 
 
-@every_form
-@pytest.mark.parametrize("precision", ["32", "bf16"])
+@thinned(every_form, pytest.mark.parametrize("precision", ["32", "bf16"]))
 def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) -> None:
     report = checked(form, precision)
     assert broken(report) == set()
@@ -165,8 +165,10 @@ def test_the_command_prints_a_table_or_json_and_its_exit_code(run: Path, monkeyp
     assert "the future never changes the past" in [law["law"] for law in result["laws"] if not law["kept"]]
 
 
-@pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
-@pytest.mark.parametrize("precision", ["32", "bf16"])
+@thinned(
+    pytest.mark.parametrize("kind", ["linear", "window", "softmax"]),
+    pytest.mark.parametrize("precision", ["32", "bf16"]),
+)
 def test_a_model_that_reads_blocks_keeps_the_laws(kind: str, precision: str) -> None:
     options = recipe.Model(
         width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind), downsample=recipe.Downsample(factor=4)

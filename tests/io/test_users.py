@@ -1,13 +1,15 @@
 """Two users of one machine share a cache and a run folder; each is told what belongs to the other."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import which
 
 import pytest
+from commands import Finished
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or which("setpriv") is None, reason="only root, by setpriv, can act as two users"
@@ -38,57 +40,73 @@ def place() -> Iterator[Path]:
     subprocess.run(["rm", "-r", str(folder)], check=True)
 
 
-def lmlong(place: Path, user: int, *words: object, umask: int = 0o022) -> subprocess.CompletedProcess:
-    """The command line as a user, in whose home nothing else is."""
+COMMANDS = """
+import json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from lmlong.cli.main import main
+for words in json.loads(sys.argv[1]):
+    output, errors = StringIO(), StringIO()
+    sys.argv = ["lmlong", *words]
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            main()
+        except SystemExit as left:
+            code = left.code
+    print(json.dumps([code, output.getvalue(), errors.getvalue()]))
+"""
+
+
+def lmlong(place: Path, user: int, *commands: Sequence[object], umask: int = 0o022) -> list[Finished]:
+    """Commands as a user, in whose home nothing else is, one after the other in one process."""
     home = place / {ONE: "one", TWO: "two"}[user]
     environment = {**os.environ, "HOME": str(home), "LMLONG_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
     # Python itself may lie where another user cannot look: reading stays allowed, writing is what a user may write
     become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     become += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-    return subprocess.run(
-        [*become, sys.executable, "-m", "lmlong", *map(str, words)],
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    done = subprocess.run(
+        [*become, sys.executable, "-c", COMMANDS, words],
         umask=umask, cwd=home, env=environment, capture_output=True, text=True,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [Finished(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_a_colleague_reads_what_one_has_trained(place: Path) -> None:
     run = place / "runs" / "shared"
-    done = lmlong(place, ONE, "train", place / "recipe.yaml", "--out", run)
-    assert done.returncode == 0, done.stderr
-    for words in (
-        ("generate", run, "--max-tokens", 3),
-        ("info", run),
-        ("eval", run, "--lengths", "16", "--min-documents", 1),
-    ):
-        done = lmlong(place, TWO, *words)
+    generate, info = ("generate", run, "--max-tokens", 3), ("info", run)
+    evaluate = ("eval", run, "--lengths", "16", "--min-documents", 1)
+    for done in lmlong(place, ONE, ("train", place / "recipe.yaml", "--out", run), generate):
+        assert done.returncode == 0 and "others can write there" not in done.stderr, done.stderr
+    for done in lmlong(place, TWO, generate, info, evaluate):
         assert done.returncode == 0, done.stderr
     # the colleague's code is compiled for the colleague
     assert (place / "two" / ".cache" / "lmlong" / "native").is_dir()
-    assert "others can write there" not in lmlong(place, ONE, "generate", run, "--max-tokens", 3).stderr
+
+    # text that is new needs a cache that can be written to
+    (place / "book.txt").write_text("other words " * 900)
+    (done,) = lmlong(place, TWO, ("train", place / "recipe.yaml", "--out", place / "runs" / "b"))
+    assert done.returncode == 2 and "Set LMLONG_CACHE to a folder of your own" in done.stderr, done.stderr
 
 
 @pytest.mark.slow
 def test_a_colleague_cannot_train_into_it_and_is_told_so(place: Path) -> None:
     run = place / "runs" / "shared"
-    assert lmlong(place, ONE, "train", place / "recipe.yaml", "--out", run).returncode == 0
+    train = ("train", place / "recipe.yaml", "--out")
+    assert lmlong(place, ONE, (*train, run))[0].returncode == 0
     for how in (("--resume", "auto", "training.steps=4"), ("--overwrite",), ()):
-        done = lmlong(place, TWO, "train", place / "recipe.yaml", "--out", run, *how)
+        (done,) = lmlong(place, TWO, (*train, run, *how))
         assert done.returncode == 2 and "Traceback" not in done.stderr and "--out" in done.stderr, done.stderr
     # the same text from the cache that is there, into a run of one's own
-    done = lmlong(place, TWO, "train", place / "recipe.yaml", "--out", place / "runs" / "mine")
+    (done,) = lmlong(place, TWO, (*train, place / "runs" / "mine"))
     assert done.returncode == 0, done.stderr
-
-
-def test_text_that_is_new_needs_a_cache_that_can_be_written_to(place: Path) -> None:
-    assert lmlong(place, ONE, "train", place / "recipe.yaml", "--out", place / "runs" / "a").returncode == 0
-    (place / "book.txt").write_text("other words " * 900)
-    done = lmlong(place, TWO, "train", place / "recipe.yaml", "--out", place / "runs" / "b")
-    assert done.returncode == 2 and "Set LMLONG_CACHE to a folder of your own" in done.stderr, done.stderr
 
 
 @pytest.mark.slow
 def test_with_a_umask_for_a_group_both_write(place: Path) -> None:
-    assert lmlong(place, ONE, "train", place / "recipe.yaml", "--out", place / "runs" / "a", umask=0).returncode == 0
+    train = ("train", place / "recipe.yaml", "--out")
+    assert lmlong(place, ONE, (*train, place / "runs" / "a"), umask=0)[0].returncode == 0
     (place / "book.txt").write_text("other words " * 900)
-    done = lmlong(place, TWO, "train", place / "recipe.yaml", "--out", place / "runs" / "b", umask=0)
+    (done,) = lmlong(place, TWO, (*train, place / "runs" / "b"), umask=0)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from grids import thinned
 from model.test_encoder import FORMS, LENGTHS, LONGEST, VOCABULARY, fresh, texts
 from models import stirred
 from torch import Tensor
@@ -61,8 +62,7 @@ def defined(model: Encoder, tokens: Tensor) -> Tensor:
     return model.norm(x)[0]
 
 
-@every_form
-@every_cut
+@thinned(every_form, every_cut)
 def test_values_and_gradients_of_padded_rows_are_those_of_the_definition(form: str, cut: Downsample) -> None:
     check_definition(build(form, cut))
 

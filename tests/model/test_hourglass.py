@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention.cases import FORMS, both_types, name
+from grids import thinned
 from model.test_laws import EXACT, VOCABULARY, subject, text
 from models import stirred
 from torch import Tensor, nn
@@ -45,9 +46,7 @@ def even(tokens: Tensor, factor: int) -> Tensor:
     return starts
 
 
-@every_form
-@every_cut
-@both_types
+@thinned(every_form, every_cut, both_types)
 @torch.no_grad()
 def test_all_laws(form: recipe.Attention, cut: recipe.Downsample, dtype: torch.dtype) -> None:
     model = build(form, cut, dtype)
@@ -63,8 +62,7 @@ def test_all_laws(form: recipe.Attention, cut: recipe.Downsample, dtype: torch.d
         assert laws.rows_are_independent(reader, inputs, other) == 0.0
 
 
-@every_form
-@every_cut
+@thinned(every_form, every_cut)
 @torch.no_grad()
 def test_rows_that_fill_blocks_at_different_times_are_as_if_alone(
     form: recipe.Attention, cut: recipe.Downsample, monkeypatch: pytest.MonkeyPatch
@@ -86,8 +84,7 @@ def test_rows_that_fill_blocks_at_different_times_are_as_if_alone(
     assert numbers(together) < 1.5 * sum(map(numbers, states))  # what only some rows took is gathered now and then
 
 
-@every_form
-@every_cut
+@thinned(every_form, every_cut)
 @torch.no_grad()
 def test_packed_documents_are_alone(form: recipe.Attention, cut: recipe.Downsample) -> None:
     model = build(form, cut, torch.float64)

@@ -5,6 +5,7 @@ import shlex
 import pytest
 import torch
 from attention.cases import FORMS, both_types, every_form, name
+from grids import thinned
 from models import LIKE_LLAMA, stirred
 
 from lmlong import recipe
@@ -47,9 +48,7 @@ def text(batch: int = 2, time: int = TIME, seed: int = 0) -> Text:
     return tokens, torch.rand(batch, time, generator=draw) < 1 / 25
 
 
-@every_form
-@both_types
-@every_shape
+@thinned(every_form, both_types, every_shape)
 @torch.no_grad()
 def test_all_laws(form: recipe.Attention, dtype: torch.dtype, shape: dict) -> None:
     model = build(form, dtype, **shape)
@@ -62,8 +61,7 @@ def test_all_laws(form: recipe.Attention, dtype: torch.dtype, shape: dict) -> No
     assert laws.rows_are_independent(reader, x, other) == 0.0
 
 
-@every_form
-@every_shape
+@thinned(every_form, every_shape)
 @torch.no_grad()
 def test_packed_documents_are_alone(form: recipe.Attention, shape: dict) -> None:
     model = build(form, torch.float64, **shape)

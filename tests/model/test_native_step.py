@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attention.cases import every_form
+from grids import thinned
 from machine import needs_compiler, on_older_processors
 from model.test_laws import VOCABULARY, build, subject, text
 from models import LIKE_LLAMA, stirred
@@ -227,8 +228,7 @@ def test_a_document_that_just_began_knows_nothing_of_the_one_before(shape: dict[
             assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@every_shape
-@KEPT
+@thinned(every_shape, KEPT)
 @torch.inference_mode()
 def test_a_row_is_the_same_to_the_bit_among_others_and_with_any_number_of_threads(
     shape: dict[str, Any], kept: torch.dtype

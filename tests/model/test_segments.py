@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from attention.cases import FORMS, name
+from grids import thinned
 from models import stirred
 from torch import Tensor
 
@@ -34,9 +35,11 @@ def gradients(model: LanguageModel, segment: int | None, seed: int = 0) -> tuple
     return nats.detach(), list(torch.autograd.grad(nats / scored, list(model.parameters())))
 
 
-@every_constant_form
-@pytest.mark.parametrize("segment", [16, 50, 64, 299])
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"])
+@thinned(
+    every_constant_form,
+    pytest.mark.parametrize("segment", [16, 50, 64, 299]),
+    pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"]),
+)
 def test_gradients_are_those_of_the_whole(
     form: recipe.Attention, segment: int, dtype: torch.dtype, allowed: float
 ) -> None:
@@ -85,9 +88,15 @@ def test_with_every_other_option(options: dict) -> None:
         assert laws.error(mine, truth) < 1e-10
 
 
-@pytest.mark.parametrize("kind", ["linear", "window"])
-@pytest.mark.parametrize("cut", [recipe.Downsample(factor=4, kind="conv"), recipe.Downsample(factor=3, kind="max")])
-@pytest.mark.parametrize("segment", [16, 50])
+@thinned(
+    pytest.mark.parametrize("kind", ["linear", "window"]),
+    pytest.mark.parametrize(
+        "cut",
+        [recipe.Downsample(factor=4, kind="conv"), recipe.Downsample(factor=3, kind="max")],
+        ids=lambda cut: cut.kind,
+    ),
+    pytest.mark.parametrize("segment", [16, 50]),
+)
 def test_with_layers_that_read_blocks(kind: str, cut: recipe.Downsample, segment: int) -> None:
     """The gradient of a half-filled block reaches the segment before, wherever documents begin."""
     shape = recipe.Model(width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind, window=16), downsample=cut)
@@ -124,23 +133,22 @@ def test_a_truncated_gradient_would_be_found() -> None:
 
 
 PEAK = """
-import resource, sys, torch
+import resource, torch
 from lmlong import recipe
 from lmlong.model.language_model import LanguageModel
 torch.set_num_threads(1)
 model = LanguageModel(recipe.Model(width=64, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 300)
-tokens = torch.zeros(1, int(sys.argv[1]), dtype=torch.long)
-nats, _ = model.loss(tokens, tokens, segment=1024)
-nats.backward()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+for time in (2048, 65_536):
+    tokens = torch.zeros(1, time, dtype=torch.long)
+    nats, _ = model.loss(tokens, tokens, segment=1024)
+    nats.backward()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 def test_memory_is_that_of_a_segment() -> None:
-    def peak(time: int) -> int:
-        done = subprocess.run([sys.executable, "-c", PEAK, str(time)], capture_output=True, text=True, check=True)
-        return int(done.stdout) // 1024
-
-    short, long = peak(2048), peak(65_536)
+    """In a process of its own, for the peak of this one is that of all tests before."""
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    short, long = (int(kilobytes) // 1024 for kilobytes in done.stdout.split())
     # the activations of 65,536 tokens would take hundreds of megabytes; 62 more states of 17 kB take one
     assert long - short < 40

@@ -5,6 +5,7 @@ import json
 import resource
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,17 @@ def made(answer: httpx.Response, status: int = 201) -> dict[str, Any]:
     return told
 
 
-@pytest.fixture
+@contextmanager
 def no_space() -> Iterator[None]:
-    """A limit on the size of files, which fails as a full disk does: in the middle of a file."""
+    """A limit on the size of files, which fails as a full disk does: in the middle of a file. It ends within the test,
+    for what pytest itself writes may go to a file, too."""
     usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, usual[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def refused(answer: httpx.Response) -> tuple[int, str]:
@@ -224,17 +228,18 @@ def test_a_session_whose_file_was_removed_is_gone(
     assert (store.file_bytes, store.count) == before
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(server: Served, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(server: Served, tmp_path: Path) -> None:
     session = made(server.post(SESSIONS, text=BOOK))
     state = server.client.get(f"{SESSIONS}/{session['id']}/state").content
     there = sorted((tmp_path / "sessions").iterdir())
-    request.getfixturevalue("no_space")
-    for answer in (
-        server.post(SESSIONS, text=BOOK),
-        server.client.post(SESSIONS, content=state, headers=STATE_FILE),
-        server.post(f"{SESSIONS}/{session['id']}/append", text="abac"),
-        server.post(COMPLETIONS, session=session["id"], **GREEDY),
-    ):
+    with no_space():
+        answers = (
+            server.post(SESSIONS, text=BOOK),
+            server.client.post(SESSIONS, content=state, headers=STATE_FILE),
+            server.post(f"{SESSIONS}/{session['id']}/append", text="abac"),
+            server.post(COMPLETIONS, session=session["id"], **GREEDY),
+        )
+    for answer in answers:
         assert refused(answer) == (507, "insufficient_storage"), answer.text
         assert str(tmp_path) not in answer.text
     assert sorted((tmp_path / "sessions").iterdir()) == there

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import Finished, lmlong
 
 from lmlong.checkpoint import read
 from lmlong.recipe import file as recipe_file
-from lmlong.training import conversion_report
+from lmlong.training import conversion, conversion_report
 from lmlong.training.run import train
 
 from .conftest import ignored
@@ -34,9 +35,19 @@ def folder(shared: Path) -> Path:
     return shared
 
 
-def convert(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lmlong", "convert", "teacher", "--to", "tiny.yaml", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def convert(folder: Path, *words: str) -> Finished:
+    return lmlong("convert", "teacher", "--to", "tiny.yaml", *words, cwd=folder)
+
+
+@pytest.fixture
+def stages_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages are trained in this process: in processes of their own they are in `converted`."""
+
+    def trained(stage: conversion.StageRun, overwrite: bool) -> int:
+        train(stage.recipe, stage.folder, resume="auto" if stage.folder.is_dir() else None)
+        return 0
+
+    monkeypatch.setattr(conversion, "_train", trained)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +83,7 @@ def test_the_loss_without_the_recurrence_is_that_of_a_model_whose_recurrent_laye
     assert point["recurrent_shares"] is None
 
 
+@pytest.mark.usefixtures("stages_here")
 def test_beside_a_window_the_recurrence_has_a_share_and_can_be_left_out(folder: Path) -> None:
     words = ["model.attention={kind: linear, parallel_window: 8}", "training.steps=1"]
     words += ["conversion={layers: {steps: 40}, predictions: {steps: 1}, sequence_length: 32}", "--out", "beside"]
@@ -115,6 +127,7 @@ def test_the_last_stage_is_of_full_length_and_the_others_have_as_many_tokens(fol
     assert recipes[2].training.teacher is None
 
 
+@pytest.mark.usefixtures("stages_here")
 def test_a_conversion_that_is_done_has_no_more_to_do(folder: Path, converted: dict) -> None:
     weights = read.read_weights(read.find(folder / "student"))
     again = convert(folder, *HYBRID, *STEPS, "--out", "student", "--resume", "--json", "-")
@@ -181,6 +194,7 @@ def test_a_dry_run_plans_each_stage_and_leaves_nothing(folder: Path) -> None:
     assert not list(folder.glob("planned*"))
 
 
+@pytest.mark.usefixtures("stages_here")
 def test_it_can_learn_from_text_that_the_teacher_writes(folder: Path) -> None:
     words = [*HYBRID, *STEPS, "training.steps=2", "conversion.layers.steps=2", "conversion.predictions.steps=2"]
     words += ["text.validation.fraction=0.2", "--from-teacher", "2k", "--out"]

@@ -163,6 +163,7 @@ def test_ctrl_c_saves_the_step_and_is_a_keyboard_interrupt(tiny: Path, tmp_path:
     assert lmlong.train(recipe_of(f"training.steps={step + 1}"), run, resume="auto").step == step + 1
 
 
+@pytest.mark.slow  # test_signals.py sends SIGTERM in the process of the tests
 def test_sigterm_saves_the_step_and_ends_the_program(tiny: Path, tmp_path: Path) -> None:
     with Script(tiny, tmp_path / "run") as script:
         script.wait_for_steps(10)

@@ -323,6 +323,7 @@ def test_a_mistake_leaves_the_run_that_was_to_be_replaced(recipe_of: Recipes, tm
 # --- the end of a terminal
 
 
+@pytest.mark.slow  # the test below closes a terminal, and test_signals.py sends SIGHUP
 def test_a_terminal_that_closes_is_a_request_to_stop(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     child = lmlong("train", tiny, "--out", run, "training.steps=100000", "training.log_every=1")

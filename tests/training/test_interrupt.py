@@ -2,30 +2,28 @@
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lmlong.checkpoint import read
+from lmlong.recipe import Recipe
+from lmlong.training.run import train
 
 from .conftest import equal, lmlong, metrics
 
 STEPS = 60
 
 
-def train(recipe: Path, run: Path, *options: str) -> tuple[int, str]:
-    child = lmlong("train", recipe, f"training.steps={STEPS}", "--out", run, *options)
-    _, errors = child.communicate(timeout=120)
-    return child.returncode, errors
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_a_signal_saves_and_the_run_goes_on_to_the_same_bit(
-    tiny: Path, tmp_path: Path, number: signal.Signals, code: int
+    tiny: Path, recipe_of: Callable[..., Recipe], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    assert train(tiny, tmp_path / "whole")[0] == 0
+    recipe = recipe_of(f"training.steps={STEPS}")
+    train(recipe, tmp_path / "whole")
     run = tmp_path / "cut"
     child = lmlong("train", tiny, f"training.steps={STEPS}", "--out", run)
     while len(metrics(run)) < 10:
@@ -40,5 +38,5 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_same_bit(
     assert f"stopped after step {reached}" in output
     assert read.find(run).name == f"step-{reached:08d}"
 
-    assert train(tiny, run, "--resume", "auto")[0] == 0
+    train(recipe, run, resume="auto")
     assert equal(run, tmp_path / "whole")

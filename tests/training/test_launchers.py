@@ -60,6 +60,7 @@ def test_two_machines_under_torchrun(tiny: Path, recipe_of: Recipes, tmp_path: P
     )
 
 
+@pytest.mark.slow  # test_prepare_once.py trains in two tasks of SLURM too, without comparing losses
 def test_two_tasks_under_slurm(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
     """srun tells each task what it is by variables, and nothing else."""
     job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0",

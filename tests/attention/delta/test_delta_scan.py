@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention.cases import HEAD_DIM, HEADS, VALUE_DIM, assert_same_gradients
+from grids import thinned
 from machine import needs_triton
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -56,8 +57,10 @@ def folded(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return y, state.S
 
 
-@pytest.mark.parametrize("time", [1, 5, 63, 64, 129, 257])
-@pytest.mark.parametrize("starts", [None, [0], [64, 128, 256], [3, 4, 63, 65, 129, 255]], ids=str)
+@thinned(
+    pytest.mark.parametrize("time", [1, 5, 63, 64, 129, 257]),
+    pytest.mark.parametrize("starts", [None, [0], [64, 128, 256], [3, 4, 63, 65, 129, 255]], ids=str),
+)
 @pytest.mark.parametrize("decay", [False, True], ids=["kept", "decaying"])
 def test_all_gradients_are_those_of_the_recurrence(
     short_spans: None, time: int, starts: list[int] | None, decay: bool
@@ -79,8 +82,10 @@ def _read(
     return {"y": found[0], "S'": found[1], **{f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}}
 
 
-@pytest.mark.parametrize("inner", [Silu, Elu, Relu], ids=lambda inner: inner.__name__)
-@pytest.mark.parametrize("time", [1, 15, 16, 33, 1030])
+@thinned(
+    pytest.mark.parametrize("inner", [Silu, Elu, Relu], ids=lambda inner: inner.__name__),
+    pytest.mark.parametrize("time", [1, 15, 16, 33, 1030]),
+)
 @pytest.mark.parametrize("starts", [None, [0, 16, 20, 520]], ids=str)
 def test_native_code_is_the_recurrence(time: int, starts: list[int] | None, inner: type[FeatureMap]) -> None:
     """In float32, from raw queries and keys, against chunks in float64."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention.cases import HEADS
+from grids import thinned
 from machine import needs_compiler, on_older_processors
 from torch import Tensor
 
@@ -79,11 +80,13 @@ every_engine = pytest.mark.parametrize("by", ENGINES.values(), ids=ENGINES)
 each_type = pytest.mark.parametrize("dtype", EXACT, ids=str)
 
 
-@every_engine
 @each_type
-@pytest.mark.parametrize("time", [1, 15, 16, 17, 63, 100, 530])
-@pytest.mark.parametrize("starts", [None, [0], [3, 4, 15, 16, 40, 99, 512]], ids=str)
-@pytest.mark.parametrize("decay", [False, True, KEYS], ids=["kept", "decaying", "by-channel"])
+@every_engine
+@thinned(
+    pytest.mark.parametrize("time", [1, 15, 16, 17, 63, 100, 530]),
+    pytest.mark.parametrize("starts", [None, [0], [3, 4, 15, 16, 40, 99, 512]], ids=str),
+    pytest.mark.parametrize("decay", [False, True, KEYS], ids=["kept", "decaying", "by-channel"]),
+)
 def test_outputs_states_and_gradients(
     by: Scan, dtype: torch.dtype, time: int, starts: list[int] | None, decay: bool | int
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from attention.cases import HEAD_DIM, HEADS, VALUE_DIM, assert_same_gradients, build, inputs
+from grids import thinned
 from machine import needs_compiler
 from torch import Tensor
 
@@ -68,8 +69,10 @@ def folded(x: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat(outputs, dim=2), *state
 
 
-@pytest.mark.parametrize("time", [1, 5, 63, 64, 129, 257])
-@pytest.mark.parametrize("starts", [None, [0], [64, 128, 256], [3, 4, 63, 65, 129, 255]], ids=str)
+@thinned(
+    pytest.mark.parametrize("time", [1, 5, 63, 64, 129, 257]),
+    pytest.mark.parametrize("starts", [None, [0], [64, 128, 256], [3, 4, 63, 65, 129, 255]], ids=str),
+)
 @pytest.mark.parametrize("decay", DECAYS.values(), ids=DECAYS)
 def test_all_gradients_are_those_of_the_recurrence(
     short_spans: None, time: int, starts: list[int] | None, decay: tuple[int, ...] | None
