@@ -1,0 +1,32 @@
+"""Gradients of every attention, feature map, decay and option of a model, by native code and by torch."""
+
+from functools import partial
+from typing import Any
+
+from .digests import Case
+from .model_step import gradients
+from .variants import DETAILS, ENCODERS, KINDS, LINEAR
+from .workspace import Options, Workspace
+
+LENGTH = 144
+"""Tokens of a row: more than two chunks, and no multiple of a chunk."""
+
+
+def measure(options: Options, kernels: tuple[str, ...], workspace: Workspace) -> dict[str, Any]:
+    """Return the values of each kernel, without and with document starts or padding."""
+    return {
+        f"{kernel}, {'marked' if marked else 'plain'}": gradients(
+            workspace.recipe({"text.sequence_length": LENGTH, **options, "training.kernel": kernel}), marked
+        )
+        for kernel in kernels
+        for marked in (False, True)
+    }
+
+
+CASES = [
+    *(
+        Case(f"gradients {name}", partial(measure, options, ("auto", "torch")))
+        for name, options in (LINEAR | KINDS | DETAILS).items()
+    ),
+    *(Case(f"gradients {name}", partial(measure, options, ("auto",))) for name, options in ENCODERS.items()),
+]
