@@ -7,12 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 import lmlong
-
-from .digests import Case
-from .model_step import tensors
-from .training import table
-from .variants import KINDS
-from .workspace import Options, Workspace, documents
+from baseline_parts.digests import Case
+from baseline_parts.model_step import tensors
+from baseline_parts.training import table
+from baseline_parts.variants import KINDS
+from baseline_parts.workspace import Options, Workspace, documents
 
 PROMPT = " ".join(documents())[:300]
 """Longer than the windows and than two chunks."""

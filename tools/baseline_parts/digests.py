@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from .workspace import Workspace
+from baseline_parts.workspace import Workspace
 
 SHORT = 16
 """Hexadecimal digits that are kept of a digest."""

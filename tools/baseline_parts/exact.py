@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from .digests import Case, digest, parts
-from .workspace import workspace
+from baseline_parts.digests import Case, digest, parts
+from baseline_parts.workspace import workspace
 
 MODULES = ("gradients", "training", "decoding", "exports", "processes")
 """The modules of this package that hold cases."""
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
 
 def find_cases(pattern: str = "") -> list[Case]:
     """Return the cases whose name contains a match of a regular expression."""
-    known = [case for name in MODULES for case in import_module(f"{__package__}.{name}").CASES]
+    known = [case for name in MODULES for case in import_module(f"baseline_parts.{name}").CASES]
     assert len({case.name for case in known}) == len(known), "two cases have the same name"
     return [case for case in known if re.search(pattern, case.name)]
 

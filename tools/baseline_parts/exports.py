@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from .decoding import PROMPT
-from .digests import Case
-from .training import table
-from .variants import KINDS
-from .workspace import Options, Workspace, silence
+from baseline_parts.decoding import PROMPT
+from baseline_parts.digests import Case
+from baseline_parts.training import table
+from baseline_parts.variants import KINDS
+from baseline_parts.workspace import Options, Workspace, silence
 
 EXPORTED = {name: KINDS[name] for name in ("linear hedgehog", "ngram")}
 

@@ -3,10 +3,10 @@
 from functools import partial
 from typing import Any
 
-from .digests import Case
-from .model_step import gradients
-from .variants import DETAILS, ENCODERS, KINDS, LINEAR
-from .workspace import Options, Workspace
+from baseline_parts.digests import Case
+from baseline_parts.model_step import gradients
+from baseline_parts.variants import DETAILS, ENCODERS, KINDS, LINEAR
+from baseline_parts.workspace import Options, Workspace
 
 LENGTH = 144
 """Tokens of a row: more than two chunks, and no multiple of a chunk."""

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .digests import Case, of_run
-from .training import table
-from .variants import linear
-from .workspace import RECIPE, Options, Workspace
+from baseline_parts.digests import Case, of_run
+from baseline_parts.training import table
+from baseline_parts.variants import linear
+from baseline_parts.workspace import RECIPE, Options, Workspace
 
 TWO = {"devices": 2, "training.batch_size": 2, "training.accumulate": 2, "training.steps": 3, "training.segment": 32}
 

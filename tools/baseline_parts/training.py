@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from .digests import Case, of_run, parts
-from .variants import ENCODERS, KINDS, attention, linear, model
-from .workspace import RECIPE, Options, Workspace
+from baseline_parts.digests import Case, of_run, parts
+from baseline_parts.variants import ENCODERS, KINDS, attention, linear, model
+from baseline_parts.workspace import RECIPE, Options, Workspace
 
 MIXED = attention(["linear", "window"], feature_map="hedgehog", window=24) | model(convolution=4)
 
