@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import lmlong
 from baseline_parts.digests import Case
-from baseline_parts.model_step import tensors
+from baseline_parts.model_step import served, tensors
 from baseline_parts.training import table
 from baseline_parts.variants import KINDS
 from baseline_parts.workspace import Options, Workspace, documents
@@ -22,7 +22,7 @@ Weights = Literal["32", "bf16", "int8"]
 
 
 def decoded(name: str, options: Options, weights: Weights, workspace: Workspace) -> dict[str, Any]:
-    """Read a prompt, then continue it by torch and by native code, in two rows greedily and in one by drawing."""
+    """Read a prompt, then continue it by torch and by native code: rows greedily, by draws, and as served."""
     trained = lmlong.load(workspace.run_of(name, options), "cpu", weights=weights)
     prompt = torch.tensor([list(PROMPT.encode()), list(PROMPT[::-1].encode())])
     with torch.inference_mode():
@@ -31,10 +31,10 @@ def decoded(name: str, options: Options, weights: Weights, workspace: Workspace)
     for engine in ("torch", "native"):
         if engine == "native":
             trained.use_fast_step()
-        values[engine] = {
-            **greedy(trained.model, logits[:, -1], state),
-            "sampled": "".join(trained.stream(PROMPT, max_tokens=STEPS, temperature=1.0, top_p=0.9, seed=3)),
-        }
+        alone = greedy(trained.model, logits[:, -1], state)
+        text = trained.stream(PROMPT, max_tokens=STEPS, temperature=1.0, top_p=0.9, seed=3)
+        served_rows = served(trained.model, state, alone["tokens"])
+        values[engine] = {"greedy": alone, "sampled": "".join(text), "served": served_rows}
     return values
 
 

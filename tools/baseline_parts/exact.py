@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -58,16 +59,13 @@ def measure(cases: list[Case]) -> Measured:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Let this process and those that it starts compute on one thread: sums of several may be rounded otherwise."""
-    name = "OMP_NUM_THREADS"
-    threads, before = torch.get_num_threads(), os.environ.get(name)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    os.environ[name] = "1"
     try:
-        yield
+        with patch.dict(os.environ, OMP_NUM_THREADS="1"):
+            yield
     finally:
         torch.set_num_threads(threads)
-        os.environ.pop(name)
-        os.environ.update({name: before} if before is not None else {})
 
 
 def differences(now: Measured, before: Mapping[str, str], whole: bool) -> list[str]:

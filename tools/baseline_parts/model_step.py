@@ -1,4 +1,4 @@
-"""One forward and backward pass of a model: the only code here that imports modules which may move.
+"""A step of training and of serving: the only code here that imports modules which may move.
 
 B batch, T time.
 """
@@ -78,3 +78,16 @@ def tensors(state: Any) -> Iterator[Tensor]:
     elif state is not None:
         for part in state:
             yield from tensors(part)
+
+
+@torch.inference_mode()
+def served(model: LanguageModel, state: Any, steps: Tensor) -> dict[str, Any]:
+    """Return what the steps of a server give: the logits after tokens (T, B) of rows admitted with the states of a
+    batch, and the state of each row after the last."""
+    from lmlong.model.row_step import make_row_step
+    from lmlong.model.state import state_row
+
+    step = make_row_step(model)
+    rows = [step.admit(state_row(state, number)) for number in range(steps.shape[1])]
+    logits = [step(rows, tokens).clone() for tokens in steps]
+    return {"logits": torch.stack(logits), "states": [list(tensors(model.settle(row.state()))) for row in rows]}

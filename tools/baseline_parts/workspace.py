@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lmlong
 
@@ -78,17 +79,8 @@ def workspace() -> Iterator[Workspace]:
         (usual / "native").mkdir(0o700, parents=True, exist_ok=True)
         (folder / "cache").mkdir(0o700)
         (folder / "cache" / "native").symlink_to(usual / "native", target_is_directory=True)
-        changed = {"LMLONG_CACHE": str(folder / "cache"), "HF_MODULES_CACHE": str(folder / "modules")}
-        before = {key: os.environ.get(key) for key in changed}
-        os.environ.update(changed)
-        try:
+        with patch.dict(os.environ, LMLONG_CACHE=str(folder / "cache"), HF_MODULES_CACHE=str(folder / "modules")):
             yield Workspace(folder)
-        finally:
-            for key, value in before.items():
-                if value is None:
-                    os.environ.pop(key)
-                else:
-                    os.environ[key] = value
 
 
 @contextmanager
