@@ -41,7 +41,7 @@ def find_cases(pattern: str = "") -> list[Case]:
 def measure(cases: list[Case]) -> Measured:
     """Compute all cases on one thread. A case that raises is reported, and the others are measured all the same."""
     measured = Measured({}, {}, {})
-    with one_thread(), workspace() as folder:
+    with same_everywhere(), workspace() as folder:
         for number, case in enumerate(cases, 1):
             begun = time.perf_counter()
             try:
@@ -57,12 +57,13 @@ def measure(cases: list[Case]) -> Measured:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Let this process and those that it starts compute on one thread: sums of several may be rounded otherwise."""
+def same_everywhere() -> Iterator[None]:
+    """Let this process and those that it starts compute on one CPU thread, because sums of several threads may round
+    differently, and run Triton's kernels in its interpreter. Triton reads that variable when it is first imported."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with patch.dict(os.environ, OMP_NUM_THREADS="1"):
+        with patch.dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"):
             yield
     finally:
         torch.set_num_threads(threads)

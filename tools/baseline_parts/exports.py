@@ -14,7 +14,7 @@ from baseline_parts.training import table
 from baseline_parts.variants import KINDS
 from baseline_parts.workspace import Options, Workspace, silence
 
-EXPORTED = {name: KINDS[name] for name in ("linear hedgehog", "ngram")}
+EXPORTED = {name: KINDS[name] for name in ("linear hedgehog learned", "ngram")}
 
 
 def exported(name: str, to: str, options: Options, workspace: Workspace) -> Path:
