@@ -2,5 +2,5 @@
 
 `digests` compares values, `workspace` is where runs are trained, `variants` lists the models, `model_step` is the only
 module that imports what may move, and the others hold the cases: `gradients`, `training`, `processes`, `decoding` and
-`exports`. `exact` measures all of them.
+`exports`. `exact` measures all of them, and `machine` names what else they depend on.
 """
