@@ -1,0 +1,105 @@
+"""The digests of tools/baseline: they stay the same as long as every bit does, and the cases leave no kind out."""
+
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from lmlong.recipe.attention import Attention
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
+
+TOOLS = Path(__file__).parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
+
+from baseline_parts import digests, exact, variants  # noqa: E402
+from baseline_parts.model_step import gradients  # noqa: E402
+from baseline_parts.workspace import Workspace, workspace  # noqa: E402
+
+CASE = "gradients linear elu none"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Workspace]:
+    with workspace() as made:
+        yield made
+
+
+def values(folder: Workspace, **options: Any) -> dict[str, Any]:
+    return gradients(folder.recipe({"text.sequence_length": 40, **variants.linear(), **options}), True)
+
+
+def test_the_same_numbers_have_the_same_digests(folder: Workspace) -> None:
+    assert digests.parts(values(folder)) == digests.parts(values(folder))
+
+
+def test_one_bit_of_one_gradient_changes_its_digest_alone(folder: Workspace) -> None:
+    before, changed = values(folder), values(folder)
+    gradient = changed["gradients"]["blocks.1.mlp.out_proj.weight"]
+    gradient[0, 0] = torch.nextafter(gradient[0, 0], torch.tensor(9.0))
+    first, second = digests.parts(before), digests.parts(changed)
+    assert [path for path in first if first[path] != second[path]] == ["/gradients/blocks.1.mlp.out_proj.weight"]
+    assert digests.digest(first) != digests.digest(second)
+
+
+def test_another_seed_changes_the_loss_and_the_gradients(folder: Workspace) -> None:
+    first, second = digests.parts(values(folder)), digests.parts(values(folder, seed=1))
+    same = [path for path in first if first[path] == second[path]]
+    assert first.keys() == second.keys() and not [path for path in same if not path.startswith("/state")]
+
+
+def test_a_tensor_is_not_one_of_another_shape_or_type() -> None:
+    tensors = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), torch.zeros(8, dtype=torch.half)]
+    assert len({digests.leaf_digest(tensor) for tensor in [*tensors, 0.0, 0, "0"]}) == 7
+
+
+def test_every_kind_of_attention_feature_map_and_decay_has_a_case() -> None:
+    tables = {**variants.LINEAR, **variants.KINDS, **variants.DETAILS, **variants.ENCODERS}
+    chosen = [options["model.attention"] for options in tables.values()]
+    built_in = [
+        {name for name, about in kinds.items() if not about.plugin} for kinds in (ATTENTION_KINDS, FEATURE_MAP_KINDS)
+    ]
+    kinds = {kind for each in chosen for kind in ([each["kind"]] if isinstance(each["kind"], str) else each["kind"])}
+    assert kinds == built_in[0]
+    assert {each["feature_map"] for each in chosen if "feature_map" in each} == built_in[1]
+    decays = {each["decay"] for each in chosen if "decay" in each}
+    assert decays == set(get_args(Attention.model_fields["decay"].annotation))
+    names = {case.name for case in exact.find_cases()}
+    assert all({f"gradients {name}", f"train {name}"} <= names for name in variants.KINDS | variants.ENCODERS)
+
+
+def test_cases_that_differ_fail_or_are_missing_are_named() -> None:
+    now = exact.Measured({"same": "1", "other": "2", "new": "3"}, {}, {"broken": "ValueError: no\nsuch thing"})
+    before = {"same": "1", "other": "1", "broken": "1", "gone": "1"}
+    lines = ["failed: broken: ValueError: no", "differs: other"]
+    assert exact.differences(now, before, whole=False) == lines
+    assert exact.differences(now, before, whole=True) == [*lines, "missing: gone"]
+
+
+def test_the_command_names_a_case_that_is_not_as_in_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = tmp_path / "history.jsonl"
+    words = ["baseline", "--exact", "--only", f"^{CASE}$", "--history", str(history)]
+
+    def command() -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(TOOLS / "baseline"), run_name="__main__")
+        return int(left.value.code or 0), capsys.readouterr().out
+
+    assert command()[0] == 1  # there is nothing to compare with
+    module = runpy.run_path(str(TOOLS / "baseline"))
+    measured = exact.measure(exact.find_cases(f"^{CASE}$"))
+    line = module["line_of"](0.0, {}, {}, measured.cases)
+    history.write_text(json.dumps(line) + "\n")
+    code, output = command()
+    assert code == 0 and output.startswith("1 cases, ")
+    line["exact"][CASE] = "0" * digests.SHORT
+    history.write_text(json.dumps(line) + "\n")
+    code, output = command()
+    assert code == 1 and output.startswith(f"differs: {CASE}\n")
