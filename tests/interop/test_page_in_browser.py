@@ -24,7 +24,7 @@ def test_a_text_is_written_gone_back_in_and_forked(visit: Visit, page_server: Se
     assert page.locator(".token:not([class*=' b'])").count() == 0, "each has its surprise"
     told = page_server.by_id[first]
     assert visit.text[-200:] == told["tail"] and page.inner_text("#text-size") == f"{told['tokens']} tokens"
-    assert page.inner_text("#verdict").startswith(f"text × {told['tokens'] / 2:.0f}, state × 1.0")
+    assert page.inner_text("#verdict").startswith(f"text × {(told['tokens'] + 1) // 2}, state × 1.0")
     root = told["parent"]
     assert page_server.by_id[root]["parent"] is None
 
