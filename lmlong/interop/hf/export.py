@@ -25,10 +25,10 @@ SAMPLING = {
 }
 """The defaults of sampling in the terms of transformers."""
 
-NO_LOOPS = {"loop_penalty": DEFAULTS.effective_loop_penalty}
+NO_LOOPS: dict[str, float] = {"loop_penalty": DEFAULTS.effective_loop_penalty}
 """What the exported module does against loops."""
 
-NO_LOOPS_OF_LLAMA = {"no_repeat_ngram_size": 5}
+NO_LOOPS_OF_LLAMA: dict[str, float] = {"no_repeat_ngram_size": 5}
 """What transformers' own Llama can do against them."""
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
