@@ -19,7 +19,7 @@ from lmlong.cli.plugins import load_recipe
     metavar="N",
     help="Learn from so many tokens of text that RUN itself writes, kept as OUT-samples.jsonl.",
 )
-@click.option("--resume", is_flag=True, help="Go on with a conversion where it was stopped.")
+@click.option("--resume", is_flag=True, help="Resume a stopped conversion.")
 @click.option("--overwrite", is_flag=True, help="Replace run folders that exist.")
 @click.option("--dry-run", is_flag=True, help="Take a few short steps of each stage and tell what it would take.")
 @options.threads

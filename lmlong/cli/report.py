@@ -33,10 +33,10 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
     """Return the result, a sample of the model's text and the commands to try next, or the step of a stopped run."""
     found = result.validation
     if found is None and result.signal is None:
-        more = "Raise training.steps, tokens or minutes to go on."
+        more = "Raise training.steps, tokens or minutes to continue."
         return f"{result.run} is at step {result.step} and has no more to do. {more}"
     if found is None:
-        return f"stopped after step {result.step}, saved in {result.run}. Go on with --resume auto."
+        return f"stopped after step {result.step}, saved in {result.run}. Resume with --resume auto."
     if result.baselines is None:
         lines = [f"validation   perplexity {found.perplexity:.3f} on {found.tokens:,} hidden tokens of held-out text"]
     else:

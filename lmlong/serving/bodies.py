@@ -152,7 +152,7 @@ class CompletionBody(WritingBody):
     @model_validator(mode="after")
     def _one_text_of_a_session(self) -> "CompletionBody":
         if self.session is None and "prompt" not in self.model_fields_set:
-            raise ApiError(400, "prompt: is missing. Give the text to go on from.", "prompt", "invalid_value")
+            raise ApiError(400, "prompt: is missing. Give the text to continue.", "prompt", "invalid_value")
         if self.session is not None and len(self.prompt) * self.n > 1:
             raise ApiError(400, "session: is gone on with by one text. Fork it for others.", "session", "invalid_value")
         return self

@@ -36,5 +36,5 @@ def check_options(resume: str | Path | None, overwrite: bool) -> None:
 def check_free(folder: Path) -> None:
     """Refuse to begin a run in a folder that holds anything."""
     if any(path.name != LOCK for path in folder.iterdir()):
-        remedy = "Go on with it by --resume auto, replace it by --overwrite, or choose --out."
+        remedy = "Resume it with --resume auto, replace it with --overwrite, or choose --out."
         raise UsageError(f"{folder}: exists. {remedy}")

@@ -42,7 +42,7 @@ def resume_point(folder: Path, resume: str) -> Path | None:
     checkpoints = CheckpointStore(folder / "checkpoints").all()
     if checkpoints and manifest.TRAINING not in manifest.read(checkpoints[-1]).files:
         raise UsageError(
-            f"{folder}: holds imported weights, and no training to go on from. Begin one: training.init_from={folder}."
+            f"{folder}: holds imported weights, and no training to resume. Start one: training.init_from={folder}."
         )
     for path in reversed(checkpoints):
         try:

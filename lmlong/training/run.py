@@ -119,7 +119,7 @@ def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrit
 def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> TrainingResult:
     resume_from = resume_point(folder, resume) if resume else None
     if resume and not resume_from and is_main_process():
-        print(f"{folder}: no checkpoint to go on from yet, so a new run begins", file=sys.stderr)
+        print(f"{folder}: no checkpoint yet, so a new run begins", file=sys.stderr)
     source = None if resume_from else recipe.training.init_from
     tokens_before = 0
     if not resume_from:

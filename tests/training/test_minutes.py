@@ -62,7 +62,7 @@ def test_a_run_ends_when_its_time_is_used_up_and_its_rate_has_fallen(recipe_of: 
     assert found[-1] < 0.3 * max(found)
     again = train(recipe, tmp_path / "run", resume="auto")
     assert (again.step, again.validation) == (result.step, None)
-    assert "Raise training.steps, tokens or minutes to go on." in after_training(again)
+    assert "Raise training.steps, tokens or minutes to continue." in after_training(again)
 
 
 def test_whichever_comes_first_ends_it(recipe_of: Recipes, tmp_path: Path) -> None:

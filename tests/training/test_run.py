@@ -201,7 +201,7 @@ def test_fine_tuning_must_not_change_anything_else(recipe_of: Recipes, tmp_path:
 def test_a_run_that_exists_is_neither_touched_nor_taken_for_another(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.steps=2"), tmp_path / "run")
     before = losses(tmp_path / "run")
-    with pytest.raises(UsageError, match=r"exists\. Go on with it by --resume auto, replace it by --overwrite"):
+    with pytest.raises(UsageError, match=r"exists\. Resume it with --resume auto, replace it with --overwrite"):
         train(recipe_of("training.steps=3"), tmp_path / "run")
     assert losses(tmp_path / "run") == before
     train(recipe_of("training.steps=3"), tmp_path / "run", overwrite=True)
@@ -249,7 +249,7 @@ def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
     train(recipe_of("training.steps=2"), run, resume="auto")
     assert len(losses(run)) == 2 and 9.0 not in losses(run)
-    assert f"{run}: no checkpoint to go on from yet, so a new run begins" in capsys.readouterr().err
+    assert f"{run}: no checkpoint yet, so a new run begins" in capsys.readouterr().err
     train(recipe_of("training.steps=3"), run, resume="auto")
     assert "new run" not in capsys.readouterr().err
 
