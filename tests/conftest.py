@@ -29,8 +29,8 @@ for number in (signal.SIGINT, signal.SIGHUP):
 BEGUN = time.time()
 
 SLOWEST = (
-    *("test_deepspeed.py", "test_readme.py", "test_users.py", "test_tools_of_torch.py", "test_two_processes.py"),
-    *("test_kill.py", "test_plan.py", "test_interrupt.py", "test_history.py", "test_hostile.py"),
+    *("test_deepspeed.py", "test_readme.py", "test_two_processes.py", "test_users.py", "test_hostile.py"),
+    *("test_history.py", "test_kill.py", "test_fuzz.py", "test_harness_tasks.py", "test_token_encoding.py"),
 )
 
 NOBODY = 65534
