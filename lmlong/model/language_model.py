@@ -5,7 +5,7 @@ B batch, T time, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,10 @@ from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, UntiedLMHead
 from lmlong.model.block import Block, BlockState, Positions
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
-from lmlong.model.loss import summed_nll, token_nll
+from lmlong.model.loss import TeacherOutput, distilled_nll, summed_nll, token_nll
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss, split_segments
 from lmlong.native.spec import NativeSpec
-
-if TYPE_CHECKING:
-    from lmlong.model.teacher import Teacher
 
 PIECE = 4096
 """Tokens scored at once; a longer text is scored piece by piece, with the state passed on, in constant memory."""
@@ -111,14 +108,14 @@ class LanguageModel(TextModel):
         mask: Tensor | None = None,
         state: ModelState | None = None,
         segment: int | None = None,
-        teacher: "Teacher | None" = None,
+        teacher: TeacherOutput | None = None,
     ) -> tuple[Tensor, ModelState]:
         """Return the summed -log p of the targets (B, T), read from `state`, and the state after. With `segment`, the
         sequence is read in segments of that many tokens, and only the states between them are kept. With a teacher the
-        loss is two numbers, of which the first is learned: that with its part in it, and the summed -log p."""
+        loss is two numbers: the mixed loss, which alone has a gradient, and the summed -log p."""
         state = self.init_state(len(tokens)) if state is None else state
-        theirs = teacher.hidden_states(tokens, mask) if teacher else None
-        whole, loss = Segment(tokens, targets, mask, theirs), partial(self._loss, teacher=teacher)
+        whole = Segment(tokens, targets, mask, teacher.hidden if teacher else None)
+        loss = partial(self._loss, teacher=teacher)
         if segment is None or not torch.is_grad_enabled():
             return loss(whole, state)
         segments = split_segments(segment, whole)
@@ -172,11 +169,12 @@ class LanguageModel(TextModel):
         run = self._compiled_run or self._run
         return run(tokens, state, document_starts, phase)
 
-    def _loss(self, segment: Segment, state: ModelState, teacher: "Teacher | None") -> tuple[Tensor, ModelState]:
+    def _loss(self, segment: Segment, state: ModelState, teacher: TeacherOutput | None) -> tuple[Tensor, ModelState]:
         hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
-        if teacher is None or segment.theirs is None:
+        if teacher is None or segment.teacher_hidden is None:
             return self.lm_head(summed_nll, hidden, segment.targets), state
-        return self.lm_head(teacher.loss, hidden, segment.targets, segment.theirs), state
+        loss = partial(distilled_nll, teacher_weight=teacher.weight, soft=teacher.softening)
+        return self.lm_head(loss, hidden, segment.targets, segment.teacher_hidden), state
 
     def _run(
         self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, phase: BlockPhase | None

@@ -29,6 +29,14 @@ class Softening(NamedTuple):
     temperature: float
 
 
+class TeacherOutput(NamedTuple):
+    """What a student learns of a teacher's predictions for a batch."""
+
+    hidden: Tensor  # (B, T, width) the teacher's last hidden states
+    weight: Tensor  # (V, width) of its output layer
+    softening: Softening
+
+
 def summed_nll(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Return the sum of -log p(target) over scored targets: hidden (..., width), weight (V, width), targets (...)."""
     # passed in: within an autograd function gradients are never enabled
@@ -44,7 +52,7 @@ def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def distilled_nll(
-    hidden: Tensor, weight: Tensor, targets: Tensor, theirs: Tensor, their_weight: Tensor, soft: Softening
+    hidden: Tensor, weight: Tensor, targets: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, soft: Softening
 ) -> Tensor:
     """Return (2,): the loss of a student, and beside it, without a gradient, the summed -log p of its targets.
 
@@ -53,7 +61,7 @@ def distilled_nll(
     that of its own hidden states and weight.
     """
     flat = (hidden.flatten(0, -2), weight, targets.flatten())
-    return _DistilledNLL.apply(*flat, theirs.flatten(0, -2), their_weight, soft, torch.is_grad_enabled())
+    return _DistilledNLL.apply(*flat, teacher_hidden.flatten(0, -2), teacher_weight, soft, torch.is_grad_enabled())
 
 
 class _SummedNLL(torch.autograd.Function):

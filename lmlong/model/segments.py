@@ -25,7 +25,7 @@ class Segment(NamedTuple):
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
     document_starts: Tensor | None  # (B, T)
-    theirs: Tensor | None  # (B, T, width) the hidden states of a teacher
+    teacher_hidden: Tensor | None  # (B, T, width) the last hidden states of a teacher
 
 
 SegmentLoss = Callable[[Segment, Any], tuple[Tensor, Any]]

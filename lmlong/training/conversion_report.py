@@ -15,13 +15,13 @@ from lmlong.attention.parallel_window import ParallelWindow, weighed
 from lmlong.checkpoint import read
 from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import TokenDataset, prepare
-from lmlong.model.alignment import layer_errors
 from lmlong.model.block import Mixer
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import LossTotals, loss_totals
 from lmlong.recipe import Recipe
 from lmlong.report.table import Column, format_table
+from lmlong.training.alignment import layer_errors
 from lmlong.training.conversion import StageRun
 from lmlong.training.module import as_tensors
 

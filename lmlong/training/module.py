@@ -17,12 +17,12 @@ from lmlong.model.base import TextModel
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import LossTotals, count_bytes
 from lmlong.model.state import detach_state, rebuild_state, where_state
-from lmlong.model.teacher import Teacher, taught_loss
 from lmlong.recipe import Recipe
 from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import all_gather, rank_slice
 from lmlong.training.optimizer import ENDLESS, learning_rate_factor, make_optimizer
 from lmlong.training.state import loops_at
+from lmlong.training.teacher import Teacher, taught_loss
 
 PASSED = 1
 """Part of the key of the draws that choose the rows of `state_passing`."""

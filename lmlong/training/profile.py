@@ -16,11 +16,11 @@ from lmlong.attention.plugins import LOADED, load_plugin
 from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import peak_memory, synchronize
-from lmlong.model.teacher import taught_loss
 from lmlong.recipe import Recipe
 from lmlong.recipe.root import recipe_class
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.setup import Setup, set_up
+from lmlong.training.teacher import taught_loss
 
 TIMED, ENOUGH, LONG = 7, 4.0, 10.0
 """Number of timed steps, the seconds after which fewer are enough, and those after which the first alone is."""

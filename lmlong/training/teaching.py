@@ -11,7 +11,7 @@ from lmlong.model.base import TextModel
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import Softening
-from lmlong.model.teacher import Teacher
+from lmlong.training.teacher import Teacher
 
 
 class Teaching(NamedTuple):

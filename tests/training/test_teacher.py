@@ -11,10 +11,10 @@ from lmlong.checkpoint import read
 from lmlong.errors import RecipeError, UsageError
 from lmlong.inference.loading import load
 from lmlong.model.loss import Softening
-from lmlong.model.teacher import Teacher, taught_loss
 from lmlong.recipe import Recipe
 from lmlong.training.plan import make_plan
 from lmlong.training.run import train
+from lmlong.training.teacher import Teacher, taught_loss
 
 from .conftest import assert_resumes_exactly, lmlong, metrics
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmlong.model.alignment import layer_errors
 from lmlong.model.base import TextModel
 from lmlong.model.language_model import PIECE, LanguageModel
-from lmlong.model.loss import IGNORED, Softening, distilled_nll
+from lmlong.model.loss import IGNORED, Softening, TeacherOutput
+from lmlong.training.alignment import layer_errors
 
 
 class Teacher:
@@ -32,11 +32,6 @@ class Teacher:
             pieces.append(hidden)
         return torch.cat(pieces, dim=1)
 
-    def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, theirs: Tensor) -> Tensor:
-        """Return (2,): the loss of a student of these hidden states and output weight, and its summed -log p."""
-        assert self.soft is not None
-        return distilled_nll(hidden, weight, targets, theirs, self.model.lm_head.weight, self.soft)
-
 
 def taught_loss(
     model: TextModel,
@@ -47,8 +42,8 @@ def taught_loss(
     state: Any = None,
     segment: int | None = None,
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return the loss that a model learns by, the one that is told, and the state after. Told is the summed -log p of
-    the targets, or of a teacher's layers the mean of their errors, for each target."""
+    """Return the loss to minimize, the reported loss, and the state after. The reported loss is the summed -log p of
+    the targets; where the layers of a teacher are learned, the mean of their errors for each target."""
     if teacher is None:
         losses, state = model.loss(tokens, targets, mask, state, segment)
         return losses, losses.detach(), state
@@ -56,5 +51,6 @@ def taught_loss(
     if teacher.soft is None:
         error = layer_errors(model, teacher.model, tokens, mask).mean()
         return error * targets.numel(), error.detach() * (targets != IGNORED).sum(), None
-    losses, state = model.loss(tokens, targets, mask, state, segment, teacher)
+    output = TeacherOutput(teacher.hidden_states(tokens, mask), teacher.model.lm_head.weight, teacher.soft)
+    losses, state = model.loss(tokens, targets, mask, state, segment, output)
     return losses[0], losses[1].detach(), state
