@@ -7,8 +7,8 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, NameIn, PatternIn
-from lmlong.recipe.lengths import IsLength
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
+from lmlong.recipe.option_types import IsLength, NameIn, PatternIn
 from lmlong.recipe.section import Options, mistake
 
 KindName = Annotated[str, NameIn(ATTENTION_KINDS)]

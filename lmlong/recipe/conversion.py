@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from lmlong.recipe import bounds
-from lmlong.recipe.lengths import IsLength
+from lmlong.recipe.option_types import IsLength
 from lmlong.recipe.section import Options
 from lmlong.recipe.training import Budget
 

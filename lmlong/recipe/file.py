@@ -115,7 +115,7 @@ def load(
     try:
         recipe = recipe_class(plugins_needed(at(values, ATTENTION))).model_validate(values)
     except ValidationError as error:
-        wrong = mistakes(error, values)
+        wrong = mistakes(error, values, recipe_class(), suggest_paths=True)
     if messages := _located(file, document, placed, wrong) + misplaced:
         raise RecipeError(messages)
     return with_absolute_paths(recipe)

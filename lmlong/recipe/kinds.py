@@ -1,12 +1,9 @@
 """What a recipe must know of each attention and feature map, without torch. Plug-ins add theirs to the same dicts."""
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, NamedTuple
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
-
+from lmlong.recipe.option_types import pattern_words
 from lmlong.recipe.section import Options
 
 
@@ -102,39 +99,6 @@ FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
     "taylor": FeatureMapInfo(signed=True),
     "favor": FeatureMapInfo(uses_rope=True),
 }
-
-
-class NameIn:
-    """The type of an option that is one of the names of a dict, as the dict is when a recipe is read."""
-
-    def __init__(self, names: Mapping[str, Any]):
-        self.names = names
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def _check(self, name: Any) -> str:
-        if not isinstance(name, str) or name not in self.names:
-            raise PydanticCustomError("literal_error", "no known name")
-        return name
-
-
-class PatternIn(NameIn):
-    """The same for a name, or several in one word: 3linear+softmax is three times linear, then softmax."""
-
-    def _check(self, name: Any) -> Any:
-        words = pattern_words(name) if isinstance(name, str) else [name]
-        known = [super(PatternIn, self)._check(word) for word in words]
-        return known if len(known) > 1 else known[0]
-
-
-def pattern_words(word: str) -> list[str]:
-    """Return the names in one word, each as often as the number before it says, or the word where it is none such."""
-    parts = [re.fullmatch(r"([1-9]\d{0,3})?([^\W\d]\w*)", part) for part in word.split("+")]
-    found = [part for part in parts if part]
-    if len(found) < len(parts):
-        return [word]
-    return [part[2] for part in found for _ in range(int(part[1] or 1))]
 
 
 def _of_plugins() -> Iterator[tuple[str, AttentionInfo | FeatureMapInfo]]:

@@ -1,10 +1,6 @@
 """Lengths in tokens as people write them: 256, 1k, 16k, 1m, where each of k, m and g means 1,024 times more."""
 
 import re
-from typing import Any
-
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
 
 from lmlong.errors import UsageError
 
@@ -45,16 +41,3 @@ def _parse(word: str) -> int:
             f"--lengths: '{word}' is no length. Write whole numbers such as 256,1k,4k,1m (k is 1,024, m 1,024 k)."
         )
     return length
-
-
-def _written(value: Any) -> Any:
-    """Return the number of a length that is written with a unit; anything else is judged as what it is."""
-    length = parse_length(value) if isinstance(value, str) and value[-1:].isalpha() else None
-    return value if length is None else length
-
-
-class IsLength:
-    """The mark of an option that counts tokens, which may be written as 4k or 1m."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_written, handler(source))

@@ -24,6 +24,8 @@ FORMAT: Literal[1] = 1
 class Recipe(Options):
     """One training run from text to weights, built from its sections, or loaded from a file."""
 
+    is_recipe = True
+
     format: Literal[1] = FORMAT
     """Version of the recipe's format; a recipe without it is of this one."""
     name: str = Field(default="run", pattern=r"^[\w][\w.-]*$")

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
-from lmlong.recipe.lengths import IsLength
+from lmlong.recipe.option_types import IsLength
 from lmlong.recipe.section import Options, mistake
 
 
