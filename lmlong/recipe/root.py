@@ -5,20 +5,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
+from lmlong.errors import RecipeError
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import Attention
-from lmlong.recipe.conversion import Conversion
-from lmlong.recipe.kinds import plugin_sections
+from lmlong.recipe.kinds import plugin_sections, plugins_needed
+from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.model import Model
 from lmlong.recipe.objective import OF_AN_ENCODER, causal, masked
+from lmlong.recipe.parsed import ATTENTION, FORMAT, ParsedRecipe, parse_recipe
+from lmlong.recipe.paths import with_absolute
 from lmlong.recipe.section import Options, completed, mistake
 from lmlong.recipe.text import Text
-from lmlong.recipe.training import Training
-
-FORMAT: Literal[1] = 1
+from lmlong.recipe.training import Conversion, Training
+from lmlong.recipe.yaml import KeyPath, at
 
 
 class Recipe(Options):
@@ -58,9 +60,9 @@ class Recipe(Options):
         >>> recipe.training.steps
         100
         """
-        from lmlong.recipe import file  # it loads what is declared here
-
-        return file.load(source, overrides or {})
+        parsed = parse_recipe(source, overrides or {})
+        parsed.check_plugins()
+        return validated(parsed)
 
     @property
     def processes(self) -> int:
@@ -98,6 +100,28 @@ class Recipe(Options):
                 "conversion.sequence_length",
                 f"text.sequence_length, {self.text.sequence_length}, is no multiple of {length}. Use a divisor.",
             )
+
+
+def validated(parsed: ParsedRecipe) -> Recipe:
+    """Return the recipe with these values, its paths made absolute; all mistakes are raised as one `RecipeError`."""
+    wrong: dict[KeyPath, str] = {}
+    try:
+        recipe = recipe_class(plugins_needed(at(parsed.values, ATTENTION))).model_validate(parsed.values)
+    except ValidationError as error:
+        wrong = mistakes(error, parsed.values, recipe_class(), suggest_paths=True)
+    if messages := parsed.messages(wrong):
+        raise RecipeError(messages)
+    return with_absolute_paths(recipe)
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Return a recipe whose paths mean the same when it is read in another folder.
+
+    Of its plug-ins, it lists only those that the model uses: a checkpoint needs no others.
+    """
+    values = with_absolute(recipe.model_dump())
+    needed = plugins_needed(at(values, ATTENTION))
+    return recipe_class(needed).model_validate({**values, "plugins": list(needed)})
 
 
 def recipe_class(plugins: Collection[str] | None = None) -> type[Recipe]:
