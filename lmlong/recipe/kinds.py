@@ -1,4 +1,8 @@
-"""What a recipe must know of each attention and feature map, without torch. Plug-ins add theirs to the same dicts."""
+"""The properties of each attention and feature map, without torch: recipes are validated by them.
+
+The classes in lmlong/attention take their values from here. For a plug-in it is the reverse: its entries in both dicts
+are made from its classes.
+"""
 
 from collections.abc import Collection, Iterator
 from typing import Any, Literal, NamedTuple
@@ -8,24 +12,24 @@ from lmlong.recipe.section import Options
 
 
 class AttentionInfo(NamedTuple):
-    """An attention as recipes see it; what is not given holds for most."""
+    """The properties of an attention; the defaults are those of most."""
 
     causal: bool = True
     encoder: bool = False
     misfit: str = ""
-    """Why it is not for the other objective, and what is."""
+    """The message for a recipe of the other objective: why this attention does not fit, and which ones do."""
     state_growth: Literal["constant", "per token"] = "constant"
     quadratic: bool = False
     """Whether its time is quadratic in the number of tokens."""
     has_keys: bool = True
-    """Whether it has queries and keys, or values alone."""
+    """Whether it has queries and keys; otherwise it has only values."""
     reads_tokens: bool = False
-    """Whether it is made from the tokens themselves, which layers on a shortened sequence do not have."""
+    """Whether it reads token ids, which downsampled layers do not have."""
     uses_rope: bool = False
     uses_feature_map: bool = False
-    """Whether it is made of a feature map, which then says whether RoPE is applied."""
+    """Whether it has a feature map, whose `uses_rope` then decides."""
     recurrent: bool = False
-    """Whether it is a recurrence, which may have a window beside it."""
+    """Whether it is a recurrence, and so can be combined with `parallel_window`."""
     options: type[Options] | None = None
     """The section of a plug-in's options, model.attention.NAME."""
     plugin: str | None = None
@@ -33,11 +37,11 @@ class AttentionInfo(NamedTuple):
 
 
 class FeatureMapInfo(NamedTuple):
-    """A feature map as recipes see it."""
+    """The properties of a feature map."""
 
     uses_rope: bool = False
     signed: bool = False
-    """Whether features may be negative, so that no channel may be forgotten sooner than the others."""
+    """Whether features may be negative, so that all channels of a head must decay alike."""
     options: type[Options] | None = None
     plugin: str | None = None
 
