@@ -106,19 +106,19 @@ FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
 
 
 def _of_plugins() -> Iterator[tuple[str, AttentionInfo | FeatureMapInfo]]:
-    """Iterate over what plug-ins have added, by name; their names are unique over both dicts."""
+    """Iterate over the attentions and feature maps of plug-ins; a name is used in one of the dicts only."""
     yield from ((name, kind) for name, kind in ATTENTION_KINDS.items() if kind.plugin)
     yield from ((name, kind) for name, kind in FEATURE_MAP_KINDS.items() if kind.plugin)
 
 
 def plugin_sections(plugins: Collection[str] | None = None) -> dict[str, type[Options]]:
     """Return the sections of the options of these plug-ins, or of all, by their names in model.attention."""
-    wanted = {name: about for name, about in _of_plugins() if plugins is None or about.plugin in plugins}
-    return {name: about.options for name, about in wanted.items() if about.options}
+    selected = {name: about for name, about in _of_plugins() if plugins is None or about.plugin in plugins}
+    return {name: about.options for name, about in selected.items() if about.options}
 
 
 def attention_words(attention: Any) -> tuple[list[str], list[str]]:
-    """Return the kinds and the feature maps that the section model.attention names, whatever else it holds."""
+    """Return the kinds and the feature maps named in the section model.attention, which may be invalid."""
     if not isinstance(attention, dict):
         return [], []
     kind, feature_map = attention.get("kind"), attention.get("feature_map")
@@ -127,7 +127,7 @@ def attention_words(attention: Any) -> tuple[list[str], list[str]]:
 
 
 def plugins_needed(attention: Any) -> tuple[str, ...]:
-    """Return the plug-ins whose attentions, feature maps or options the section model.attention names."""
+    """Return the plug-ins whose attentions, feature maps or options the section model.attention uses."""
     kinds, maps = attention_words(attention)
     sections = list(attention) if isinstance(attention, dict) else []
     named = {*kinds, *maps, *sections}
@@ -135,8 +135,8 @@ def plugins_needed(attention: Any) -> tuple[str, ...]:
 
 
 def plugin_candidates() -> dict[str, dict[str, str]]:
-    """Return the attentions and feature maps of plug-ins as candidates of an experiment: by name, the options below
-    model.attention."""
+    """Return the attentions and feature maps of plug-ins as candidates of an experiment: options of model.attention by
+    name."""
     attentions = {kind: {"kind": kind} for kind, about in ATTENTION_KINDS.items() if about.plugin}
     maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
     return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}

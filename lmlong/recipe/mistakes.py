@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
-from lmlong.recipe.bounds import UNSAID
+from lmlong.recipe.bounds import LARGEST_SHOWN
 from lmlong.recipe.option_types import pattern_words
 from lmlong.recipe.reference import (
     Shape,
@@ -79,7 +79,7 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
             names = pattern_words(value) if isinstance(value, str) and takes_patterns(shape) else [value]
             known = choices(shape)
             return path, _not_one_of(next(name for name in names if name not in known), known)
-    most = inf if detail["type"] == "less_than_equal" else UNSAID
+    most = inf if detail["type"] == "less_than_equal" else LARGEST_SHOWN
     return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value)}"
 
 

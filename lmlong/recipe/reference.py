@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from lmlong.recipe.bounds import UNSAID
+from lmlong.recipe.bounds import LARGEST_SHOWN
 from lmlong.recipe.option_types import CommaList, IsLength, NameIn, PatternIn
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -91,7 +91,7 @@ def entry(shape: Shape) -> Shape | None:
     return None
 
 
-def in_words(shape: Shape, most: float = UNSAID) -> str:
+def in_words(shape: Shape, most: float = LARGEST_SHOWN) -> str:
     """Return a shape in plain words, such as 'a whole number, above 0, or null', without upper limits beyond `most`."""
     words = [_type_in_words(kind, shape.bounds) for kind in shape.types if kind not in (NoneType, *sections(shape))]
     if sections(shape):

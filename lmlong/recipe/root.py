@@ -14,7 +14,7 @@ from lmlong.recipe.attention import Attention
 from lmlong.recipe.kinds import plugin_sections, plugins_needed
 from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.model import Model
-from lmlong.recipe.objective import OF_AN_ENCODER, causal, masked
+from lmlong.recipe.objective import ENCODER_DEFAULTS, causal, masked
 from lmlong.recipe.parsed import ATTENTION, FORMAT, ParsedRecipe, parse_recipe
 from lmlong.recipe.paths import with_absolute
 from lmlong.recipe.section import Options, completed, mistake
@@ -87,9 +87,9 @@ class Recipe(Options):
     @model_validator(mode="before")
     @classmethod
     def complete(cls, values: Any) -> Any:
-        """Fill in the defaults of an encoder, so that its recipe need not switch off what only causal models have."""
+        """Fill in the defaults of an encoder, so that its recipe need not switch off causal options."""
         masked = isinstance(values, dict) and values.get("objective") == "masked"
-        return completed(values, OF_AN_ENCODER) if masked else values
+        return completed(values, ENCODER_DEFAULTS) if masked else values
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         of_model = masked if self.objective == "masked" else causal
@@ -125,7 +125,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def recipe_class(plugins: Collection[str] | None = None) -> type[Recipe]:
-    """Return the declaration of a recipe with the sections of these plug-ins, or of all, below model.attention."""
+    """Return the recipe class that has the sections of these plug-ins, or of all, in model.attention."""
     return _recipe_class(tuple(plugin_sections(plugins).items()))
 
 
@@ -141,6 +141,6 @@ Section = TypeVar("Section", bound=Options)
 
 
 def _extended(section: type[Section], fields: Mapping[str, type[Options]]) -> type[Section]:
-    """Return a section with more sections in it, or others in the place of those of the same name."""
+    """Return a subclass of a section with nested sections added, or replaced where the names are the same."""
     declared: dict[str, Any] = {name: (kind, kind()) for name, kind in fields.items()}
     return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **declared)
