@@ -1,9 +1,10 @@
-"""Imports go down the floors of the package only, and third-party libraries stay where they belong."""
+"""Imports go down the floors of the package only and in no circle; third-party libraries stay where they belong."""
 
 import ast
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ ONLY_IN = {
     "matplotlib": "report",
 }
 TORCHLESS = {"errors", "io", "recipe", "report", "data"}
+ACYCLIC = {
+    "attention",
+    "bench",
+    "checkpoint",
+    "cli",
+    "evaluation",
+    "experiments",
+    "interop",
+    "io",
+    "native",
+    "recipe",
+    "report",
+    "serving",
+    "training",
+}
+"""Packages whose modules import each other in no circle; add a package once it has none, and remove none."""
 
 
 def violations(package: Path) -> list[str]:
@@ -93,8 +110,58 @@ def verdict(unit: str, name: list[str]) -> str:
     return f"{unit} imports {direction} {target}"
 
 
+def circle(folder: Path) -> list[str]:
+    """Return the modules of one circle of imports in a package, the first one twice, or nothing.
+
+    Imports inside functions and those for type checking alone count too.
+    """
+    files = {name_of(file, folder.parent): file for file in folder.rglob("*.py")}
+    graph = {
+        name: {module for _, imported in imports(file, folder.parent) if (module := nearest(imported, files)) != name}
+        for name, file in files.items()
+    }
+    try:
+        TopologicalSorter({name: within - {""} for name, within in graph.items()}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def name_of(file: Path, package: Path) -> str:
+    """The absolute name of the module in a file."""
+    parts = ["lmlong", *file.relative_to(package).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def nearest(imported: str, modules: Container[str]) -> str:
+    """The module that an imported name is defined in, or an empty string if it is none of these modules."""
+    while imported and imported not in modules:
+        imported = imported.rpartition(".")[0]
+    return imported
+
+
 def test_the_package_keeps_to_its_floors() -> None:
     assert violations(PACKAGE) == []
+
+
+@pytest.mark.parametrize("name", sorted(ACYCLIC))
+def test_modules_import_each_other_in_no_circle(name: str) -> None:
+    assert circle(PACKAGE / name) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("yaml.py", "from lmlong.recipe import section"),
+        ("yaml.py", "from .mistakes import mistakes"),
+        ("bounds.py", "def late():\n    from lmlong.recipe import Recipe"),
+        ("lengths.py", "if TYPE_CHECKING:\n    import lmlong.recipe.file"),
+    ],
+)
+def test_a_planted_circle_is_reported(copied: Path, file: str, source: str) -> None:
+    planted = copied / "recipe" / file
+    planted.write_text(planted.read_text(encoding="utf-8") + "\n" + source)
+    assert f"lmlong.recipe.{planted.stem}" in circle(copied / "recipe")
 
 
 @pytest.fixture

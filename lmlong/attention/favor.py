@@ -14,6 +14,7 @@ from torch.nn.functional import rms_norm
 
 from lmlong.attention.feature_maps import RMS_EPS, FeatureMap
 from lmlong.native.spec import NativeSpec
+from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 Norms = Literal["chi", "fixed", "quantile"]
 Form = Literal["positive", "hyperbolic"]
@@ -62,7 +63,7 @@ class Favor(FeatureMap):
     numbers in range without a look at any other token.
     """
 
-    uses_rope = True
+    uses_rope = FEATURE_MAP_KINDS["favor"].uses_rope
 
     LARGEST_EXPONENT = 60.0
     """The largest exponent of a key's feature, so that sums over a million tokens stay below float32's 3e38."""

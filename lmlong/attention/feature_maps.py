@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
 from lmlong.native.spec import NativeSpec
+from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 RMS_EPS = 1e-6
 """Added to mean squares, so that a vector of zeros has a length to be divided by."""
@@ -95,8 +96,8 @@ class Relu(FeatureMap):
 class Cosine(FeatureMap):
     """[1, c x / |x|]: sim is 1 + c^2 cos(q, k), softmax to first order, kept positive by unit norms (Su 2020)."""
 
-    uses_rope = True
-    signed = True
+    uses_rope = FEATURE_MAP_KINDS["cosine"].uses_rope
+    signed = FEATURE_MAP_KINDS["cosine"].signed
 
     SHRINK = 0.99
     """c: below 1 by more than bfloat16 rounds, else opposite vectors would give a denominator of 0 or less."""
@@ -167,7 +168,7 @@ class Taylor(FeatureMap):
     is positive in exact numbers only, and would round below 0 where s is large.
     """
 
-    signed = True
+    signed = FEATURE_MAP_KINDS["taylor"].signed
 
     query_projection: nn.Parameter | None
     key_projection: nn.Parameter | None

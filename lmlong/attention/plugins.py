@@ -31,8 +31,8 @@ from lmlong.attention.plugin_checks import (
 )
 from lmlong.errors import LmlongError, UsageError, nearest
 from lmlong.io.files import read_ordinary
-from lmlong.recipe.file import is_file
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, AttentionInfo, FeatureMapInfo, plugins_needed
+from lmlong.recipe.paths import is_file
 
 ATTENTIONS, FEATURE_MAPS = "ATTENTIONS", "FEATURE_MAPS"
 GROUPS = {ATTENTIONS: "lmlong.attention", FEATURE_MAPS: "lmlong.feature_map"}

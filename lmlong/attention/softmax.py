@@ -14,6 +14,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.state_check import StateError
 from lmlong.native.spec import NativeSpec
+from lmlong.recipe.kinds import ATTENTION_KINDS
 
 BLOCK = 128
 """Recent tokens gathered before they are appended to the past ones: copying all of those for each new token would cost
@@ -37,8 +38,8 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     """y_t = softmax(q_t K^T / sqrt(width)) V over the tokens of the document so far."""
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
-    uses_rope = True
-    state_growth = "per token"
+    uses_rope = ATTENTION_KINDS["softmax"].uses_rope
+    state_growth = ATTENTION_KINDS["softmax"].state_growth
 
     def __init__(self, heads: int, head_dim: int, value_dim: int):
         super().__init__()

@@ -14,6 +14,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.softmax import causal_mask, softmax_reference
 from lmlong.native.spec import NativeSpec
+from lmlong.recipe.kinds import ATTENTION_KINDS
 
 
 class WindowState(NamedTuple):
@@ -26,7 +27,7 @@ class WindowAttention(CausalAttention[WindowState]):
     """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document, the token itself among them."""
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
-    uses_rope = True
+    uses_rope = ATTENTION_KINDS["window"].uses_rope
 
     def __init__(self, heads: int, head_dim: int, value_dim: int, window: int):
         super().__init__()

@@ -35,8 +35,9 @@ def overrides(context: click.Context, parameter: click.Parameter, word: str) -> 
     if equals:
         return [CompletionItem(f"{key}={item.value}") for item in _matching(_words_of(key), value)]
     from lmlong.recipe.reference import reference
+    from lmlong.recipe.root import recipe_class
 
-    keys = dict.fromkeys(option.key.replace(".N", ".0") for option in reference())
+    keys = dict.fromkeys(option.key.replace(".N", ".0") for option in reference(recipe_class()))
     sections = {key.rpartition(".")[0] for key in keys}
     return _matching([f"{key}=" for key in keys if key not in sections], word)
 

@@ -127,11 +127,12 @@ def _option_of_recipe(error: click.NoSuchOption, words: list[str]) -> click.Usag
     if not takes_overrides:
         return None
     from lmlong.recipe.mistakes import paths_of
+    from lmlong.recipe.root import recipe_class
 
     number = next((n for n, word in enumerate(words) if word.partition("=")[0] == error.option_name), len(words))
     written = [word.partition("=")[2] for word in words[number : number + 1]] + words[number + 1 : number + 2]
     value = next((word for word in written if word and not word.startswith("-")), "VALUE")
-    if not (paths := paths_of(error.option_name.lstrip("-"))):
+    if not (paths := paths_of(error.option_name.lstrip("-"), recipe_class())):
         return None
     keys = " or ".join(f"{path}={value}" for path in paths)
     message = f"No such option '{error.option_name}'. Options of a recipe have no dashes: {keys}"

@@ -109,8 +109,9 @@ def options(words: tuple[str, ...], as_json: bool) -> None:
       lmlong recipe options decay
     """
     from lmlong.recipe.reference import reference
+    from lmlong.recipe.root import recipe_class
 
-    everything = reference()
+    everything = reference(recipe_class())
     sections = [word for word in words if any(row.key.startswith(f"{word}.") for row in everything)]
     rows = [row for row in everything if _has(row, [word for word in words if word not in sections], sections)]
     if not rows:

@@ -4,13 +4,12 @@ The reference page, the error messages and `--help` are made from these declarat
 """
 
 from lmlong.recipe.attention import MAX_NGRAM, Attention, Delta, Favor, Linformer, Ngram, Taylor
-from lmlong.recipe.conversion import Conversion, Stage
 from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.model import Downsample, Model, Rope, RopeScaling
 from lmlong.recipe.root import Recipe
 from lmlong.recipe.section import Options, mistake
 from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
-from lmlong.recipe.training import DeepSpeed, Training
+from lmlong.recipe.training import Conversion, DeepSpeed, Stage, Training
 
 __all__ = [
     "ATTENTION_KINDS",

@@ -1,4 +1,4 @@
-"""Options of attention: which kinds, and what each of them may choose."""
+"""Options of attention: the kinds of the layers, and the options of each kind."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
@@ -7,8 +7,8 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, NameIn, PatternIn
-from lmlong.recipe.lengths import IsLength
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
+from lmlong.recipe.option_types import IsLength, NameIn, PatternIn
 from lmlong.recipe.section import Options, mistake
 
 KindName = Annotated[str, NameIn(ATTENTION_KINDS)]
@@ -54,7 +54,7 @@ class Linformer(Options):
     n tokens."""
 
     def slots(self, layers: int, heads: int) -> list[list[int]]:
-        """Return k of each head of each layer, as far as the lists go."""
+        """Return k of each head of each layer; the lists may be too short or too long."""
         of_layers = [self.projected] * layers if isinstance(self.projected, int) else self.projected
         return [[layer] * heads if isinstance(layer, int) else [*layer] for layer in of_layers]
 
@@ -63,7 +63,7 @@ class Linformer(Options):
         lengths = " and ".join(map(str, dict.fromkeys(longest)))
         if self.sharing == "layerwise" and len(set(longest)) > 1:
             return "sharing", f"layers that read {lengths} vectors share no matrix; layerwise is for all. Use headwise."
-        if why := self._unlike(len(longest), heads):
+        if why := self._mismatch(len(longest), heads):
             return "projected", why
         shapes = zip(self.slots(len(longest), heads), longest, strict=True)
         for count, most in sorted({(count, most) for layer, most in shapes for count in layer}):
@@ -76,7 +76,7 @@ class Linformer(Options):
                 )
         return None
 
-    def _unlike(self, layers: int, heads: int) -> str | None:
+    def _mismatch(self, layers: int, heads: int) -> str | None:
         """Return why `projected` does not fit the number of layers and heads, or their sharing."""
         slots = self.slots(layers, heads)
         if len(slots) != layers or any(len(layer) != heads for layer in slots):

@@ -1,34 +1,35 @@
-"""What a recipe must know of each attention and feature map, without torch. Plug-ins add theirs to the same dicts."""
+"""The properties of each attention and feature map, without torch: recipes are validated by them.
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+The classes in lmlong/attention take their values from here. For a plug-in it is the reverse: its entries in both dicts
+are made from its classes.
+"""
+
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, NamedTuple
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
-
+from lmlong.recipe.option_types import pattern_words
 from lmlong.recipe.section import Options
 
 
 class AttentionInfo(NamedTuple):
-    """An attention as recipes see it; what is not given holds for most."""
+    """The properties of an attention; the defaults are those of most."""
 
     causal: bool = True
     encoder: bool = False
     misfit: str = ""
-    """Why it is not for the other objective, and what is."""
+    """The message for a recipe of the other objective: why this attention does not fit, and which ones do."""
     state_growth: Literal["constant", "per token"] = "constant"
     quadratic: bool = False
     """Whether its time is quadratic in the number of tokens."""
     has_keys: bool = True
-    """Whether it has queries and keys, or values alone."""
+    """Whether it has queries and keys; otherwise it has only values."""
     reads_tokens: bool = False
-    """Whether it is made from the tokens themselves, which layers on a shortened sequence do not have."""
+    """Whether it reads token ids, which downsampled layers do not have."""
     uses_rope: bool = False
     uses_feature_map: bool = False
-    """Whether it is made of a feature map, which then says whether RoPE is applied."""
+    """Whether it has a feature map, whose `uses_rope` then decides."""
     recurrent: bool = False
-    """Whether it is a recurrence, which may have a window beside it."""
+    """Whether it is a recurrence, and so can be combined with `parallel_window`."""
     options: type[Options] | None = None
     """The section of a plug-in's options, model.attention.NAME."""
     plugin: str | None = None
@@ -36,11 +37,11 @@ class AttentionInfo(NamedTuple):
 
 
 class FeatureMapInfo(NamedTuple):
-    """A feature map as recipes see it."""
+    """The properties of a feature map."""
 
     uses_rope: bool = False
     signed: bool = False
-    """Whether features may be negative, so that no channel may be forgotten sooner than the others."""
+    """Whether features may be negative, so that all channels of a head must decay alike."""
     options: type[Options] | None = None
     plugin: str | None = None
 
@@ -104,53 +105,20 @@ FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
 }
 
 
-class NameIn:
-    """The type of an option that is one of the names of a dict, as the dict is when a recipe is read."""
-
-    def __init__(self, names: Mapping[str, Any]):
-        self.names = names
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def _check(self, name: Any) -> str:
-        if not isinstance(name, str) or name not in self.names:
-            raise PydanticCustomError("literal_error", "no known name")
-        return name
-
-
-class PatternIn(NameIn):
-    """The same for a name, or several in one word: 3linear+softmax is three times linear, then softmax."""
-
-    def _check(self, name: Any) -> Any:
-        words = pattern_words(name) if isinstance(name, str) else [name]
-        known = [super(PatternIn, self)._check(word) for word in words]
-        return known if len(known) > 1 else known[0]
-
-
-def pattern_words(word: str) -> list[str]:
-    """Return the names in one word, each as often as the number before it says, or the word where it is none such."""
-    parts = [re.fullmatch(r"([1-9]\d{0,3})?([^\W\d]\w*)", part) for part in word.split("+")]
-    found = [part for part in parts if part]
-    if len(found) < len(parts):
-        return [word]
-    return [part[2] for part in found for _ in range(int(part[1] or 1))]
-
-
 def _of_plugins() -> Iterator[tuple[str, AttentionInfo | FeatureMapInfo]]:
-    """Iterate over what plug-ins have added, by name; their names are unique over both dicts."""
+    """Iterate over the attentions and feature maps of plug-ins; a name is used in one of the dicts only."""
     yield from ((name, kind) for name, kind in ATTENTION_KINDS.items() if kind.plugin)
     yield from ((name, kind) for name, kind in FEATURE_MAP_KINDS.items() if kind.plugin)
 
 
 def plugin_sections(plugins: Collection[str] | None = None) -> dict[str, type[Options]]:
     """Return the sections of the options of these plug-ins, or of all, by their names in model.attention."""
-    wanted = {name: about for name, about in _of_plugins() if plugins is None or about.plugin in plugins}
-    return {name: about.options for name, about in wanted.items() if about.options}
+    selected = {name: about for name, about in _of_plugins() if plugins is None or about.plugin in plugins}
+    return {name: about.options for name, about in selected.items() if about.options}
 
 
 def attention_words(attention: Any) -> tuple[list[str], list[str]]:
-    """Return the kinds and the feature maps that the section model.attention names, whatever else it holds."""
+    """Return the kinds and the feature maps named in the section model.attention, which may be invalid."""
     if not isinstance(attention, dict):
         return [], []
     kind, feature_map = attention.get("kind"), attention.get("feature_map")
@@ -159,7 +127,7 @@ def attention_words(attention: Any) -> tuple[list[str], list[str]]:
 
 
 def plugins_needed(attention: Any) -> tuple[str, ...]:
-    """Return the plug-ins whose attentions, feature maps or options the section model.attention names."""
+    """Return the plug-ins whose attentions, feature maps or options the section model.attention uses."""
     kinds, maps = attention_words(attention)
     sections = list(attention) if isinstance(attention, dict) else []
     named = {*kinds, *maps, *sections}
@@ -167,8 +135,8 @@ def plugins_needed(attention: Any) -> tuple[str, ...]:
 
 
 def plugin_candidates() -> dict[str, dict[str, str]]:
-    """Return the attentions and feature maps of plug-ins as candidates of an experiment: by name, the options below
-    model.attention."""
+    """Return the attentions and feature maps of plug-ins as candidates of an experiment: options of model.attention by
+    name."""
     attentions = {kind: {"kind": kind} for kind, about in ATTENTION_KINDS.items() if about.plugin}
     maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
     return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}

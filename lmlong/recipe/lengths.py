@@ -1,32 +1,28 @@
-"""Lengths in tokens as people write them: 256, 1k, 16k, 1m, where each of k, m and g means 1,024 times more."""
+"""Lengths in tokens, written as 256, 1k, 16k or 1m: each of k, m and g is 1,024 times the unit before."""
 
 import re
-from typing import Any
-
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
 
 from lmlong.errors import UsageError
 
 LONGEST = 1 << 40
-"""The largest length that is accepted on a command line; a recipe has bounds of its own."""
+"""The largest length accepted on a command line; the options of a recipe have their own bounds."""
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def parse_length(word: str) -> int | None:
-    """Return the tokens of a length such as 256, 4k or 1m; None where it is none."""
+    """Return the tokens of a length such as 256, 4k or 1m; None if it is not a length."""
     match = re.fullmatch(r"0*([1-9][0-9]*)([kKmMgG]?)", word, re.ASCII)
     return int(match[1]) * UNITS[match[2].lower()] if match else None
 
 
 def parse_lengths(text: str) -> list[int]:
-    """Return the lengths in a list like 256,1k,4k: each once, the shortest first."""
+    """Return the lengths in a list such as 256,1k,4k, sorted and without duplicates."""
     return sorted({_parse(word.strip()) for word in text.split(",")})
 
 
 def name_length(length: int) -> str:
-    """Return a length as a person writes it."""
+    """Return a length with the largest unit that divides it."""
     unit = next(unit for unit in ("g", "m", "k", "") if length % UNITS[unit] == 0)
     return f"{length // UNITS[unit]}{unit}"
 
@@ -45,16 +41,3 @@ def _parse(word: str) -> int:
             f"--lengths: '{word}' is no length. Write whole numbers such as 256,1k,4k,1m (k is 1,024, m 1,024 k)."
         )
     return length
-
-
-def _written(value: Any) -> Any:
-    """Return the number of a length that is written with a unit; anything else is judged as what it is."""
-    length = parse_length(value) if isinstance(value, str) and value[-1:].isalpha() else None
-    return value if length is None else length
-
-
-class IsLength:
-    """The mark of an option that counts tokens, which may be written as 4k or 1m."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_written, handler(source))

@@ -1,16 +1,15 @@
-"""Mistakes in the values of a recipe: pydantic's errors as one plain sentence for each key."""
+"""Messages for mistakes in the values of a recipe: pydantic's errors as one plain sentence for each key."""
 
 from difflib import get_close_matches
 from math import inf
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
-from lmlong.recipe import Options
-from lmlong.recipe.bounds import UNSAID
-from lmlong.recipe.kinds import pattern_words
+from lmlong.recipe.bounds import LARGEST_SHOWN
+from lmlong.recipe.option_types import pattern_words
 from lmlong.recipe.reference import (
     Shape,
     choices,
@@ -22,32 +21,46 @@ from lmlong.recipe.reference import (
     shape_of_field,
     takes_patterns,
 )
-from lmlong.recipe.root import Recipe, recipe_class
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, dotted, undotted
 
 LISTED, NEAREST = 8, 3
-"""Most keys of a section that are all named to whoever gave an unknown one, and how many of a longer section."""
+"""An unknown key's message lists all keys of a section with up to LISTED keys, and the NEAREST ones of a longer one."""
 
 
-def mistakes(error: ValidationError, values: Any, section: type[Options] | None = None) -> dict[KeyPath, str]:
-    """Return the mistake of each wrong key in the values of a section, by default the whole recipe."""
+def mistakes(
+    error: ValidationError, values: Any, section: type[BaseModel], suggest_paths: bool = False
+) -> dict[KeyPath, str]:
+    """Return the mistake of each wrong key in the values of a section.
+
+    With `suggest_paths`, the hint for an unknown key names options of that name in any section below.
+    """
     found: dict[KeyPath, str] = {}
     for detail in error.errors(include_url=False):
-        path, message = _describe(detail, values, section or recipe_class())
+        if detail["type"] == "extra_forbidden":
+            path, message = _unknown_key(detail, values, section, suggest_paths)
+        else:
+            path, message = _wrong_value(detail, values, section)
         if message:
             found.setdefault(path, message)
     return found
 
 
-def _describe(detail: ErrorDetails, values: Any, whole: type[Options]) -> tuple[KeyPath, str]:
-    """Return the key of one error of pydantic, and its message; an empty one where another error says it."""
-    where, context = detail["loc"], detail.get("ctx", {})
-    if detail["type"] == "extra_forbidden":
-        path, section = _follow(where[:-1], values, whole)
-        return (*path, where[-1]), "unknown key." + _hint(
-            where[-1], path, list(sections(section)[0].model_fields), whole
-        )
-    path, shape = _follow(where, values, whole)
+def _unknown_key(
+    detail: ErrorDetails, values: Any, section: type[BaseModel], suggest_paths: bool
+) -> tuple[KeyPath, str]:
+    """Return the path of an unknown key, and a message that names similar or all keys of its section."""
+    *outer, key = detail["loc"]
+    path, shape = _follow(tuple(outer), values, section)
+    paths = paths_of(str(key), section) if suggest_paths else []
+    known = list(sections(shape)[0].model_fields)
+    hint = f" Did you mean {' or '.join(map(repr, paths))}?" if paths else _known_keys(key, path, known)
+    return (*path, key), f"unknown key.{hint}"
+
+
+def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) -> tuple[KeyPath, str]:
+    """Return the path of a missing or wrong value, and its message, which is empty if another error reports it."""
+    context = detail.get("ctx", {})
+    path, shape = _follow(detail["loc"], values, section)
     value = at(values, path)
     if value is UNREADABLE or not shape.types:
         return path, ""
@@ -66,18 +79,18 @@ def _describe(detail: ErrorDetails, values: Any, whole: type[Options]) -> tuple[
             names = pattern_words(value) if isinstance(value, str) and takes_patterns(shape) else [value]
             known = choices(shape)
             return path, _not_one_of(next(name for name in names if name not in known), known)
-    most = inf if detail["type"] == "less_than_equal" else UNSAID
+    most = inf if detail["type"] == "less_than_equal" else LARGEST_SHOWN
     return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value)}"
 
 
-def _follow(where: tuple[int | str, ...], values: Any, whole: type[Options]) -> tuple[KeyPath, Shape]:
+def _follow(where: tuple[int | str, ...], values: Any, section: type[BaseModel]) -> tuple[KeyPath, Shape]:
     """Return the user's path for pydantic's location, and the shape expected there.
 
-    Pydantic's location also names the branch of a union that it tried, which is no key. Where that is not the branch
-    that the value is meant for, a list where the value is a word or the reverse, the shape is empty.
+    Pydantic's location also contains the branch of a union that it tried, which is not a key. The shape is empty if the
+    value is not meant for that branch: it is a word and the branch a list, or the reverse.
     """
     path: KeyPath = ()
-    shape = Shape((whole,))
+    shape = Shape((section,))
     for part in where:
         kinds = sections(shape)
         if len(kinds) > 1:
@@ -101,10 +114,8 @@ def _not_one_of(value: Any, words: list[str]) -> str:
     return f"{_show(value)} is not one of {', '.join(words)}.{nearest(value, words)}"
 
 
-def _hint(key: object, section: KeyPath, known: list[str], whole: type[Options]) -> str:
-    """Return the known key that was probably meant, all of a short section, or the nearest of a long one."""
-    if issubclass(whole, Recipe) and (paths := paths_of(str(key), whole)):
-        return f" Did you mean {' or '.join(map(repr, paths))}?"
+def _known_keys(key: object, section: KeyPath, known: list[str]) -> str:
+    """Return the nearest known key; if there is none, all keys of a short section, or a few of a long one."""
     if len(known) <= LISTED:
         return nearest(key, known) or f" Known here: {', '.join(known)}."
     close = get_close_matches(str(key), known, n=NEAREST, cutoff=0)
@@ -113,12 +124,12 @@ def _hint(key: object, section: KeyPath, known: list[str], whole: type[Options])
     return nearest(key, known) or f" Nearest here: {', '.join(close)}; {all_of_them}."
 
 
-def paths_of(name: str, recipe: type[Recipe] | None = None) -> list[str]:
-    """Return the full paths of the options of a name, such as training.steps for steps: those of the outermost sections
-    that have one, unless these are many."""
-    wanted = name.replace("-", "_")
+def paths_of(name: str, recipe: type[BaseModel]) -> list[str]:
+    """Return the full paths of the options of a name, such as training.steps for steps: those in the outermost sections
+    that have one, or none if there are more than a few."""
+    own_name = name.replace("-", "_")
     keys = dict.fromkeys(option.key.replace(".N.", ".0.") for option in reference(recipe))
-    paths = [key for key in keys if "." in key and key.rpartition(".")[2] == wanted]
+    paths = [key for key in keys if "." in key and key.rpartition(".")[2] == own_name]
     least = min((path.count(".") for path in paths), default=0)
     outer = [path for path in paths if path.count(".") == least]
     return outer if len(outer) <= NEAREST else []

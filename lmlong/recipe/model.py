@@ -24,8 +24,8 @@ class Downsample(Options):
     """How many of model.layers, those in the middle, run shortened; left out, all but the first and the last."""
 
 
-OF_AN_HOURGLASS: dict[str, Any] = {"attention": {"kind": "linear"}}
-"""Defaults with downsampled layers, which have no tokens that they could look up."""
+DOWNSAMPLE_DEFAULTS: dict[str, Any] = {"attention": {"kind": "linear"}}
+"""Defaults with downsampled layers, which have no tokens to look up."""
 
 
 class RopeScaling(Options):
@@ -111,7 +111,7 @@ class Model(Options):
     @classmethod
     def complete(cls, values: Any) -> Any:
         shortened = isinstance(values, dict) and values.get("downsample")
-        return completed(values, OF_AN_HOURGLASS) if shortened else values
+        return completed(values, DOWNSAMPLE_DEFAULTS) if shortened else values
 
     @property
     def head_dims(self) -> HeadDims:
@@ -126,7 +126,7 @@ class Model(Options):
 
     @property
     def factor(self) -> int:
-        """Number of tokens that the layers in the middle read as one."""
+        """Tokens in a block of the downsampled layers; 1 without downsampling."""
         return self.downsample.factor if self.downsample else 1
 
     @property
@@ -150,7 +150,7 @@ class Model(Options):
 
     @property
     def quadratic(self) -> bool:
-        """Whether the time of any layer grows with the square of the tokens held at once."""
+        """Whether any layer takes quadratic time in the tokens held at once."""
         return any(ATTENTION_KINDS[kind].quadratic for kind in self.kinds)
 
     @property
@@ -172,7 +172,7 @@ class Model(Options):
         return [pattern[layer % len(pattern)] for layer in range(self.layers)]
 
     def layer_lengths(self, kind: str, tokens: int) -> list[int]:
-        """Return how many vectors each layer of a kind in an encoder reads of so many tokens; blocks may be partial."""
+        """Return the input length of each layer of a kind in an encoder; the last block of tokens may be partial."""
         factors = [self.factor if layer in self.downsampled_layers else 1 for layer in range(self.layers)]
         return [-(-tokens // factor) for factor, each in zip(factors, self.kinds, strict=True) if each == kind]
 
@@ -199,7 +199,7 @@ class Model(Options):
             yield from self._downsampled_tokens()
 
     def _downsampled_tokens(self) -> Iterator[PydanticCustomError]:
-        """Iterate over the mistake that a downsampled layer reads tokens, which it does not have."""
+        """Iterate over the mistake that a downsampled layer is of a kind that reads tokens."""
         kinds = self.kinds
         wrong = [layer for layer in self.downsampled_layers if ATTENTION_KINDS[kinds[layer]].reads_tokens]
         for layer in wrong[:1]:

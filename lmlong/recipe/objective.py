@@ -11,14 +11,14 @@ from lmlong.recipe.section import mistake
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Training
 
-OF_AN_ENCODER: dict[str, Any] = {"model": {"convolution": 0, "attention": {"kind": "linear", "decay": "none"}}}
-"""Defaults of an encoder's recipe: those of a model are for causal ones only."""
+ENCODER_DEFAULTS: dict[str, Any] = {"model": {"convolution": 0, "attention": {"kind": "linear", "decay": "none"}}}
+"""Defaults of an encoder's recipe where those of a causal model do not fit."""
 
-OF_A_CAUSAL_MODEL = ("kv_heads", "rope", "output_gate", "head_norm", "embedding_scale", "tied_output")
+CAUSAL_ONLY = ("kv_heads", "rope", "output_gate", "head_norm", "embedding_scale", "tied_output")
 """Options of a model that an encoder does not have."""
 
-PASSING = ("carry_state", "state_passing")
-"""Options of training that hand the state after a batch on to the next one."""
+STATE_PASSING = ("carry_state", "state_passing")
+"""Options of training that pass the state after a batch to the next batch."""
 
 
 def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
@@ -29,7 +29,7 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         yield mistake("model.positions", "absolute positions end with the longest sequence. Use rotary, none or auto.")
     if model.state_growth != "constant":
         growing = " and ".join(model.growing_kinds)
-        for key in ("segment", *PASSING):
+        for key in ("segment", *STATE_PASSING):
             if getattr(training, key):
                 yield mistake(
                     f"training.{key}",
@@ -42,7 +42,7 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
             f"{text.sequence_length} is no multiple of model.downsample.factor, {model.factor}. "
             f"Use {-(-text.sequence_length // model.factor) * model.factor}.",
         )
-    for key in PASSING:
+    for key in STATE_PASSING:
         if getattr(training, key) and text.rows == "documents":
             yield mistake(f"training.{key}", "whole documents need nothing from the batch before. Leave it out.")
         if getattr(training, key) and model.attention.favor.resample_every:
@@ -63,12 +63,12 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
     for key in ("head_dim", "value_dim"):
         if getattr(model, key):
             yield mistake(f"model.{key}", "an encoder keeps no state, its heads share the width. Leave it out.")
-    for key in OF_A_CAUSAL_MODEL:
+    for key in CAUSAL_ONLY:
         if getattr(model, key) != Model.model_fields[key].default:
             yield mistake(f"model.{key}", "an encoder has no such choice. Leave it out.")
     if model.convolution:
         yield mistake("model.convolution", "it sees the past alone, and an encoder looks at both sides. Leave it out.")
-    for key in ("segment", *PASSING):
+    for key in ("segment", *STATE_PASSING):
         if getattr(training, key):
             yield mistake(
                 f"training.{key}", "an encoder reads its text at once, there is no state to hand on. Leave it out."
@@ -88,7 +88,7 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
 
 
 def _unfit_kinds(model: Model, objective: Literal["causal", "masked"]) -> Iterator[PydanticCustomError]:
-    """Iterate over the mistakes of attentions that do not fit the objective, by their position in the pattern."""
+    """Iterate over the mistakes of attentions that do not fit the objective, at their position in the pattern."""
     given = model.attention.kind
     places = {"": given} if isinstance(given, str) else {f".{place}": kind for place, kind in enumerate(given)}
     for place, kind in places.items():

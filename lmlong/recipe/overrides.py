@@ -23,11 +23,11 @@ class Override(NamedTuple):
 
 
 class BadOverride(Exception):
-    """A word that is no override, or an override that fits nowhere."""
+    """Text that is not an override, or an override that cannot be applied."""
 
 
 def parse(text: str) -> Override:
-    """Read key.path=value, the value being YAML: a number, a word, [a, list] or {a: section}."""
+    """Parse key.path=value, where the value is YAML: a number, a word, [a, list] or {a: section}."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise BadOverride(f"{text}: expected key.path=value, such as training.steps=20.")
@@ -49,7 +49,7 @@ def from_item(key: str, value: Any) -> Override:
 
 
 def place(values: Any, override: Override, depth: int = 0) -> Any:
-    """Return the values with one of them replaced. Sections on the path are copied, since aliases may share them."""
+    """Return the values with one of them replaced; sections on its path are copied, since aliases may share them."""
     if depth == len(override.path):
         return override.value
     part, above = override.path[depth], dotted(override.path[:depth])

@@ -1,6 +1,6 @@
-"""The declared options as data: the allowed values, in plain words, and the list of every key.
+"""The declared options as data: the list of every key, and the allowed values in plain words.
 
-Made by walking the declarations, so that the reference and the error messages cannot disagree with them.
+The reference and the error messages are derived from the declarations, so they cannot disagree with them.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from lmlong.recipe.bounds import UNSAID
-from lmlong.recipe.kinds import NameIn, PatternIn
-from lmlong.recipe.lengths import IsLength
-from lmlong.recipe.root import recipe_class
-from lmlong.recipe.section import CommaList
+from lmlong.recipe.bounds import LARGEST_SHOWN
+from lmlong.recipe.option_types import CommaList, IsLength, NameIn, PatternIn
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}", "pattern": "of the form {}"}
@@ -94,9 +91,8 @@ def entry(shape: Shape) -> Shape | None:
     return None
 
 
-def in_words(shape: Shape, most: float = UNSAID) -> str:
-    """Return a shape in plain words, such as 'a whole number, above 0, or null'; upper limits beyond `most` are not
-    worth them."""
+def in_words(shape: Shape, most: float = LARGEST_SHOWN) -> str:
+    """Return a shape in plain words, such as 'a whole number, above 0, or null', without upper limits beyond `most`."""
     words = [_type_in_words(kind, shape.bounds) for kind in shape.types if kind not in (NoneType, *sections(shape))]
     if sections(shape):
         kinds = [kind for section in sections(shape) if (kind := kind_of(section))]
@@ -128,9 +124,9 @@ def _limits(bounds: tuple[Any, ...], name: str) -> list[Any]:
     return [getattr(bound, name) for bound in bounds if getattr(bound, name, None) is not None]
 
 
-def reference(section: type[BaseModel] | None = None) -> list[Option]:
-    """Return every option of a recipe, or of a section, as declared, each section before its keys."""
-    return list(_walk(section or recipe_class(), ""))
+def reference(section: type[BaseModel]) -> list[Option]:
+    """Return every option of a section, such as a whole recipe, as declared; each section comes before its keys."""
+    return list(_walk(section, ""))
 
 
 def _walk(section: type[BaseModel], prefix: str) -> Iterator[Option]:

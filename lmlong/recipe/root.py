@@ -5,24 +5,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
+from lmlong.errors import RecipeError
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import Attention
-from lmlong.recipe.conversion import Conversion
-from lmlong.recipe.kinds import plugin_sections
+from lmlong.recipe.kinds import plugin_sections, plugins_needed
+from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.model import Model
-from lmlong.recipe.objective import OF_AN_ENCODER, causal, masked
+from lmlong.recipe.objective import ENCODER_DEFAULTS, causal, masked
+from lmlong.recipe.parsed import ATTENTION, FORMAT, ParsedRecipe, parse_recipe
+from lmlong.recipe.paths import with_absolute
 from lmlong.recipe.section import Options, completed, mistake
 from lmlong.recipe.text import Text
-from lmlong.recipe.training import Training
-
-FORMAT: Literal[1] = 1
+from lmlong.recipe.training import Conversion, Training
+from lmlong.recipe.yaml import KeyPath, at
 
 
 class Recipe(Options):
     """One training run from text to weights, built from its sections, or loaded from a file."""
+
+    is_recipe = True
 
     format: Literal[1] = FORMAT
     """Version of the recipe's format; a recipe without it is of this one."""
@@ -56,9 +60,9 @@ class Recipe(Options):
         >>> recipe.training.steps
         100
         """
-        from lmlong.recipe import file  # it loads what is declared here
-
-        return file.load(source, overrides or {})
+        parsed = parse_recipe(source, overrides or {})
+        parsed.check_plugins()
+        return validated(parsed)
 
     @property
     def processes(self) -> int:
@@ -83,9 +87,9 @@ class Recipe(Options):
     @model_validator(mode="before")
     @classmethod
     def complete(cls, values: Any) -> Any:
-        """Fill in the defaults of an encoder, so that its recipe need not switch off what only causal models have."""
+        """Fill in the defaults of an encoder, so that its recipe need not switch off causal options."""
         masked = isinstance(values, dict) and values.get("objective") == "masked"
-        return completed(values, OF_AN_ENCODER) if masked else values
+        return completed(values, ENCODER_DEFAULTS) if masked else values
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         of_model = masked if self.objective == "masked" else causal
@@ -98,8 +102,30 @@ class Recipe(Options):
             )
 
 
+def validated(parsed: ParsedRecipe) -> Recipe:
+    """Return the recipe with these values, its paths made absolute; all mistakes are raised as one `RecipeError`."""
+    wrong: dict[KeyPath, str] = {}
+    try:
+        recipe = recipe_class(plugins_needed(at(parsed.values, ATTENTION))).model_validate(parsed.values)
+    except ValidationError as error:
+        wrong = mistakes(error, parsed.values, recipe_class(), suggest_paths=True)
+    if messages := parsed.messages(wrong):
+        raise RecipeError(messages)
+    return with_absolute_paths(recipe)
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Return a recipe whose paths mean the same when it is read in another folder.
+
+    Of its plug-ins, it lists only those that the model uses: a checkpoint needs no others.
+    """
+    values = with_absolute(recipe.model_dump())
+    needed = plugins_needed(at(values, ATTENTION))
+    return recipe_class(needed).model_validate({**values, "plugins": list(needed)})
+
+
 def recipe_class(plugins: Collection[str] | None = None) -> type[Recipe]:
-    """Return the declaration of a recipe with the sections of these plug-ins, or of all, below model.attention."""
+    """Return the recipe class that has the sections of these plug-ins, or of all, in model.attention."""
     return _recipe_class(tuple(plugin_sections(plugins).items()))
 
 
@@ -115,6 +141,6 @@ Section = TypeVar("Section", bound=Options)
 
 
 def _extended(section: type[Section], fields: Mapping[str, type[Options]]) -> type[Section]:
-    """Return a section with more sections in it, or others in the place of those of the same name."""
+    """Return a subclass of a section with nested sections added, or replaced where the names are the same."""
     declared: dict[str, Any] = {name: (kind, kind()) for name, kind in fields.items()}
     return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **declared)

@@ -1,37 +1,39 @@
 """The base class of every section of a recipe: typed keys, and no others."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from lmlong.errors import RecipeError
+from lmlong.recipe.mistakes import mistakes
+from lmlong.recipe.yaml import dotted
 
 
 class Options(BaseModel):
-    """A section of a recipe: unknown keys are refused, values are never converted in silence."""
+    """A section of a recipe: unknown keys are refused, and values are not converted between types."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    is_recipe: ClassVar[bool] = False
+    """Whether this is a whole recipe: the hint for an unknown key then names options of any section."""
+
     def __init__(self, /, **values: Any) -> None:
-        """A section from its values; all that is wrong with them is one `RecipeError`."""
+        """Validate the values; all mistakes in them are raised as one `RecipeError`."""
         try:
             super().__init__(**values)
         except ValidationError as error:
-            from lmlong.recipe.mistakes import mistakes  # it walks the sections, which are declared by this class
-            from lmlong.recipe.yaml import dotted
-
-            found = mistakes(error, values, type(self))
+            found = mistakes(error, values, type(self), self.is_recipe)
             raise RecipeError([f"{dotted(path)}: {message}" for path, message in found.items()]) from None
 
-    # As on pydantic's own: a section within others is validated with them, so that no mistake hides the next ones.
+    # As on pydantic's own `__init__`: nested sections are validated together, so that no mistake hides another.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
-        """Iterate over the mistakes that only several keys together show."""
+        """Iterate over the mistakes in combinations of keys."""
         yield from ()
 
     @model_validator(mode="after")
@@ -42,28 +44,13 @@ class Options(BaseModel):
         return self
 
 
-class CommaList:
-    """The mark of an option that is a list of texts, which may be written as one text with commas between them.
-
-    On a command line this needs no brackets, which a shell may read as a pattern of file names. A text that contains a
-    comma must be written in a list.
-    """
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_split, handler(source))
-
-
-def _split(value: Any) -> Any:
-    return [word for part in value.split(",") if (word := part.strip())] if isinstance(value, str) else value
-
-
 def mistake(key: str, message: str) -> PydanticCustomError:
-    """Return a mistake that only several keys together show, reported at `key`, dotted and within the section."""
+    """Return a mistake in a combination of keys, reported at `key`, a dotted path within the section."""
     return PydanticCustomError("mistake", "{message}", {"key": key, "message": message})
 
 
 def completed(values: Any, defaults: dict[str, Any]) -> Any:
-    """Return a section with `defaults` for the keys that are not given, also in the sections within it."""
+    """Return a section with `defaults` for the missing keys, also in nested sections."""
     if not isinstance(values, dict):
         return values
     found = {

@@ -1,4 +1,4 @@
-"""What a recipe leaves out where it begins from the weights of another run, or learns from it."""
+"""Options that a recipe takes from another run, whose weights it starts from or which is its teacher."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,11 @@ RECIPE = "recipe.yaml"
 
 
 def with_start(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a recipe with the options of `model` that it leaves out as they are in the run of
-    `training.init_from`, and with the tokenizer of that run or of the teacher. A run that cannot be read is told of
-    when its weights are."""
+    """Return the values of a recipe with its missing options of `model` and its missing tokenizer filled in.
+
+    The options are those of the run of `training.init_from`, and the tokenizer that of the same run or of the teacher.
+    A run that cannot be read is ignored here and reported when its weights are loaded.
+    """
     start, teacher = (_recipe_of(at(values, ("training", key))) for key in ("init_from", "teacher"))
     model, tokenizer = at(start, ("model",)), at(start or teacher, ("text", "tokenizer"))
     text = values.get("text", {})
@@ -25,8 +27,7 @@ def with_start(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recipe_of(run: object) -> Any:
-    """Return the sections of the recipe of a run folder, of a run under runs/, or of a checkpoint; none if there is no
-    such file."""
+    """Return the sections of the recipe in a run folder, a run under runs/ or a checkpoint; None if there is none."""
     if not isinstance(run, str):
         return None
     for folder in (Path(run).expanduser(), Path("runs") / run):

@@ -9,8 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.errors import nearest
 from lmlong.recipe import bounds
-from lmlong.recipe.lengths import IsLength
-from lmlong.recipe.section import CommaList, Options, mistake
+from lmlong.recipe.option_types import CommaList, IsLength
+from lmlong.recipe.section import Options, mistake
 
 
 class PythonStdlib(Options):

@@ -1,6 +1,6 @@
-"""YAML 1.2 as plain values with known lines, so that a mistake can be reported with its line.
+"""YAML 1.2 as plain values and their lines, so that a mistake can be reported with its line.
 
-The text is composed to a tree of nodes and becomes nothing but sections, lists, text, numbers, booleans and null.
+Only sections, lists, text, numbers, booleans and null are built from the text.
 """
 
 from itertools import accumulate
@@ -15,13 +15,13 @@ KeyPath = tuple[str | int, ...]
 """The path of a value: keys of sections and indices of lists, from the top."""
 
 UNREADABLE = object()
-"""A value that is no plain YAML; the document holds the mistake."""
+"""Stands for a value that is not plain YAML; the mistake is in the document's `mistakes`."""
 
 LARGEST = 1 << 20
-"""Most characters and values of a recipe, with its aliases expanded."""
+"""Limit of the characters and values of a recipe, with its aliases expanded."""
 
 DEEPEST = 200
-"""Most brackets open at a time; the parser takes seconds for thousands of them."""
+"""Limit of nested brackets; the parser takes seconds for thousands of them."""
 
 STANDARD = "tag:yaml.org,2002:"
 WORDS = {STANDARD + name for name in ("str", "timestamp", "value", "merge")}
@@ -39,7 +39,7 @@ def undotted(key: str) -> KeyPath:
 
 
 def at(values: Any, path: KeyPath) -> Any:
-    """Return the value at a path, or None where there is none."""
+    """Return the value at a path, or None if there is none."""
     for part in path:
         try:
             values = values[part]

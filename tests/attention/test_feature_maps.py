@@ -8,6 +8,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention.feature_maps import Cosine, FeatureMap, Relu, Softmax, Taylor
 from lmlong.attention.registry import FEATURE_MAPS
+from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -24,6 +25,13 @@ Q, K = normal(2, HEADS, 50, HEAD_DIM), normal(2, HEADS, 50, HEAD_DIM, seed=1)
 
 def sim(features: FeatureMap, q: Tensor = Q, k: Tensor = K) -> Tensor:
     return features.query(q) @ features.key(k).mT
+
+
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_recipes_know_which_features_have_signs(name: str) -> None:
+    features = build(name).double()
+    negative = bool((features.query(Q) < 0).any())
+    assert features.signed == FEATURE_MAP_KINDS[name].signed == negative
 
 
 def test_elu_is_elu_plus_one_with_a_slope_to_match() -> None:

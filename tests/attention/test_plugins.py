@@ -16,6 +16,7 @@ from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.reference import reference
+from lmlong.recipe.root import recipe_class
 from lmlong.testing import BrokenLaw, check_attention, check_feature_map, examine_attention, examine_feature_map
 
 TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
@@ -90,7 +91,7 @@ model:
     assert chosen.plugins == [str(TWO_GATES)]
     (tmp_path / "resolved.yaml").write_text(recipe_file.dump(chosen))
     assert recipe_file.load(str(tmp_path / "resolved.yaml"), (), load_plugin) == chosen
-    listed = {option.key: option for option in reference()}
+    listed = {option.key: option for option in reference(recipe_class())}
     assert listed["model.attention.two_gates.memory"].type == "a number, above 1"
     assert listed["model.attention.two_gates.memory"].meaning.startswith("Tokens after which 1/e")
     with pytest.raises(RecipeError) as refused:

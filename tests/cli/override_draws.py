@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from lmlong.cli import main as cli
 from lmlong.recipe.reference import reference
+from lmlong.recipe.root import recipe_class
 
 COMMANDS = (
     ("recipe", "check"),
@@ -59,7 +60,7 @@ class Drawn(NamedTuple):
 
 def keys() -> list[str]:
     """Return every key that a recipe may have, in the order of the reference."""
-    return list(dict.fromkeys(option.key.replace(".N", ".0") for option in reference()))
+    return list(dict.fromkeys(option.key.replace(".N", ".0") for option in reference(recipe_class())))
 
 
 def draw(number: int, book: Path) -> Drawn:

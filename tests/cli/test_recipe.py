@@ -11,6 +11,7 @@ import pytest
 import lmlong
 from lmlong.recipe.file import load, shipped_recipes
 from lmlong.recipe.reference import reference
+from lmlong.recipe.root import recipe_class
 
 # The package is found from every folder, installed or not.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(lmlong.__file__).parents[1])}
@@ -112,7 +113,7 @@ def test_options_that_have_a_word() -> None:
 
 def test_options_as_json_hold_the_whole_reference() -> None:
     rows = json.loads(run("recipe", "options", "--json").stdout)
-    assert rows == [option._asdict() for option in reference()]
+    assert rows == [option._asdict() for option in reference(recipe_class())]
 
 
 @pytest.mark.parametrize("command", ["", "list", "show", "check", "copy", "options"])

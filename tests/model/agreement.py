@@ -31,6 +31,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.reference import reference
+from lmlong.recipe.root import recipe_class
 
 SAMPLES, MORE_SAMPLES = 2, 4
 """Passes with rounding at random, of which the largest error counts, and how many more where that is exceeded: it is
@@ -125,7 +126,7 @@ def fuzz(drawn: Drawn) -> Findings:
     try:
         recipe = drawn.load()
     except RecipeError as error:
-        known = {option.key for option in reference()}
+        known = {option.key for option in reference(recipe_class())}
         for mistake in error.mistakes:
             key = re.sub(r"\.\d+", "", mistake.split(": ")[1])
             findings.refused.append(key)

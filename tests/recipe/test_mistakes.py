@@ -10,6 +10,7 @@ from lmlong.errors import RecipeError
 from lmlong.recipe import Attention, Model, Recipe, Training
 from lmlong.recipe.file import load
 from lmlong.recipe.reference import reference
+from lmlong.recipe.root import recipe_class
 
 ENOUGH = "training: {steps: 1}\n"
 KINDS = "linear, delta, window, softmax, ngram, full, linformer, efficient"
@@ -262,7 +263,7 @@ def test_equal_keys_stay_a_mistake_unless_the_override_settles_them(file: Path) 
     assert load(str(file), ["seed=3"]).seed == 3
 
 
-KEYS = [option.key for option in reference() if "." in option.key and ".N." not in option.key]
+KEYS = [option.key for option in reference(recipe_class()) if "." in option.key and ".N." not in option.key]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)

@@ -3,6 +3,7 @@
 from lmlong.recipe import Conversion, Downsample, Model, Recipe, Rope, RopeScaling, Training
 from lmlong.recipe.file import dump
 from lmlong.recipe.reference import Option, reference
+from lmlong.recipe.root import recipe_class
 from lmlong.recipe.yaml import Document
 
 EVERY_ROPE = Rope(scaling=RopeScaling(factor=8, original_length=8192))
@@ -17,7 +18,7 @@ def leaves(values: dict, prefix: str = "") -> set[str]:
 
 
 def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> None:
-    options = reference()
+    options = reference(recipe_class())
     model = Model(downsample=Downsample(), rope=EVERY_ROPE)
     every_section = Recipe(training=Training(steps=1), model=model, conversion=Conversion())
     resolved = leaves(Document(dump(every_section)).values)
@@ -28,7 +29,7 @@ def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> N
 
 
 def test_an_option_is_described_in_plain_words() -> None:
-    options = {(option.key, option.kind): option for option in reference()}
+    options = {(option.key, option.kind): option for option in reference(recipe_class())}
     assert options["model.width", None] == Option(
         "model.width",
         "a whole number, above 0",

@@ -19,6 +19,7 @@ from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, check_inte
 from lmlong.attention.ngram.step import settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.spec import NativeSpec
+from lmlong.recipe.kinds import ATTENTION_KINDS
 
 
 class NgramAttention(CausalAttention[NgramState]):
@@ -29,7 +30,7 @@ class NgramAttention(CausalAttention[NgramState]):
     """
 
     kernels = MappingProxyType({"native": lambda: native_scan, "torch": lambda: torch_scan})
-    has_keys = False
+    has_keys = ATTENTION_KINDS["ngram"].has_keys
     normalizes_heads = False
 
     def __init__(self, heads: int, head_dim: int, value_dim: int, sizes: list[int], buckets: int):

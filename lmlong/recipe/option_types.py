@@ -1,0 +1,71 @@
+"""Types of options beyond pydantic's own, to be used in `Annotated`."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from lmlong.recipe.lengths import parse_length
+
+
+class IsLength:
+    """A number of tokens, which may be written as 4k or 1m."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_tokens, handler(source))
+
+
+class CommaList:
+    """A list of texts, which may be written as one text with commas between them.
+
+    On a command line this needs no brackets, which a shell may read as a pattern of file names. A text that contains a
+    comma must be written in a list.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_split, handler(source))
+
+
+class NameIn:
+    """A key of a dict, which is looked up when a recipe is validated: plug-ins may have added keys by then."""
+
+    def __init__(self, names: Mapping[str, Any]):
+        self.names = names
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def _check(self, name: Any) -> str:
+        if not isinstance(name, str) or name not in self.names:
+            raise PydanticCustomError("literal_error", "no known name")
+        return name
+
+
+class PatternIn(NameIn):
+    """A key of a dict, or several in one word: 3linear+softmax is linear three times, then softmax."""
+
+    def _check(self, name: Any) -> Any:
+        words = pattern_words(name) if isinstance(name, str) else [name]
+        known = [super(PatternIn, self)._check(word) for word in words]
+        return known if len(known) > 1 else known[0]
+
+
+def pattern_words(word: str) -> list[str]:
+    """Return the names in a pattern, each repeated by the number before it; the word itself if it is not a pattern."""
+    parts = [re.fullmatch(r"([1-9]\d{0,3})?([^\W\d]\w*)", part) for part in word.split("+")]
+    found = [part for part in parts if part]
+    if len(found) < len(parts):
+        return [word]
+    return [part[2] for part in found for _ in range(int(part[1] or 1))]
+
+
+def _tokens(value: Any) -> Any:
+    """Return the number of tokens of a length with a unit, and any other value unchanged, to be validated."""
+    length = parse_length(value) if isinstance(value, str) and value[-1:].isalpha() else None
+    return value if length is None else length
+
+
+def _split(value: Any) -> Any:
+    return [word for part in value.split(",") if (word := part.strip())] if isinstance(value, str) else value
