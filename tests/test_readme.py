@@ -24,7 +24,7 @@ from commands import lmlong as call_lmlong
 
 from lmlong.attention import laws
 from lmlong.cli.main import lmlong
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.evaluation.service_log import write_log
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import find
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError
 from lmlong.model.block import SHARED_PARTS

@@ -53,7 +53,7 @@ def info(path: Path, text: str | None, as_json: bool) -> None:
     Example: how does it cut this line?
       lmlong tokenizer info runs/quickstart --text "for line in lines:"
     """
-    from lmlong.data.tokenizer import load
+    from lmlong.data.tokenizers import load
 
     found = load(path / "tokenizer.model" if path.is_dir() else path)
     facts = {"vocabulary": found.vocabulary, "bos": found.bos, "eos": found.eos, "hash": found.hash}

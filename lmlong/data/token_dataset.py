@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.duplicates import divide, split_key
 from lmlong.data.notes import by_reason
 from lmlong.data.sources import open_inputs

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.token_file import token_type
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.errors import LmlongError

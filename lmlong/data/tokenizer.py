@@ -13,11 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lmlong import recipe
 from lmlong.data import sentencepiece_model
 from lmlong.data.token_boundaries import TokenBoundaries
 from lmlong.errors import UsageError
-from lmlong.io.files import read_ordinary
 from lmlong.io.system_errors import named
 
 BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
@@ -162,41 +160,6 @@ class TextStream:
     def finish(self) -> str:
         """Return U+FFFD for an incomplete character at the end, or nothing."""
         return self._decoder.decode(b"", final=True)
-
-
-def load(path: Path | str) -> Tokenizer:
-    """Load a tokenizer from a file written by `save`, or from any sentencepiece .model or tokenizer.json that can be
-    made lossless."""
-    try:
-        file = read_ordinary(Path(path))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}). A tokenizer is a file.") from None
-    if file == BYTES_FILE:
-        return ByteTokenizer()
-    if file.startswith(b"lmlong characters"):
-        from lmlong.data import character_tokenizer
-
-        return character_tokenizer.load(file, str(path))
-    if file.lstrip()[:1] == b"{":
-        from lmlong.data import huggingface_file
-        from lmlong.data.huggingface_tokenizer import HuggingFaceTokenizer
-
-        return HuggingFaceTokenizer(huggingface_file.read(Path(path)), str(path))
-    return SentencePieceTokenizer(file, str(path))
-
-
-def train(pieces: Iterable[str], options: recipe.Tokenizer) -> Tokenizer:
-    """Return the tokenizer of a recipe, trained on these pieces of text unless there is nothing to train."""
-    if options.kind == "bytes":
-        return ByteTokenizer()
-    if options.kind == "characters":
-        from lmlong.data.character_tokenizer import CharacterTokenizer
-
-        assert options.alphabet is not None, "the recipe asks for it"
-        return CharacterTokenizer(options.alphabet, options.unknown)
-    if options.path is not None:
-        return load(options.path)
-    return SentencePieceTokenizer(sentencepiece_model.train(pieces, options), "the tokenizer just trained")
 
 
 def parts(pieces: Iterable[str]) -> Iterator[str]:

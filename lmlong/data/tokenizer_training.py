@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.duplicates import Duplicates, divided, split_key
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.reading import Skipped

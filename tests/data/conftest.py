@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.tokenizer import Tokenizer
 
 WORDS = "def return self value for in if else while import class None True index count name open close read"

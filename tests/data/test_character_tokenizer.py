@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from lmlong import recipe
 from lmlong.cli.main import lmlong
-from lmlong.data import token_encoding
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import token_encoding, tokenizers
 from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.notes import notes
 from lmlong.data.token_boundaries import settled

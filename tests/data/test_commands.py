@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from lmlong.cli.data import data
 from lmlong.cli.tokenizer import tokenizer
-from lmlong.data.tokenizer import Tokenizer, load
+from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers import load
 
 from .conftest import sentences
 

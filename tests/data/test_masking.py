@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import Documents, Windows

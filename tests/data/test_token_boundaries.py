@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.token_boundaries import settled
 from lmlong.data.tokenizer import ByteTokenizer, Tokenizer
 

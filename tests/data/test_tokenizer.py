@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
 
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
-from lmlong.data.tokenizer import PART, Tokenizer
+from lmlong.data import tokenizers
+from lmlong.data.tokenizer import PART, ByteTokenizer, Tokenizer
 from lmlong.errors import UsageError
 
 from .conftest import sentences
@@ -50,7 +50,7 @@ def test_any_ids_decode_and_the_stream_agrees(tokenizer: Tokenizer, draws: list[
 
 
 def test_a_stream_gives_whole_characters_and_broken_bytes_at_once() -> None:
-    stream = tokenizers.ByteTokenizer().stream()
+    stream = ByteTokenizer().stream()
     assert [stream.feed(byte) for byte in "é中".encode()] == ["", "é", "", "", "中"]
     assert stream.feed(0xFF) == "\ufffd"
     assert [stream.feed(byte) for byte in b"\xe4a"] == ["", "\ufffda"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.token_dataset import prepare, validation_fields
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.token_boundaries import Cover, settled
 from lmlong.data.tokenizer import Tokenizer

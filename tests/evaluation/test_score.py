@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import lmlong
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.token_file import tokens_of
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut

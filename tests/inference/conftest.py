@@ -9,7 +9,7 @@ from models import stirred
 
 from lmlong import recipe
 from lmlong.checkpoint.write import Contents, point, write
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.tokenizer import ByteTokenizer, Tokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model, Recipe, Text, Training

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import lmlong
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from lmlong.errors import CheckpointError, UsageError

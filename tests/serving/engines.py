@@ -12,7 +12,7 @@ from interop.exported import write_run
 
 import lmlong
 from lmlong import recipe
-from lmlong.data import tokenizer as tokenizers
+from lmlong.data import tokenizers
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.engine import Engine
