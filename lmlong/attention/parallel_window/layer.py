@@ -4,22 +4,19 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
+from lmlong.attention.parallel_window.native.decode import beside_window
+from lmlong.attention.parallel_window.state import ParallelState
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError
-from lmlong.attention.window import WindowAttention, WindowState
+from lmlong.attention.window.layer import WindowAttention
 from lmlong.native.spec import NativeSpec
-
-
-class ParallelState(NamedTuple):
-    recurrence: Any
-    window: WindowState
 
 
 class ParallelWindow(CausalAttention[ParallelState]):
@@ -32,6 +29,7 @@ class ParallelWindow(CausalAttention[ParallelState]):
         self.recurrence = recurrence
         self.window = WindowAttention(self.heads, self.head_dim, self.value_dim, window)
         self.uses_rope = recurrence.uses_rope
+        self.native_decode = recurrence.native_decode and beside_window(recurrence.native_decode)
         self.largest_scale = min(recurrence.largest_scale, self.window.largest_scale)
         self.inputs = {
             **recurrence.inputs,
