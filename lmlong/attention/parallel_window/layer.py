@@ -16,6 +16,7 @@ from lmlong.attention.parallel_window.state import ParallelState
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError
 from lmlong.attention.window.layer import WindowAttention
+from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.spec import NativeSpec
 
 
@@ -29,7 +30,6 @@ class ParallelWindow(CausalAttention[ParallelState]):
         self.recurrence = recurrence
         self.window = WindowAttention(self.heads, self.head_dim, self.value_dim, window)
         self.uses_rope = recurrence.uses_rope
-        self.native_decode = recurrence.native_decode and beside_window(recurrence.native_decode)
         self.largest_scale = min(recurrence.largest_scale, self.window.largest_scale)
         self.inputs = {
             **recurrence.inputs,
@@ -62,6 +62,11 @@ class ParallelWindow(CausalAttention[ParallelState]):
         near = self.window.reference(*_rotated(q, inputs), v, document_starts)
         near, far = weighed(near, far, inputs)
         return near + far
+
+    @property
+    def native_decode(self) -> DecodeKind[Any] | None:  # type: ignore[override]
+        recurrence = self.recurrence.native_decode
+        return None if recurrence is None else beside_window(recurrence)
 
     @property
     def parts(self) -> Sequence[CausalAttention[Any]]:
