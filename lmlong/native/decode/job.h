@@ -23,17 +23,17 @@ struct Gate {
     const float *weight, *bias;  // (heads, width) and (heads); null where there is none
 };
 
-struct Forgetting {            // the decay of a recurrence
-    const float* log_decay;    // (heads), of a fixed decay
-    Gate gate;                 // of a learned decay
-    const float* gate_down;    // (rank, width), of a decay by channel, whose gate has (heads, features, rank) weights
-    Int rank;                  // and (heads, features) biases
+struct Forgetting {          // the decay of a recurrence
+    const float* log_decay;  // (heads), of a fixed decay
+    Gate gate;               // of a learned decay
+    const float* gate_down;  // (rank, width), of a decay by channel, whose gate has (heads, features, rank) weights
+    Int rank;                // and (heads, features) biases
 };
 
 struct Layer {
-    Int kind;               // of its attention, a case in kinds.h
-    const void* attention;  // the weights of that kind
-    Int state;              // offset of its state in the state of a row, in bytes
+    Int kind;                // of its attention, a case in kinds.h
+    const void* attention;   // the weights of that kind
+    Int state;               // offset of its state in the state of a row, in bytes
     Int kv_heads, head_dim;  // heads of keys and values; the size of queries and keys, 0 where it has none
     Int uses_rope, rotates;  // whether queries and keys have positions by rope, or some part of the attention adds them
     Int gated;               // whether a gate multiplies the output

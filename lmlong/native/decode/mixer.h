@@ -14,7 +14,7 @@ struct Token {
 // What an attention reads for one head at a token
 struct HeadInput {
     const Token& token;
-    Int row, head, kv_head;  // row: of the tensors of the state
+    Int row, head, kv_head;    // row: of the tensors of the state
     const float *x, *cos_sin;  // the vector that queries, keys and values are projected from, and the angles of rope
     float *q, *k;              // padded with zeros; an attention may change them
     const float* v;
