@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from lmlong.attention.feature_maps import FeatureMap
     from lmlong.attention.linear.layer import LinearAttention
     from lmlong.attention.plugins import load_plugin
-    from lmlong.attention.softmax import SoftmaxAttention
-    from lmlong.attention.window import WindowAttention
+    from lmlong.attention.softmax.layer import SoftmaxAttention
+    from lmlong.attention.window.layer import WindowAttention
     from lmlong.evaluation.perplexity import evaluate
     from lmlong.evaluation.results import PerplexityReport
     from lmlong.evaluation.score import score
@@ -69,11 +69,11 @@ _HOMES = {
     "LinearAttention": "lmlong.attention.linear.layer",
     "PerplexityReport": "lmlong.evaluation.results",
     "Recipe": "lmlong.recipe",
-    "SoftmaxAttention": "lmlong.attention.softmax",
+    "SoftmaxAttention": "lmlong.attention.softmax.layer",
     "Surprise": "lmlong.evaluation.surprise",
     "TrainedLanguageModel": "lmlong.inference.loading",
     "TrainingResult": "lmlong.training.run",
-    "WindowAttention": "lmlong.attention.window",
+    "WindowAttention": "lmlong.attention.window.layer",
     "detach_state": "lmlong.model.state",
     "evaluate": "lmlong.evaluation.perplexity",
     "load": "lmlong.inference.loading",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lmlong.attention.inputs import NOTHING, Input, Inputs
 from lmlong.attention.state_check import check_alike
+from lmlong.native.decode.kind import DecodeKind
 
 State = TypeVar("State", bound=NamedTuple)
 
@@ -59,6 +60,9 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
 
     state_growth: Literal["constant", "per token"] = "constant"
     """Whether the size of the state grows with the tokens read."""
+
+    native_decode: DecodeKind[Any] | None = None
+    """How native code decodes it; None where torch does."""
 
     largest_scale = 1e4
     """Largest standard deviation of q and k up to which outputs and gradients are as exact as the number format."""

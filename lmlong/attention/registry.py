@@ -4,6 +4,7 @@ Plug-ins enter theirs in the same dicts (plugins.py).
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
@@ -18,10 +19,12 @@ from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.ngram.layer import NgramAttention
-from lmlong.attention.parallel_window import ParallelWindow
+from lmlong.attention.parallel_window.layer import ParallelWindow
+from lmlong.attention.parallel_window.native.decode import beside_window
 from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.softmax import SoftmaxAttention
-from lmlong.attention.window import WindowAttention
+from lmlong.attention.softmax.layer import SoftmaxAttention
+from lmlong.attention.window.layer import WindowAttention
+from lmlong.native.decode.kind import DecodeKind
 
 FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
     "elu": lambda heads, head_dim, options: Elu(head_dim),
@@ -71,6 +74,20 @@ CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] 
     ),
 }
 """(heads, head dim, value dim, options) -> the attention of a layer."""
+
+NATIVE_DECODE: dict[str, DecodeKind[Any]] = {
+    kind.name: kind
+    for kind in (
+        LinearAttention.native_decode,
+        beside_window(LinearAttention.native_decode),
+        DeltaAttention.native_decode,
+        beside_window(DeltaAttention.native_decode),
+        WindowAttention.native_decode,
+        SoftmaxAttention.native_decode,
+        NgramAttention.native_decode,
+    )
+}
+"""The kinds that the native decode step is compiled with, by the names of their structs in C++."""
 
 ENCODER: dict[str, Callable[[Sequence[int], int, int, recipe.Attention], list[EncoderAttention]]] = {
     "full": lambda lengths, heads, head_dim, options: [FullAttention() for _ in lengths],

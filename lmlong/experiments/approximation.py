@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lmlong.attention.favor import Norms, draw_projection
 from lmlong.attention.linear.naive import quadratic
-from lmlong.attention.softmax import causal_mask
+from lmlong.attention.softmax.layer import causal_mask
 
 Form = Literal["positive", "hyperbolic", "trig"]
 

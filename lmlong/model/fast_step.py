@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlong.attention.base import state_tensors
+from lmlong.attention.registry import NATIVE_DECODE
 from lmlong.errors import LmlongError
 from lmlong.model import native_step
 from lmlong.model.base import LMHead
@@ -40,10 +41,11 @@ def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
     functions = native_step.library() if _on_cpu(model) else None
     if functions is None:
         return cuda_graph(model.decode_step)
+    kinds = list(NATIVE_DECODE.values())
     make = partial(NativeStep, functions, downsampled_layers=model.downsampled_layers)
     for trial in (model, _small_trial(model)) if tried else ():
-        compare_steps(trial, make(PackedModel(trial)))
-    return make(packed_for_decoding(model))
+        compare_steps(trial, make(PackedModel(trial, kinds)))
+    return make(packed_for_decoding(model, kinds))
 
 
 def why_no_fast_step(model: LanguageModel) -> str | None:
@@ -56,7 +58,7 @@ def why_no_fast_step(model: LanguageModel) -> str | None:
     if find_compiler() is None:
         return missing_compiler()
     try:
-        PackedModel(model)
+        PackedModel(model, list(NATIVE_DECODE.values()))
     except NoNativeForm as unknown:
         name = next((name for name, module in model.named_modules() if module is unknown.module), "")
         return f"{name or 'the model'}: {unknown.why}."

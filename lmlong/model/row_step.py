@@ -16,12 +16,9 @@ import torch
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
-from lmlong.attention.ngram.hashing import NO_NGRAM
-from lmlong.attention.ngram.state import NgramState
-from lmlong.attention.softmax import KVCache
 from lmlong.model.block import BlockState
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.native_step import NativeStep, as_packed, empty_after, layer_fields, with_room
+from lmlong.model.native_step import Kinds, NativeStep, as_native, empty_after, layer_states, with_room
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native.decode import step
 
@@ -51,16 +48,19 @@ def make_row_step(model: LanguageModel) -> RowStep:
 
 
 class NativeRow:
-    """The two buffers of one row. The state of softmax attention, which grows, has a new one for each token."""
+    """The two buffers of one row. A state that grows has new ones for each token."""
 
-    def __init__(self, state: ModelState):
-        now = as_packed(state)
-        self.grows = any(isinstance(block.attention, KVCache) for block in now.blocks)
+    _blocks: tuple[BlockState, ...]
+    _next: tuple[BlockState, ...]
+    _fields: tuple[array, array]
+
+    def __init__(self, state: ModelState, kinds: Kinds):
+        now = as_native(kinds, state)
+        self._kinds = kinds
+        self.grows = any(kind.grows for kind in kinds)
         self.position = int(now.position)
         self.last_tokens = now.last_tokens
-        self._blocks = now.blocks if self.grows else _copied(now.blocks)
-        self._next = _after(self._blocks)
-        self._fields = _fields(self._blocks), _fields(self._next)
+        self._use(now.blocks if self.grows else self._copied(now.blocks))
 
     @property
     def fields(self) -> tuple[array, array]:
@@ -68,20 +68,32 @@ class NativeRow:
         return self._fields
 
     def turn(self, token: int, full: bool) -> None:
-        """Take what a step has written for the state after a token; `full` says that a list of recent values may be."""
+        """Take what a step has written for the state after a token; `full`: some state may have no room for another."""
         self.position += 1
         if self.last_tokens is not None:
             self.last_tokens = torch.cat([self.last_tokens[:, 1:], self.last_tokens.new_tensor([[token]])], dim=1)
-        if self.grows or (full and any(map(_is_full, self._next))):
-            self._blocks = tuple(with_room(block, full and _is_full(block)) for block in self._next)
-            self._next = _after(self._blocks)
-            self._fields = _fields(self._blocks), _fields(self._next)
+        pairs = list(zip(self._kinds, self._next, strict=True))
+        if self.grows or (full and any(kind.is_full(block.attention) for kind, block in pairs)):
+            self._use(tuple(with_room(kind, block, full and kind.is_full(block.attention)) for kind, block in pairs))
         else:
             self._blocks, self._next = self._next, self._blocks
             self._fields = self._fields[::-1]
 
     def state(self) -> ModelState:
-        return ModelState(_copied(self._blocks), torch.tensor([self.position]), None, self.last_tokens)
+        return ModelState(self._copied(self._blocks), torch.tensor([self.position]), None, self.last_tokens)
+
+    def _use(self, blocks: tuple[BlockState, ...]) -> None:
+        """Take these tensors for the buffer that the next step reads, and new ones for the other."""
+        self._blocks = blocks
+        self._next = tuple(empty_after(kind, block, None) for kind, block in zip(self._kinds, blocks, strict=True))
+        self._fields = layer_states(self._kinds, self._blocks), layer_states(self._kinds, self._next)
+
+    def _copied(self, blocks: tuple[BlockState, ...]) -> tuple[BlockState, ...]:
+        """Return the states with memory of their own, but for tables that no step writes to."""
+        return tuple(
+            BlockState(kind.each_written(torch.clone, attention), None if tail is None else tail.clone())
+            for kind, (attention, tail) in zip(self._kinds, blocks, strict=True)
+        )
 
 
 class NativeRowStep:
@@ -91,7 +103,7 @@ class NativeRowStep:
         self._native = native
 
     def admit(self, state: ModelState) -> NativeRow:
-        return NativeRow(state)
+        return NativeRow(state, self._native.kinds)
 
     def __call__(self, rows: Sequence[NativeRow], tokens: Tensor) -> Tensor:
         last = [row.last_tokens for row in rows if row.last_tokens is not None]
@@ -138,32 +150,7 @@ class TorchRowStep:
         return logits
 
 
-def _copied(blocks: tuple[BlockState, ...]) -> tuple[BlockState, ...]:
-    """Return the states with memory of their own, but for tables that no step writes to."""
-    return tuple(map(_copied_block, blocks))
-
-
-def _after(blocks: tuple[BlockState, ...]) -> tuple[BlockState, ...]:
-    return tuple(empty_after(block, None) for block in blocks)
-
-
-def _copied_block(block: BlockState) -> BlockState:
-    tail = None if block.tail is None else block.tail.clone()
-    if isinstance(block.attention, NgramState):
-        return BlockState(NgramState(*block.attention[:5], *map(torch.clone, block.attention[5:])), tail)
-    return BlockState(rebuild_state(block.attention, map(torch.clone, state_tensors(block.attention))), tail)
-
-
-def _fields(blocks: tuple[BlockState, ...]) -> array:
-    return step.layer_states(map(layer_fields, blocks))
-
-
 def _joined(fields: Sequence[array]) -> array:
     joined = array("q")
     joined.frombytes(b"".join(fields))
     return joined
-
-
-def _is_full(block: BlockState) -> bool:
-    state = block.attention
-    return isinstance(state, NgramState) and bool((state.recent_ngram[..., 0] != NO_NGRAM).any())

@@ -41,6 +41,8 @@ class Shared(NamedTuple):
     enums: Sequence[type[IntEnum]]
     structures: Sequence[type[ctypes.Structure]]
     integers: Mapping[str, int] = MappingProxyType({})
+    more_headers: Mapping[str, str] = MappingProxyType({})
+    """Text of headers from elsewhere, by the names by which they are included."""
 
     def headers(self) -> dict[str, str]:
         """Return the text of headers by their names: definitions for the begin of the sources, and assertions for their
@@ -50,7 +52,8 @@ class Shared(NamedTuple):
         enums = [f"enum {e.__name__} {{ {', '.join(f'{x.name} = {x.value}' for x in e)} }};" for e in self.enums]
         definitions = ["#pragma once", "#include <cstdint>", "namespace {", *constants, *enums, "}"]
         assertions = ["#include <cstddef>", *(line for each in self.structures for line in _layout(each))]
-        return {"shared.h": "\n".join(definitions) + "\n", "layout.h": "\n".join(assertions) + "\n"}
+        made = {"shared.h": "\n".join(definitions) + "\n", "layout.h": "\n".join(assertions) + "\n"}
+        return {**made, **self.more_headers}
 
 
 def _layout(structure: type[ctypes.Structure]) -> Iterator[str]:
@@ -72,7 +75,7 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
         return None
     sources = sorted(path for each in (HERE, folder) for path in each.iterdir() if path.suffix in (".h", ".cpp"))
     more = shlex.split(os.environ.get(MORE_FLAGS, ""))
-    headers, flags = shared.headers(), [*FLAGS, *more, f"-I{HERE}"]
+    headers, flags = shared.headers(), [*FLAGS, *more, f"-I{HERE}", "-iquote", str(folder)]
     texts = [path.read_text() for path in sources]
     units = [str(path) for path in sources if path.suffix == ".cpp"]
     try:
@@ -136,7 +139,9 @@ def missing_compiler() -> str:
 def _compile(command: list[str], headers: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in headers.items():
-            (Path(folder) / name).write_text(text)
+            header = Path(folder) / name
+            header.parent.mkdir(exist_ok=True)
+            header.write_text(text)
         subprocess.run([*command, f"-I{folder}"], check=True, capture_output=True, text=True, timeout=COMPILING)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from tqdm import tqdm
 
-from lmlong.attention.parallel_window import ParallelWindow, weighed
+from lmlong.attention.parallel_window.layer import ParallelWindow, weighed
 from lmlong.checkpoint import read
 from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import TokenDataset, prepare

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lmlong.attention import laws, softmax
-from lmlong.attention.softmax import SoftmaxAttention
+from lmlong.attention import laws
+from lmlong.attention.softmax import state as softmax
+from lmlong.attention.softmax.layer import SoftmaxAttention
 
 TIME = 50
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.inputs import Gate, GateProjection
-from lmlong.attention.registry import CAUSAL
+from lmlong.attention.registry import CAUSAL, NATIVE_DECODE
 from lmlong.model import block, native_step
 from lmlong.model.fast_step import StepMismatch, make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
@@ -104,53 +104,65 @@ def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.Monke
 
 PLANTED = {
     "an epsilon": ("features.h", "sum / size + epsilon", "sum / size + 1e-5f"),
-    "a missing gate": ("mixer.h", "if (!attention.gate_weight) return 0;", "return 0;"),
-    "a decay of the new key": ("mixer.h", "z[f] * decay + key;", "(z[f] + key) * decay;"),
+    "a missing gate": ("gates.h", "if (!forgetting.gate.weight) return 0;", "return 0;"),
+    "a decay of the new key": ("linear/decode.h", "z[f] * decay + key;", "(z[f] + key) * decay;"),
     "half of the rotation": ("mixer.h", "half = head_dim / 2; i < half;", "half = head_dim / 2; i < half / 2;"),
-    "a shorter window": ("mixer.h", "Int begin = 0, end;", "Int begin = 1, end;"),
+    "a shorter window": ("key_values.h", "Int begin = 0, end;", "Int begin = 1, end;"),
     "a tap of the convolution": ("mixer.h", "t < past; t++, tail", "t < past - 1; t++, tail"),
     "a lost head norm": ("mixer.h", "y[i] *= factor * layer", "y[i] *= layer"),
-    "a value read before it is written": ("mixer.h", "if (found.now) add(v);", ""),
-    "a count of one head alone": ("mixer.h", "head * model.heads + other]", "head * model.heads + head]"),
+    "a value read before it is written": ("ngram/decode.h", "if (found.now) add(v);", ""),
+    "a count of one head alone": ("ngram/decode.h", "head * heads + other]", "head * heads + head]"),
 }
 
 
 GROUPED: dict[str, Any] = {"heads": 4, **LIKE_LLAMA}
 PLANTED_IN_GROUPED = {
-    "another head's key": ("mixer.h", "kv_head = head / sharing", "kv_head = head % model.kv_heads"),
+    "another head's key": ("mixer.h", "kv_head = head / sharing", "kv_head = head % layer.kv_heads"),
     "a value of its own": ("mixer.h", "values + kv_head * value_dim", "values + head % 2 * value_dim"),
     "the epsilon of features": ("step.cpp", "rms_norm_scale(x, width, model.norm_epsilon)", "rms_norm_scale(x, width)"),
-    "a gate that is not there": ("mixer.h", "attention.gated ? gate[i]", "!attention.gated ? gate[i]"),
+    "a gate that is not there": ("mixer.h", "layer.gated ? gate[i]", "!layer.gated ? gate[i]"),
 }
 
 
+BOTH = "parallel_window/decode.h"
 BESIDE: dict[str, Any] = {"attention": Attention(kind=["linear", "delta"], parallel_window=5)}
 PLANTED_BESIDE = {
-    "the other's share": ("mixer.h", "y[i] = share * near[i] + (1 - share)", "y[i] = (1 - share) * near[i] + share"),
-    "keys of the window for the recurrence": ("mixer.h", "std::copy_n(kept_k, head_dim, k), ", ""),
-    "queries that stay scaled": ("mixer.h", "std::copy_n(kept_q, head_dim, q), ", ""),
-    "a window without positions": ("mixer.h", "attention.window_uses_rope && !attention.uses_rope", "false"),
+    "the other's share": (BOTH, "y[i] = share * near[i] + (1 - share)", "y[i] = (1 - share) * near[i] + share"),
+    "keys of the window for the recurrence": (BOTH, "nearby.q = q, nearby.k = k;", "nearby.q = q;"),
+    "queries that stay scaled": (BOTH, "nearby.q = q, nearby.k = k;", "nearby.k = k;"),
+    "a window without positions": (BOTH, "layer.rotates && !layer.uses_rope", "false"),
 }
 
 
 GROWING: dict[str, Any] = {**GROUPED, "attention": Attention(kind="softmax")}
 PLANTED_IN_GROWING = {
-    "a key that is not kept": ("mixer.h", "append(before.keys, after.keys, line, recent, k, head_dim);", ""),
-    "the values of another head": ("mixer.h", "line = row * model.kv_heads + kv_head;", "line = row;"),
-    "logits that are not scaled": ("mixer.h", "scale = 1 / std::sqrt(float(head_dim))", "scale = 1"),
-    "a new token that no other sees": ("mixer.h", "current_after[t] = t == recent ||", "current_after[t] ="),
-    "keys appended by one head alone": ("mixer.h", "if (head % sharing) return;", "if (head) return;"),
+    "a key that is not kept": (
+        "softmax/decode.h",
+        "append(before.keys, after.keys, line, recent, input.k, head_dim);",
+        "",
+    ),
+    "the values of another head": ("softmax/decode.h", "line = row * layer.kv_heads + input.kv_head;", "line = row;"),
+    "logits that are not scaled": ("key_values.h", "scale = 1 / std::sqrt(float(head_dim))", "scale = 1"),
+    "a new token that no other sees": ("softmax/decode.h", "current_after[t] = t == recent ||", "current_after[t] ="),
+    "keys appended by one head alone": ("softmax/decode.h", "if (head % sharing) return;", "if (head) return;"),
 }
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, before: str, after: str) -> None:
-    """Compile a copy of the sources with one difference."""
+    """Compile a copy of the sources with one difference, in the engine or in the header of a kind of attention."""
     shutil.copytree(step.CODE, folder / "decode", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    kinds = [kind for kind in NATIVE_DECODE.values() if kind.header == kind.headers.get(file)]
     source = folder / "decode" / file
+    if kinds:
+        source.parent.mkdir()
+        shutil.copy(kinds[0].header, source)
     assert source.read_text().count(before) == 1
     source.write_text(source.read_text().replace(before, after))
     monkeypatch.setenv("LMLONG_CACHE", str(folder))
     monkeypatch.setattr(step, "CODE", folder / "decode")
+    original = step.kind_headers
+    planted = {file: source.read_text()} if kinds else {}
+    monkeypatch.setattr(step, "kind_headers", lambda kinds: {**original(kinds), **planted})
     monkeypatch.setattr(native_build, "FLAGS", [flag.replace("-O3", "-O0") for flag in native_build.FLAGS])  # sooner
     native_step.library.cache_clear()
 
@@ -207,7 +219,7 @@ def test_so_is_a_change_of_the_model_that_native_code_did_not_follow(monkeypatch
     ("before", "after"),
     [
         ("const float *norm, *conv_weight,", "const float *conv_weight, *norm,"),
-        ("Int kind, uses_rope, gated, window;", "Int kind, uses_rope, gated, window, another;"),
+        ("Int gated; ", "Int gated, another; "),
         ("float embedding_scale; ", "double embedding_scale; "),
     ],
     ids=["swapped", "added", "of another type"],

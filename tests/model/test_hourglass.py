@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lmlong import recipe
-from lmlong.attention import laws, softmax
+from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
+from lmlong.attention.softmax import state as softmax
 from lmlong.model.block import Positions
 from lmlong.model.hourglass import BlockPhase, Hourglass, block_phase, hourglass_reference
 from lmlong.model.language_model import LanguageModel

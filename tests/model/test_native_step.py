@@ -15,8 +15,9 @@ from models import LIKE_LLAMA, stirred
 from torch import Tensor
 from torch.testing import assert_close
 
-from lmlong.attention import laws, softmax
+from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
+from lmlong.attention.softmax import state as softmax
 from lmlong.model import native_step as step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel

@@ -12,6 +12,7 @@ from lmlong.attention.delta import chunk, native, triton
 from lmlong.attention.delta.chunk import Scan
 from lmlong.attention.delta.features import UnitFeatures
 from lmlong.attention.delta.naive import DeltaState, recurrent
+from lmlong.attention.delta.native.decode import DECODE
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.recurrence import Recurrence
@@ -31,6 +32,7 @@ class DeltaAttention(Recurrence[DeltaState]):
     """
 
     starts_with_recall = True
+    native_decode = DECODE
     kernel: Scan
     kernels = MappingProxyType({"native": lambda: native.scan, "torch": lambda: chunk.scan, "triton": triton.load_scan})
 

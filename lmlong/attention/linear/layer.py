@@ -13,6 +13,7 @@ from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear import chunk, native, triton
 from lmlong.attention.linear.autograd import Scan, scan_forward
 from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
+from lmlong.attention.linear.native.decode import DECODE
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import IdentityFeatures, ScanInputs, without_autocast
 from lmlong.native.spec import NativeSpec
@@ -23,6 +24,7 @@ class LinearAttention(Recurrence[LinearState]):
 
     kernel: Scan
     takes_channel_decay = True
+    native_decode = DECODE
 
     @property
     def traceable_kernels(self) -> Collection[str]:

@@ -13,6 +13,7 @@ from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
 from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
+from lmlong.attention.ngram.native.decode import DECODE
 from lmlong.attention.ngram.native.kernel import scan as native_scan
 from lmlong.attention.ngram.scan import scan as torch_scan
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, check_integers, empty_state
@@ -32,6 +33,7 @@ class NgramAttention(CausalAttention[NgramState]):
     kernels = MappingProxyType({"native": lambda: native_scan, "torch": lambda: torch_scan})
     has_keys = ATTENTION_KINDS["ngram"].has_keys
     normalizes_heads = False
+    native_decode = DECODE
 
     def __init__(self, heads: int, head_dim: int, value_dim: int, sizes: list[int], buckets: int):
         super().__init__()

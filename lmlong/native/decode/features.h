@@ -81,28 +81,28 @@ void taylor_features(const float* u, Int inner, float* y) {
 
 // As in attention/linear/native/features.h, of one query or key. The constants of a head: the scale of keys of mean
 // square 1, half the square of their length, and what is taken off the exponents, `Favor.bounds`
-void favor_features(const Attention& attention, Int head, bool is_key, float* x, Int head_dim, float* y) {
-    const float* constants = attention.favor_constants + 3 * head;
+void favor_features(const Features& features, Int head, bool is_key, float* x, Int head_dim, float* y) {
+    const float* constants = features.favor_constants + 3 * head;
     const float factor = rms_norm_scale(x, head_dim) * constants[0];
     float square = 0;
     for (Int i = 0; i < head_dim; i++) x[i] *= factor, square += x[i] * x[i];
-    project(attention.query_projection, attention.inner, head, x, head_dim, y);
-    for (Int i = attention.inner; i < attention.features; i++) y[i] = -y[i - attention.inner];
-    exp_(y, attention.features, is_key ? square / 2 - constants[1] + constants[2] : max_of(y, attention.features));
+    project(features.query_projection, features.inner, head, x, head_dim, y);
+    for (Int i = features.inner; i < features.size; i++) y[i] = -y[i - features.inner];
+    exp_(y, features.size, is_key ? square / 2 - constants[1] + constants[2] : max_of(y, features.size));
 }
 
 // The features y (padded) of a query or key x (padded with zeros), which is overwritten; `inner` is room for its
 // projection
 void apply_feature_map(
-    const Attention& attention, Int head, bool is_key, float* x, Int head_dim, float* y, float* inner) {
-    switch (attention.feature_map) {
+    const Features& features, Int head, bool is_key, float* x, Int head_dim, float* y, float* inner) {
+    switch (features.map) {
         case ELU:
         case RELU:
         case SILU:
             for (Int i = 0; i < head_dim; i += LANES) {
                 FloatVec derivative;
-                lanes(y + i) = attention.feature_map == ELU    ? elu_plus_one(lanes(x + i), derivative)
-                               : attention.feature_map == RELU ? relu(lanes(x + i), derivative)
+                lanes(y + i) = features.map == ELU    ? elu_plus_one(lanes(x + i), derivative)
+                               : features.map == RELU ? relu(lanes(x + i), derivative)
                                                                : silu(lanes(x + i), derivative);
             }
             break;
@@ -114,19 +114,19 @@ void apply_feature_map(
             softmax_features(y, head_dim);
             break;
         case HEDGEHOG:
-            project(is_key ? attention.key_projection : attention.query_projection, head_dim, head, x, head_dim, y);
+            project(is_key ? features.key_projection : features.query_projection, head_dim, head, x, head_dim, y);
             for (Int i = 0; i < head_dim; i++) y[head_dim + i] = -y[i];
             softmax_features(y, 2 * head_dim);
             break;
         case TAYLOR:
-            if (const float* weight = is_key ? attention.key_projection : attention.query_projection) {
-                project(weight, attention.inner, head, x, head_dim, inner);
+            if (const float* weight = is_key ? features.key_projection : features.query_projection) {
+                project(weight, features.inner, head, x, head_dim, inner);
                 x = inner;
             }
-            taylor_features(x, attention.inner, y);
+            taylor_features(x, features.inner, y);
             break;
         case FAVOR:
-            favor_features(attention, head, is_key, x, head_dim, y);
+            favor_features(features, head, is_key, x, head_dim, y);
             break;
     }
 }

@@ -1,11 +1,11 @@
 // One token of each row of a batch through a whole model, on a CPU: what language_model.py, block.py and hourglass.py
 // define, with every matrix fetched once. Constants and enumerations that are not defined here come from Python, by
-// shared.h.
+// shared.h, and the kinds of attention from the decode.h of each, by kinds.h.
 //
 // All threads walk through the model together. Each does its share of every part, and they wait for each other where
 // one needs what all have computed.
 
-#include "mixer.h"
+#include "kinds.h"
 
 namespace {
 
@@ -56,7 +56,9 @@ struct Step {
         Int most = 0;
         for (Int layer = 0; layer < model.layers; layer++) {
             Scratch taken{nullptr};
-            Head(job, layer, taken);
+            with_kind(model.layer[layer].kind, [&](auto kind) {
+                Mixer<typename decltype(kind)::Attention>(job, model.layer[layer], taken);
+            });
             most = std::max(most, taken.used);
         }
         return most;
@@ -126,7 +128,7 @@ struct Step {
             rms_norm(layer.norm, batch);
             linear(layer.in_proj, normed, width, batch.count, qkv_gate);
             team.wait();
-            mixer(i, batch);
+            mix(layer, batch);
             team.wait();
             add_linear(layer.out_proj, mixed, values, batch);
             team.wait();
@@ -165,16 +167,21 @@ struct Step {
             for (Int i = outputs.begin; i < outputs.end; i++) batch.x[t * width + i] += normed[t * width + i];
     }
 
-    void mixer(Int layer, const Batch& batch) {
+    void mix(const Layer& layer, const Batch& batch) {
+        with_kind(layer.kind, [&](auto kind) { mix_heads<typename decltype(kind)::Attention>(layer, batch); });
+    }
+
+    template <typename Attention>
+    void mix_heads(const Layer& layer, const Batch& batch) {
         Scratch of_heads = scratch;  // which the next layer takes again
-        Head head(job, layer, of_heads);
-        const Int outputs = model.layer[layer].in_proj.outputs;
+        Mixer<Attention> mixer(job, layer, of_heads);
+        const Int outputs = layer.in_proj.outputs;
         const Range lines = team.share(batch.count * model.heads);
         for (Int line = lines.begin; line < lines.end; line++) {
             const Int t = line / model.heads;
             const float* cos_sin = batch.cos_sin + t * model.head_dim;
             const float *qkv_gate_t = qkv_gate + t * outputs, *normed_t = normed + t * width;
-            head.forward(batch.tokens[t], line % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * values);
+            mixer.forward(batch.tokens[t], line % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * values);
         }
     }
 

@@ -5,15 +5,16 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lmlong.native.build import Shared, compiled
 from lmlong.native.decode import structures
+from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.decode.pack import PackedModel
-from lmlong.native.decode.structures import AttentionKind, DecodeJob, Dtype, LayerState, Pooling
+from lmlong.native.decode.structures import DecodeJob, Dtype, LayerState, Pooling
 from lmlong.native.feature_maps import FeatureMap
 from lmlong.native.threads import run_on_threads, thread_team
 
@@ -29,26 +30,52 @@ class States(NamedTuple):
     """The state of a model: tensors that are read, or that are written to."""
 
     layers: array
-    """The fields of a `LayerState` for each layer, as plain numbers, since there are many, and new ones for each token.
-    Where rows have states of their own, those of all layers of a row come after those of the row before."""
+    """The fields of each layer's `LayerState` and of its attention's state, as plain numbers, since there are many, and
+    new ones for each token. Where rows have states of their own, one row's layers follow another's."""
     hourglass: HourglassTensors | None
     last_tokens: Tensor | None
 
 
 def layer_states(fields: Iterable[Sequence[int]]) -> array:
-    """Return the fields of some `LayerState` as memory."""
+    """Return the fields of the states of some layers as memory."""
     return array("q", chain.from_iterable(fields))
 
 
-def load(constants: Mapping[str, float], integers: Mapping[str, int]) -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine; None where it cannot be."""
-    known = (structures.Matrix, structures.Attention, structures.Layer, structures.Hourglass, structures.Model)
-    shared = Shared(constants, [Dtype, AttentionKind, FeatureMap, Pooling], [*known, LayerState, DecodeJob], integers)
+def load(kinds: Sequence[DecodeKind[Any]], constants: Mapping[str, float]) -> ctypes.CDLL | None:
+    """Return the library with these kinds of attention, compiled at its first use on a machine; None where it cannot
+    be."""
+    known = [structures.Matrix, structures.Features, structures.Gate, structures.Forgetting, structures.Layer]
+    known += [structures.Hourglass, structures.Model, LayerState, DecodeJob]
+    integers: dict[str, int] = {}
+    for kind in kinds:
+        known += [each for each in (kind.weights, kind.state) if each._fields_]  # an empty one differs in C++
+        constants, integers = {**constants, **kind.constants}, {**integers, **kind.integers}
+    shared = Shared(constants, [Dtype, FeatureMap, Pooling], known, integers, kind_headers(kinds))
     functions = compiled(CODE, shared, "tokens are written by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         functions.scratch_size.restype = ctypes.c_int64
     return functions
+
+
+def kind_headers(kinds: Sequence[DecodeKind[Any]]) -> dict[str, str]:
+    """Return the text of each kind's headers by their names, and of kinds.h, which includes them and calls a function
+    with a kind by its number, the index in `kinds`."""
+    headers = {name: path.read_text() for kind in kinds for name, path in kind.headers.items()}
+    lines = [
+        "#pragma once",
+        '#include "mixer.h"',
+        *(f'#include "{name}"' for name in headers),
+        "namespace {",
+        "template <typename T> struct Kind { using Attention = T; };",
+        "template <typename Call> void with_kind(Int kind, Call call) {",
+        "    switch (kind) {",
+        *(f"        case {number}: return call(Kind<{kind.name}>{{}});" for number, kind in enumerate(kinds)),
+        "    }",
+        "}",
+        "}",
+    ]
+    return {**headers, "kinds.h": "\n".join(lines) + "\n"}
 
 
 def decode(
@@ -62,9 +89,11 @@ def decode(
     separate: bool = False,
 ) -> tuple[Tensor, bool]:
     """Return logits (B, V) of the tokens after `tokens` (B,), which stand at `positions` (B,) of their documents, and
-    whether recent values of n-gram attention are full now; fill the states `after` them, on `workers` threads.
+    whether a state has no room for another token; fill the states `after` them, on `workers` threads.
     `separate`: whether each row has a state of its own."""
     rows, vocabulary = len(tokens), packed.model.output.outputs
+    size = packed.model.state_size * (rows if separate else 1)
+    assert len(before.layers) * before.layers.itemsize == len(after.layers) * after.layers.itemsize == size
     logits = torch.empty(rows, vocabulary, dtype=torch.float32, device="cpu")
     states = (state.layers.buffer_info()[0] for state in (before, after))
     job = DecodeJob(ctypes.addressof(packed.model), *states)

@@ -4,22 +4,20 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
+from lmlong.attention.parallel_window.native.decode import beside_window
+from lmlong.attention.parallel_window.state import ParallelState
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError
-from lmlong.attention.window import WindowAttention, WindowState
+from lmlong.attention.window.layer import WindowAttention
+from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.spec import NativeSpec
-
-
-class ParallelState(NamedTuple):
-    recurrence: Any
-    window: WindowState
 
 
 class ParallelWindow(CausalAttention[ParallelState]):
@@ -64,6 +62,11 @@ class ParallelWindow(CausalAttention[ParallelState]):
         near = self.window.reference(*_rotated(q, inputs), v, document_starts)
         near, far = weighed(near, far, inputs)
         return near + far
+
+    @property
+    def native_decode(self) -> DecodeKind[Any] | None:  # type: ignore[override]
+        recurrence = self.recurrence.native_decode
+        return None if recurrence is None else beside_window(recurrence)
 
     @property
     def parts(self) -> Sequence[CausalAttention[Any]]:

@@ -4,34 +4,26 @@ B batch, H heads, G heads of keys and values, each for H / G neighbouring heads 
 K key dim, V value dim.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
+from lmlong.attention.softmax.native.decode import DECODE
+from lmlong.attention.softmax.state import (
+    KeyValues,
+    KVCache,
+    append,
+    concat,
+    settle,
+    tokens_between,
+    with_room,
+    without_unused,
+)
 from lmlong.attention.state_check import StateError
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
-
-BLOCK = 128
-"""Recent tokens gathered before they are appended to the past ones: copying all of those for each new token would cost
-more than attending to them."""
-
-
-class KeyValues(NamedTuple):
-    """The keys and values of past tokens."""
-
-    k: Tensor  # (B, G, P, K)
-    v: Tensor  # (B, G, P, V)
-    current: Tensor  # (B, P) bool, true for tokens of the row's current document
-
-
-class KVCache(NamedTuple):
-    settled: KeyValues
-    recent: KeyValues  # at most BLOCK
 
 
 class SoftmaxAttention(CausalAttention[KVCache]):
@@ -40,6 +32,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = ATTENTION_KINDS["softmax"].uses_rope
     state_growth = ATTENTION_KINDS["softmax"].state_growth
+    native_decode = DECODE
 
     def __init__(self, heads: int, head_dim: int, value_dim: int):
         super().__init__()
@@ -75,10 +68,10 @@ class SoftmaxAttention(CausalAttention[KVCache]):
             return v.new_zeros(*q.shape[:3], self.value_dim), state
         if k.shape[2] == 1 and document_starts is None:
             return self._decode(q, k, v, state)
-        cache = _concat(state.settled, state.recent)
+        cache = concat(state.settled, state.recent)
         if cache.k.shape[2] == 0 and document_starts is None:
             y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-            return y, _append(state, KeyValues(k, v, _ones(k)))
+            return y, append(state, KeyValues(k, v, _ones(k)))
 
         document_starts = ~_ones(k) if document_starts is None else document_starts
         document = document_starts.cumsum(1)  # 0 is the document of the state
@@ -89,15 +82,15 @@ class SoftmaxAttention(CausalAttention[KVCache]):
             ],
             dim=2,
         )
-        seen = _concat(cache, KeyValues(k, v, document == document[:, -1:]))
+        seen = concat(cache, KeyValues(k, v, document == document[:, -1:]))
         y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask[:, None], enable_gqa=self.grouped)
         goes_on = document[:, -1:] == 0
         kept = KVCache(*(part._replace(current=part.current & goes_on) for part in state))
-        return y, _append(kept, KeyValues(k, v, document == document[:, -1:]))
+        return y, append(kept, KeyValues(k, v, document == document[:, -1:]))
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the output of one token and the state after it; the settled tokens are not copied."""
-        settled, recent = state.settled, _concat(state.recent, KeyValues(k, v, _ones(k)))
+        settled, recent = state.settled, concat(state.recent, KeyValues(k, v, _ones(k)))
         q = q.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)  # (B, G, H / G, K)
         logits = torch.cat([q @ settled.k.to(q.dtype).mT, q @ recent.k.mT], dim=-1) * self.head_dim**-0.5
         current = torch.cat([settled.current, recent.current], dim=1)
@@ -117,10 +110,10 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     def settle(self, state: KVCache) -> KVCache:
         """Drop what is not attended to any more, which steps do as they go."""
-        k, v, current = _without_unused(_concat(*state))
+        k, v, current = without_unused(concat(*state))
         unused = ~current[:, None, :, None]
         whole = KeyValues(k.masked_fill(unused, 0), v.masked_fill(unused, 0), current)
-        return _settle(KVCache(_slice(whole, 0, 0), whole))
+        return settle(KVCache(tokens_between(whole, 0, 0), whole))
 
     def check_state(self, state: KVCache, empty: KVCache) -> None:
         super().check_state(state, empty)
@@ -131,52 +124,6 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("softmax_attention")
-
-
-def with_room(state: KVCache) -> KVCache:
-    """Return the state after a step, whose recent tokens are settled once they are a block."""
-    return state if state.recent.k.shape[2] < BLOCK else _settle(KVCache(*map(_without_unused, state)))
-
-
-def _concat(first: KeyValues, second: KeyValues) -> KeyValues:
-    """Concatenate the keys and values of two runs of tokens, in the dtype of the second."""
-    if first.k.shape[2] == 0:
-        return second
-    return KeyValues(
-        torch.cat([first.k.to(second.k.dtype), second.k], dim=2),
-        torch.cat([first.v.to(second.v.dtype), second.v], dim=2),
-        torch.cat([first.current, second.current], dim=1),
-    )
-
-
-def _append(state: KVCache, new: KeyValues) -> KVCache:
-    return _settle(KVCache(state.settled, _concat(state.recent, new)))
-
-
-def _settle(state: KVCache) -> KVCache:
-    """Append the recent tokens to the settled ones, in whole blocks."""
-    settled, recent = state
-    whole = recent.k.shape[2] // BLOCK * BLOCK
-    if not whole:
-        return state
-    return KVCache(_concat(settled, _slice(recent, 0, whole)), _slice(recent, whole, recent.k.shape[2]))
-
-
-def _slice(cache: KeyValues, begin: int, end: int) -> KeyValues:
-    """Return the tokens from `begin` to `end`; cloned, since a view would keep all others alive."""
-    k, v, current = cache
-    return KeyValues(k[:, :, begin:end].clone(), v[:, :, begin:end].clone(), current[:, begin:end].clone())
-
-
-def _without_unused(cache: KeyValues) -> KeyValues:
-    """Drop tokens that no row attends to any more, where rows began at different times or did not take each token."""
-    unused = cache.k.shape[2] - int(cache.current.sum(1).max())
-    if not unused:
-        return cache
-    order = cache.current.int().argsort(dim=1, stable=True)[:, unused:]  # the tokens that a row attends to come last
-    index = order[:, None, :, None].expand(-1, cache.k.shape[1], -1, -1)
-    k, v = (x.gather(2, index.expand(-1, -1, -1, x.shape[3])) for x in (cache.k, cache.v))
-    return KeyValues(k, v, cache.current.gather(1, order))
 
 
 def _ones(k: Tensor) -> Tensor:

@@ -4,23 +4,17 @@ B batch, H heads, T new tokens, W window, N blocks, C tokens in a block, K key d
 V value dim.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
-from lmlong.attention.softmax import causal_mask, softmax_reference
+from lmlong.attention.softmax.layer import causal_mask, softmax_reference
+from lmlong.attention.window.native.decode import DECODE
+from lmlong.attention.window.state import WindowState
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
-
-
-class WindowState(NamedTuple):
-    k: Tensor  # (B, H, W - 1, K) the last keys
-    v: Tensor  # (B, H, W - 1, V) and values
-    current: Tensor  # (B, W - 1) bool, true for tokens of the row's current document
 
 
 class WindowAttention(CausalAttention[WindowState]):
@@ -28,6 +22,7 @@ class WindowAttention(CausalAttention[WindowState]):
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = ATTENTION_KINDS["window"].uses_rope
+    native_decode = DECODE
 
     def __init__(self, heads: int, head_dim: int, value_dim: int, window: int):
         super().__init__()

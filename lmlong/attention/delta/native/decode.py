@@ -1,0 +1,42 @@
+"""The delta rule in the native decode step."""
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmlong.attention.delta.features import TINY
+from lmlong.attention.delta.naive import DeltaState
+from lmlong.native.decode.kind import DecodeKind, Packer, floats, structure
+from lmlong.native.decode.structures import Features, Forgetting, Gate, ints, pointers
+
+
+class DeltaDecode(DecodeKind[DeltaState]):
+    name = "DeltaAttention"
+    header = Path(__file__).with_suffix(".h")
+    weights = structure("DeltaAttention::Weights", ("features", Features), ("forgetting", Forgetting), ("beta", Gate))
+    state = structure("DeltaAttention::State", *pointers("S"), *ints("float64"))
+    inputs = (("beta",), ("log_decay", "beta"))
+    constants = MappingProxyType({"UNIT_TINY": TINY})
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        spec = packer.open(attention, "delta", (), ("log_decay",), ("feature_map",))
+        unit = packer.open(spec.parts["feature_map"], "unit", ("features",), (), ("inner",))
+        forgetting = packer.forgetting(attention, spec.weights["log_decay"], gates.get("log_decay"))
+        beta = packer.gate(gates["beta"], "sigmoid", attention.heads)
+        return self.weights(packer.features(unit.parts["inner"]), forgetting, beta)
+
+    def fields(self, state: DeltaState) -> tuple[int, ...]:
+        S = state.S
+        return S.data_ptr(), S.dtype is torch.float64
+
+    def as_native(self, state: DeltaState) -> DeltaState:
+        S = state.S
+        return DeltaState(S.contiguous() if S.dtype == torch.float64 else floats(S))
+
+
+DECODE = DeltaDecode()

@@ -1,0 +1,66 @@
+"""n-gram attention in the native decode step."""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmlong.attention.ngram.hashing import NO_NGRAM
+from lmlong.attention.ngram.native.library import INTEGERS
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState
+from lmlong.attention.ngram.step import make_room
+from lmlong.native.decode.kind import DecodeKind, Packer, floats, integers, structure
+from lmlong.native.decode.structures import Gate, ints, pointers
+from lmlong.recipe import MAX_NGRAM
+
+
+class NgramDecode(DecodeKind[NgramState]):
+    name = "NgramAttention"
+    header = Path(__file__).with_suffix(".h")
+    weights = structure(
+        "NgramAttention::Weights",
+        *ints("rows"),
+        *pointers("sizes"),
+        ("read_gate", Gate),
+        *pointers("number_weight", "raw_smoothing"),
+    )
+    state = structure(
+        "NgramAttention::State",
+        *pointers("S", "number", "ngram", "waiting_ngram", "waiting_v", "recent_ngram", "recent_v"),
+    )
+    inputs = (("ngram", "read_gate"),)
+    integers = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM})
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        names = ("number_weight", "raw_smoothing")
+        spec = packer.open(attention, "ngram", ("sizes", "rows"), names)
+        sizes = packer.address(torch.tensor(spec.options["sizes"]))
+        gate = packer.gate(gates["read_gate"], "identity", attention.heads)
+        number_weight, raw_smoothing = (packer.floats(attention, spec.weights[name]) for name in names)
+        return self.weights(spec.options["rows"], sizes, gate, number_weight, raw_smoothing)
+
+    def fields(self, state: NgramState) -> tuple[int, ...]:
+        return tuple([x.data_ptr() for x in state])
+
+    def as_native(self, state: NgramState) -> NgramState:
+        S, number, ngram, waiting_ngram, waiting_v, recent_ngram, recent_v = state
+        table = floats(S), integers(number, torch.int32), integers(ngram)
+        waiting = integers(waiting_ngram), floats(waiting_v)
+        return NgramState(*table, *waiting, integers(recent_ngram), floats(recent_v))
+
+    def each_written(self, change: Callable[[Tensor], Tensor], state: NgramState) -> NgramState:
+        """Change the recent values alone: a step writes neither to the table nor to the waiting values."""
+        return NgramState(*state[:5], *map(change, state[5:]))
+
+    def with_room(self, state: NgramState, full: bool) -> NgramState:
+        return make_room(state) if full else state
+
+    def is_full(self, state: NgramState) -> bool:
+        return bool((state.recent_ngram[..., 0] != NO_NGRAM).any())
+
+
+DECODE = NgramDecode()

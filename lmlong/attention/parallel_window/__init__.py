@@ -1,0 +1,1 @@
+"""A recurrence and a window of softmax attention in one layer."""

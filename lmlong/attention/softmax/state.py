@@ -1,0 +1,72 @@
+"""The state of softmax attention: the keys and values of all tokens, the recent ones apart.
+
+B batch, G heads of keys and values, P past tokens, K key dim, V value dim.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+"""Recent tokens gathered before they are appended to the past ones: copying all of those for each new token would cost
+more than attending to them."""
+
+
+class KeyValues(NamedTuple):
+    """The keys and values of past tokens."""
+
+    k: Tensor  # (B, G, P, K)
+    v: Tensor  # (B, G, P, V)
+    current: Tensor  # (B, P) bool, true for tokens of the row's current document
+
+
+class KVCache(NamedTuple):
+    settled: KeyValues
+    recent: KeyValues  # at most BLOCK
+
+
+def with_room(state: KVCache) -> KVCache:
+    """Return the state after a step, whose recent tokens are settled once they are a block."""
+    return state if state.recent.k.shape[2] < BLOCK else settle(KVCache(*map(without_unused, state)))
+
+
+def concat(first: KeyValues, second: KeyValues) -> KeyValues:
+    """Concatenate the keys and values of two runs of tokens, in the dtype of the second."""
+    if first.k.shape[2] == 0:
+        return second
+    return KeyValues(
+        torch.cat([first.k.to(second.k.dtype), second.k], dim=2),
+        torch.cat([first.v.to(second.v.dtype), second.v], dim=2),
+        torch.cat([first.current, second.current], dim=1),
+    )
+
+
+def append(state: KVCache, new: KeyValues) -> KVCache:
+    return settle(KVCache(state.settled, concat(state.recent, new)))
+
+
+def settle(state: KVCache) -> KVCache:
+    """Append the recent tokens to the settled ones, in whole blocks."""
+    settled, recent = state
+    whole = recent.k.shape[2] // BLOCK * BLOCK
+    if not whole:
+        return state
+    return KVCache(concat(settled, tokens_between(recent, 0, whole)), tokens_between(recent, whole, recent.k.shape[2]))
+
+
+def tokens_between(cache: KeyValues, begin: int, end: int) -> KeyValues:
+    """Return the tokens from `begin` to `end`; cloned, since a view would keep all others alive."""
+    k, v, current = cache
+    return KeyValues(k[:, :, begin:end].clone(), v[:, :, begin:end].clone(), current[:, begin:end].clone())
+
+
+def without_unused(cache: KeyValues) -> KeyValues:
+    """Drop tokens that no row attends to any more, where rows began at different times or did not take each token."""
+    unused = cache.k.shape[2] - int(cache.current.sum(1).max())
+    if not unused:
+        return cache
+    order = cache.current.int().argsort(dim=1, stable=True)[:, unused:]  # the tokens that a row attends to come last
+    index = order[:, None, :, None].expand(-1, cache.k.shape[1], -1, -1)
+    k, v = (x.gather(2, index.expand(-1, -1, -1, x.shape[3])) for x in (cache.k, cache.v))
+    return KeyValues(k, v, cache.current.gather(1, order))

@@ -1,0 +1,33 @@
+"""Window attention in the native decode step."""
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lmlong.attention.window.state import WindowState
+from lmlong.native.decode.kind import DecodeKind, Packer, floats, structure
+from lmlong.native.decode.structures import ints, pointers
+
+
+class WindowDecode(DecodeKind[WindowState]):
+    name = "WindowAttention"
+    header = Path(__file__).with_suffix(".h")
+    weights = structure("WindowAttention::Weights", *ints("window"))
+    state = structure("WindowAttention::State", *pointers("keys", "values", "current"))
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        return self.weights(packer.open(attention, "window", ("window",)).options["window"])
+
+    def fields(self, state: WindowState) -> tuple[int, ...]:
+        k, v, current = state
+        return k.data_ptr(), v.data_ptr(), current.data_ptr()
+
+    def as_native(self, state: WindowState) -> WindowState:
+        k, v, current = state
+        return WindowState(floats(k), floats(v), current.contiguous())
+
+
+DECODE = WindowDecode()

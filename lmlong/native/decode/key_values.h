@@ -1,0 +1,81 @@
+// Softmax attention of one query over cached keys and values.
+
+#pragma once
+
+#include "mixer.h"
+
+namespace {
+
+struct KeyValues {  // of a run of past tokens
+    const float *keys, *values;  // (lines, size, head_dim) and (lines, size, value_dim)
+    const bool* current;         // (size) which of them are of the document that goes on
+    Int line, size;
+};
+
+struct SoftmaxMean {
+    const Int head_dim, value_dim;
+    float *weights, *numerators;
+
+    // For a query that attends to `most` tokens at most
+    SoftmaxMean(const DecodeJob& job, const Layer& layer, Int most, Scratch& scratch)
+        : head_dim(layer.head_dim), value_dim(job.model->value_dim), weights(scratch.take(most)),
+          numerators(scratch.take(value_dim)) {}
+
+    // y = the mean of the values of the document so far, weighed by softmax. Tokens of other documents are left out
+    // rather than masked, so that no bit depends on how many there are. This scales the query
+    void operator()(const HeadInput& input, const KeyValues& older, const KeyValues& newer, float* y) const {
+        const float scale = 1 / std::sqrt(float(head_dim));
+        for (Int i = 0; i < head_dim; i++) input.q[i] *= scale;
+        auto each_run = [&](auto call) {
+            for (const KeyValues* cached : {&older, &newer})
+                for (Int begin = 0, end; !input.token.starts_document && begin < cached->size; begin = end + 1) {
+                    for (end = begin; end < cached->size && cached->current[end];) end++;
+                    if (begin < end) call(*cached, cached->line * cached->size + begin, end - begin);
+                }
+        };
+        Int count = 0;
+        each_run([&](const KeyValues& cached, Int first, Int size) {
+            const Matrix keys{cached.keys + first * head_dim, nullptr, FLOAT32, size, head_dim};
+            matmul(keys, {0, size}, input.q, 0, 1, weights + count, 0, nullptr);
+            count += size;
+        });
+        matvec<Float32, 1>(input.k, head_dim, input.q, weights + count);
+        exp_(weights, count + 1, max_of(weights, count + 1));
+        std::fill_n(y, value_dim, 0.0f), std::fill_n(numerators, value_dim, 0.0f);
+        Int added = 0;
+        each_run([&](const KeyValues& cached, Int first, Int size) {
+            add_values(cached.values + first * value_dim, size, weights + added, added, y);
+            added += size;
+        });
+        const float inverse = 1 / sum_of(weights, count + 1);
+        for (Int i = 0; i < value_dim; i++) y[i] = (y[i] + numerators[i] + weights[count] * input.v[i]) * inverse;
+    }
+
+    // Add values to the numerators after `added` others. Each time that these are the sum of many, they are added to y:
+    // a small term would lose digits beside a large sum
+    void add_values(const float* values, Int size, const float* weight, Int added, float* y) const {
+        constexpr Int MANY = 256;
+        for (Int t = 0, count; t < size; t += count) {
+            count = std::min(MANY - (added + t) % MANY, size - t);
+            const float* from = values + t * value_dim;
+            Int i = 0;
+            for (; i + 4 * LANES <= value_dim; i += 4 * LANES) add_channels<4>(from + i, count, weight + t, numerators + i);
+            for (; i + LANES <= value_dim; i += LANES) add_channels<1>(from + i, count, weight + t, numerators + i);
+            for (; i < value_dim; i++)
+                for (Int j = 0; j < count; j++) numerators[i] += weight[t + j] * from[j * value_dim + i];
+            if ((added + t + count) % MANY) continue;
+            for (i = 0; i < value_dim; i++) y[i] += numerators[i], numerators[i] = 0;
+        }
+    }
+
+    template <Int VECTORS>
+    void add_channels(const float* values, Int count, const float* weight, float* into) const {
+        FloatVec sums[VECTORS];
+        UNROLL(j, VECTORS) sums[j] = lanes(into + j * LANES);
+        for (Int t = 0; t < count; t++)
+            UNROLL(j, VECTORS) sums[j] += weight[t] * lanes(values + t * value_dim + j * LANES);
+        UNROLL(j, VECTORS) lanes(into + j * LANES) = sums[j];
+    }
+};
+
+}  // namespace
