@@ -26,7 +26,7 @@ CONVERTERS: dict[str, Callable[[bytes, int], str]] = {
     ".pdf": pdf_text,
     ".xhtml": page_text,
 }
-"""Suffix -> function that returns the text of a document, which may unpack to so many bytes."""
+"""Suffix -> function (data, most) that returns the text of a document of at most `most` bytes unpacked."""
 
 
 def convert(request: dict[str, Any]) -> bytes:

@@ -20,7 +20,7 @@ struct Features {  // a feature map, in the weights of an attention that has one
 };
 
 struct Gate {
-    const float *weight, *bias;  // (heads, width) and (heads); null where there is none
+    const float *weight, *bias;  // (heads, width) and (heads); null if unused
 };
 
 struct Forgetting {          // the decay of a recurrence

@@ -8,7 +8,7 @@ namespace {
 
 struct KeyValues {  // of a run of past tokens
     const float *keys, *values;  // (lines, size, head_dim) and (lines, size, value_dim)
-    const bool* current;         // (size) which of them are of the document that goes on
+    const bool* current;         // (size) which of them belong to the current document
     Int line, size;
 };
 

@@ -90,8 +90,7 @@ class Packer:
     def forgetting(
         self, attention: Any, log_decay: Tensor | None, module: nn.Module | None, features: int | None = None
     ) -> structures.Forgetting:
-        """Return the decay of a recurrence: the fixed one, or by a gate for each head, or for each of so many features
-        where there may be one."""
+        """Return the decay of a recurrence: a fixed one, a gate for each head, or a gate for each of `features`."""
         packed = structures.Forgetting()
         if log_decay is not None:
             packed.log_decay = self.floats(attention, log_decay)
