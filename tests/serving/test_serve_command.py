@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from data.made_documents import epub
 from interop.exported import write_run
 from serving.chats import chatting
 from serving.servers import until
@@ -206,6 +207,7 @@ def test_without_its_libraries_it_says_what_to_install(
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_every_curl_line_of_the_page_works(run: Path, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("a book of a few words. " * 50)
+    (tmp_path / "book.epub").write_bytes(epub())
     session = "none"
     page = (ROOT / "docs" / "serving.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)

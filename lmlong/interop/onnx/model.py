@@ -65,7 +65,7 @@ def _mixer(modules: Modules, module: object, x: Value, tokens: Tokens, layer: st
     """Return what the attention of a layer adds to x (B, T, width)."""
     spec = modules.open(module)
     heads, kv_heads, head_dim, value_dim = sizes = [spec.options[name] for name in SIZES]
-    has_keys = modules.open(spec.parts["attention"]).kind != "ngram"
+    has_keys = spec.options["has_keys"]
     widths = [heads * head_dim, kv_heads * head_dim] if has_keys else []
     x = _rms_norm(modules, spec.parts["norm"], x)
     qkv, *gate = _matmul(modules, spec.parts["in_proj"], x).split(

@@ -21,7 +21,7 @@ KNOWN = {
     "rms_norm": "epsilon weight",
     "block": "mixer mlp",
     "swiglu": "norm in_proj out_proj",
-    "mixer": "heads kv_heads head_dim value_dim uses_rope frequencies gated inputs "
+    "mixer": "heads kv_heads head_dim value_dim uses_rope frequencies gated has_keys inputs gates "
     "norm in_proj convolution attention gates head_norm out_proj",
     "short_conv": "width weight",
     "gate": "activation shape down weight bias",
