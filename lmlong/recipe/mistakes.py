@@ -115,7 +115,7 @@ def _not_one_of(value: Any, words: list[str]) -> str:
 
 
 def _known_keys(key: object, section: KeyPath, known: list[str]) -> str:
-    """Return the nearest known key; if there is none, all keys of a short section, or a few of a long one."""
+    """Return the nearest known key, or all keys of a short section, or a few of a long one."""
     if len(known) <= LISTED:
         return nearest(key, known) or f" Known here: {', '.join(known)}."
     close = get_close_matches(str(key), known, n=NEAREST, cutoff=0)

@@ -27,7 +27,7 @@ def with_start(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recipe_of(run: object) -> Any:
-    """Return the sections of the recipe in a run folder, a run under runs/ or a checkpoint; None if there is none."""
+    """Return the sections of the recipe in a run folder, a run under runs/ or a checkpoint, or None."""
     if not isinstance(run, str):
         return None
     for folder in (Path(run).expanduser(), Path("runs") / run):

@@ -39,7 +39,7 @@ def undotted(key: str) -> KeyPath:
 
 
 def at(values: Any, path: KeyPath) -> Any:
-    """Return the value at a path, or None if there is none."""
+    """Return the value at a path, or None."""
     for part in path:
         try:
             values = values[part]

@@ -27,7 +27,7 @@ class Uploads:
         self._longest = WIDEST * (limits.prompt + 1)  # room for a byte order mark
 
     async def text(self, data: bytes, suffix: str, owner: str) -> str:
-        """Return the text of a file of a kind that `suffix` names; a 400 with the reason where there is none."""
+        """Return the text of a file of a kind that `suffix` names; raise a 400 with the reason if it has none."""
         return await self.worker.run(partial(self._text, data, suffix), owner)
 
     def _text(self, data: bytes, suffix: str, ended: Ended) -> str:
