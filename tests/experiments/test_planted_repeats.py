@@ -13,7 +13,7 @@ import torch
 from interop.exported import write_run
 
 import lmlong
-from lmlong.data.character_tokenizer import CharacterTokenizer
+from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.experiments.planted_repeats import (
     MARGIN,
     Genome,

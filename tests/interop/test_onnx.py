@@ -19,7 +19,7 @@ from loops import find_loop
 
 import lmlong
 from lmlong.cli.main import lmlong as command
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.importing import import_model
 from lmlong.interop.onnx.export import export_onnx
