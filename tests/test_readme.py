@@ -21,11 +21,11 @@ import pytest
 import torch
 from commands import Finished
 from commands import lmlong as call_lmlong
+from planted_parts.service_log import write_log
 
 from lmlong.attention import laws
 from lmlong.cli.main import lmlong
 from lmlong.data.tokenizers.factory import load_tokenizer
-from lmlong.evaluation.service_log import write_log
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build
 from lmlong.recipe import file as recipe_file

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmlong.evaluation.records_file import SavedRecords
-from lmlong.evaluation.surprise import Surprise, Totals, compared
-from lmlong.evaluation.token_bits import TextReader
 from lmlong.inference import state_file
 from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.files import parse_json
 from lmlong.model.precision import Precision
+from lmlong.surprisal.records_file import SavedRecords
+from lmlong.surprisal.token_bits import TextReader
+from lmlong.surprisal.units import Surprise, Totals, compared
 
 LONGEST = 1 << 26
 """Bytes of the longest line that is a record; a longer one is skipped, as it would have to be in memory."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from lmlong.data.encoding import HOLD_PLACES, PLACEHOLDER
 from lmlong.errors import UsageError
-from lmlong.evaluation.surprise import Surprise, Totals, Unit, Units
-from lmlong.evaluation.token_bits import TextReader
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.arriving import CHUNK
 from lmlong.model.precision import Precision, evaluation_precision
+from lmlong.surprisal.token_bits import TextReader
+from lmlong.surprisal.units import Surprise, Totals, Unit, Units
 
 KEPT = 200
 """Bytes of the beginning of a unit that are told."""

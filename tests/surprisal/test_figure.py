@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from lmlong.evaluation.surprise import Surprise
-from lmlong.evaluation.surprise_figure import APART, MARKED, STRETCHES, SurpriseAlong
 from lmlong.report.figure import Panel
+from lmlong.surprisal.figure import APART, MARKED, STRETCHES, SurpriseAlong
+from lmlong.surprisal.units import Surprise
 
 
 def units(count: int) -> list[Surprise]:

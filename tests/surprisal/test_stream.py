@@ -19,11 +19,11 @@ from lmlong.data.token_file import tokens_of
 from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
-from lmlong.evaluation.score import KEPT, TextScore
 from lmlong.evaluation.scorer import Scorer
-from lmlong.evaluation.surprise import Surprise
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model import precision
+from lmlong.surprisal.stream import KEPT, TextScore
+from lmlong.surprisal.units import Surprise
 
 TEXT = prose(700) + "naïve \0 \U0001f600\n\n\n" + prose(300, seed=1) + "the end"
 UNITS = ("token", "byte", "line", "position")

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from interop.exported import write_run
-
-from lmlong.evaluation.anomaly_ranking import alarms_above, curve_of
-from lmlong.evaluation.planted_anomalies import by_length, by_rarity, template
-from lmlong.evaluation.service_log import ANOMALIES, Planted, ServiceLog, write_log
+from planted_parts.anomalies import by_length, by_rarity, template
+from planted_parts.anomaly_ranking import alarms_above, curve_of
+from planted_parts.service_log import ANOMALIES, Planted, ServiceLog, write_log
 
 TOOL = Path(__file__).parents[2] / "tools" / "planted_anomalies.py"
 FORM = r"2026-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO |WARN |ERROR) [a-z]+ +\S.*"

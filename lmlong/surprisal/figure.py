@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.evaluation.surprise import Surprise
 from lmlong.report.figure import Figure, Line, Mark, Panel, style
+from lmlong.surprisal.units import Surprise
 
 STRETCHES = 256
 """Stretches that a text is drawn in, at most; half of them at least once it is long."""

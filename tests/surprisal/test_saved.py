@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from evaluation.crafted_scores import OPTIONS, RECORDS, Place, prepare, try_score, write, write_text
+from surprisal.crafted_scores import OPTIONS, RECORDS, Place, prepare, try_score, write, write_text
 
 from lmlong.cli.score import score
 from lmlong.errors import LmlongError

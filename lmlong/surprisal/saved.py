@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from lmlong.evaluation.robust_score import CENTERS
+from lmlong.surprisal.robust_score import CENTERS
 
 MOST = 1 << 53
 """Largest count: float64 represents every integer up to it exactly."""

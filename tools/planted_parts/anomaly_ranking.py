@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.evaluation.service_log import Planted
+from planted_parts.service_log import Planted
 
 
 class Alarms(NamedTuple):

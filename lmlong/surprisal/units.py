@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lmlong.data.tokenizers.base import LOSSLESS, Tokenizer
-from lmlong.evaluation.robust_score import RobustScore
-from lmlong.evaluation.token_bits import TokenBits
+from lmlong.surprisal.robust_score import RobustScore
+from lmlong.surprisal.token_bits import TokenBits
 
 Unit = Literal["token", "byte", "line", "record", "position"]
 

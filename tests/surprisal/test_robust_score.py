@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lmlong.evaluation.robust_score import LEAST, SIGMA, RobustScore
+from lmlong.surprisal.robust_score import LEAST, SIGMA, RobustScore
 
 
 def exact(before: np.ndarray, value: float) -> float:

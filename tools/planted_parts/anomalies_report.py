@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from lmlong.evaluation.anomaly_ranking import anomalous
-from lmlong.evaluation.planted_anomalies import Found
-from lmlong.evaluation.service_log import ANOMALIES, ServiceLog
 from lmlong.report.figure import Figure, Line, Panel, Style, style
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_table
+from planted_parts.anomalies import Found
+from planted_parts.anomaly_ranking import anomalous
+from planted_parts.service_log import ANOMALIES, ServiceLog
 
 COLUMNS = [
     Column("method", 28, align="<"),

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from lmlong.experiments.planted_repeats import Cost, RepeatCosts
 from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Line, Panel, style
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_table
+from planted_parts.repeats import Cost, RepeatCosts
 
 COLUMNS = [
     Column("model", 16, align="<"),

@@ -5,20 +5,21 @@ import random
 from pathlib import Path
 
 import pytest
-from evaluation.test_score import eval_bits
-from inference.conftest import prose
+from inference.conftest import prose, write_run
+from surprisal.test_stream import eval_bits
 
 import lmlong
-from lmlong.evaluation.records import Lines, RecordScore, States
-from lmlong.evaluation.surprise import Surprise, Totals
-from lmlong.evaluation.token_bits import begin
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.state import state_bytes
+from lmlong.surprisal.records import Lines, RecordScore, States
+from lmlong.surprisal.token_bits import begin
+from lmlong.surprisal.units import Surprise, Totals
 
 
 @pytest.fixture
-def trained(run: Path) -> TrainedLanguageModel:
-    return load(run, "cpu")
+def trained(tmp_path: Path) -> TrainedLanguageModel:
+    return load(write_run(tmp_path / "tiny", ByteTokenizer(), "bytes"), "cpu")
 
 
 def scored(records: RecordScore, data: bytes, step: int = 1 << 16) -> list[Surprise]:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.errors import CheckpointError, other_format
-from lmlong.evaluation.saved_score import SavedAbout
 from lmlong.inference import state_file
 from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import named
+from lmlong.surprisal.saved import SavedAbout
 
 FORMAT = 1
 ABOUT = "score.json"

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmlong.evaluation.anomaly_ranking import Alarms, Curve, alarms_above, curve_of
-from lmlong.evaluation.robust_score import RobustScore
-from lmlong.evaluation.score import score
-from lmlong.evaluation.service_log import ServiceLog
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import PIECE
+from lmlong.surprisal.robust_score import RobustScore
+from lmlong.surprisal.stream import score
+from planted_parts.anomaly_ranking import Alarms, Curve, alarms_above, curve_of
+from planted_parts.service_log import ServiceLog
 
 MASKED = re.compile(r"\b(?=[a-z]*\d)[0-9a-f]{6}\b|\d+")
 """Request ids, and numbers."""

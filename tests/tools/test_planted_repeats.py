@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 import torch
 from interop.exported import write_run
-
-import lmlong
-from lmlong.data.tokenizers.characters import CharacterTokenizer
-from lmlong.experiments.planted_repeats import (
+from planted_parts.repeats import (
     MARGIN,
     Genome,
     Repeat,
@@ -23,6 +20,9 @@ from lmlong.experiments.planted_repeats import (
     repeat_costs,
     training_sequence,
 )
+
+import lmlong
+from lmlong.data.tokenizers.characters import CharacterTokenizer
 
 TOOL = Path(__file__).parents[2] / "tools" / "planted_repeats.py"
 SEGMENT = 48
