@@ -20,7 +20,7 @@ from loops import find_loop
 import lmlong
 from lmlong.attention.feature_maps import Elu
 from lmlong.cli.main import lmlong as command
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.importing import import_model
 from lmlong.interop.onnx.export import export_onnx
