@@ -22,7 +22,7 @@ class Manifest(NamedTuple):
     files: dict[str, dict[str, Any]]
     step: int  # optimizer steps taken
     validation: float | None  # validation metric, less is better
-    trained_tokens: int | None = None  # those of the runs it began from among them; None in checkpoints of before
+    trained_tokens: int | None = None  # including the runs it began from; None in older checkpoints
 
 
 def verify(folder: Path, names: Iterable[str] = FILES, digests: bool = True) -> None:

@@ -65,10 +65,10 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 def last_validation(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the newest validation: the final one, or that of the even sample where nothing more was scored."""
-    known = [entry for entry in entries if any(isinstance(entry.get(name), dict) for name in VALIDATIONS)]
-    if not known:
+    validated = [entry for entry in entries if any(isinstance(entry.get(name), dict) for name in VALIDATIONS)]
+    if not validated:
         return None
-    return {"step": known[-1]["step"], **next(known[-1][name] for name in VALIDATIONS if name in known[-1])}
+    return {"step": validated[-1]["step"], **next(validated[-1][name] for name in VALIDATIONS if name in validated[-1])}
 
 
 def _finite(value: Any) -> Any:

@@ -20,7 +20,7 @@ from lmlong.training.metrics_log import METRICS
 LOCK, ENVIRONMENT = ".lock", "environment.json"
 
 RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS)
-"""The files that tell what a run is."""
+"""The files that describe a run."""
 
 ABANDONED = re.compile(r"abandoned-(\d+)")
 """Folders of the checkpoints of an abandoned history; each is a run folder by itself."""

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.io import manifest as io_manifest
 from lmlong.io.manifest import make
 from lmlong.recipe import Recipe
-from lmlong.training.resume import changes, resume_point, resumed_recipe
+from lmlong.training.resume import changes, prepare_resumed_run, resume_point, resumed_recipe
 from lmlong.training.run import train
 from lmlong.training.training_state import random_states, restore_random_states
 
@@ -162,3 +164,40 @@ def test_what_changed_is_told_by_one_process_of_all(
     monkeypatch.setenv("LOCAL_RANK", rank)
     resumed_recipe(recipe_of(), recipe_of("training.learning_rate=1e-4"))
     assert capsys.readouterr().err.count("changed since the checkpoint: training.learning_rate") == times
+
+
+def test_a_checkpoint_is_hashed_once_and_by_one_process(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    hashed, sha256 = [], io_manifest.sha256
+    monkeypatch.setattr(io_manifest, "sha256", lambda path: [hashed.append(path), sha256(path)][1])
+    train(recipe_of("training.steps=5"), tmp_path / "run", resume="auto")
+    resumed_from = tmp_path / "run" / "checkpoints" / "step-00000004"
+    assert sorted(path.name for path in hashed if path.parent == resumed_from) == sorted(manifest.FILES)
+    hashed.clear()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    checkpoint = resume_point(tmp_path / "run", "auto")
+    assert checkpoint is not None and prepare_resumed_run(recipe_of("training.steps=6"), checkpoint).first_step == 5
+    assert not hashed
+
+
+def test_each_process_validates_what_it_reads(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that verify no digests too: here the digests are those of other files."""
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    checkpoint = read.find(tmp_path / "run")
+    state = read.read_training(checkpoint)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for part, value in (("step", -1), ("step", 3), ("optimizer", {0: {}}), ("carried", [torch.tensor(np.nan)])):
+        torch.save({**state, part: value}, checkpoint / manifest.TRAINING)
+        with pytest.raises(CheckpointError):
+            prepare_resumed_run(recipe_of("training.steps=6"), checkpoint)
+    torch.save(state, checkpoint / manifest.TRAINING)
+    weights = read.read_weights(checkpoint)
+    name = "embedding.weight"
+    for changed in (weights[name][:-1].contiguous(), weights[name].int(), weights[name] * np.nan):
+        save_file({**weights, name: changed}, checkpoint / manifest.WEIGHTS)
+        with pytest.raises(CheckpointError):
+            prepare_resumed_run(recipe_of("training.steps=6"), checkpoint)
