@@ -17,7 +17,7 @@ from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import peak_memory, synchronize
 from lmlong.recipe import Recipe
-from lmlong.recipe.root import recipe_class
+from lmlong.recipe.file import recipe_class
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.setup import Setup, set_up
 from lmlong.training.teacher import taught_loss
