@@ -17,7 +17,7 @@ from lmlong.recipe.attention import Attention
 from lmlong.recipe.kinds import plugin_sections, plugins_needed
 from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.model import Model
-from lmlong.recipe.objective import ENCODER_DEFAULTS, causal, masked
+from lmlong.recipe.objective import ENCODER_DEFAULTS, Sections, disagreements
 from lmlong.recipe.parsed import ATTENTION, FORMAT, parse_recipe
 from lmlong.recipe.paths import with_absolute, without_folders
 from lmlong.recipe.section import Options, completed, mistake
@@ -93,8 +93,7 @@ class Recipe(Options):
         return completed(values, ENCODER_DEFAULTS) if masked else values
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
-        of_model = masked if self.objective == "masked" else causal
-        yield from of_model(self.text, self.model, self.training)
+        yield from disagreements(self.objective, Sections(self.text, self.model, self.training))
         length = self.conversion and self.conversion.sequence_length
         if length and self.text.sequence_length % length:
             yield mistake(

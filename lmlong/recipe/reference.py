@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from lmlong.recipe.bounds import LARGEST_SHOWN
-from lmlong.recipe.option_types import CommaList, IsLength, NameIn, PatternIn
+from lmlong.recipe.option_types import COMMA_LIST, LENGTH, NameIn, PatternIn
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}", "pattern": "of the form {}"}
@@ -119,17 +119,13 @@ def _branch_in_words(branch: Branch, most: float) -> str:
 def _type_in_words(branch: Branch) -> str:
     if words := choices((branch,)):
         return f"one of {', '.join(words)}"
-    if branch.type is int and _has(branch, IsLength):
+    if branch.type is int and LENGTH in branch.bounds:
         return f"{PLAIN[int]} (or such as 4k, 1m)"
     if is_list(branch):
         length = "".join(f" of {limit} or more" for limit in _limits(branch, "min_length"))
-        commas = " (or such as a,b)" if _has(branch, CommaList) else ""
+        commas = " (or such as a,b)" if COMMA_LIST in branch.bounds else ""
         return f"a list{length}, each {in_words(entry((branch,)))}{commas}"
     return PLAIN[branch.type]
-
-
-def _has(branch: Branch, kind: type) -> bool:
-    return any(isinstance(bound, kind) for bound in branch.bounds)
 
 
 def _limits(branch: Branch, name: str) -> list[Any]:
