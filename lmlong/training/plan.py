@@ -54,12 +54,7 @@ class MemoryModel:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        rows: int,
-        segmented: bool,
-        lengths: Sequence[int] = (),
-        tokens: int | None = None,
+        self, recipe: Recipe, rows: int, segmented: bool, lengths: Sequence[int] = (), tokens: int | None = None
     ):
         """`lengths` are those of the rows of some forward passes, by default all of text.sequence_length. Steps of
         up to `tokens` tokens are profiled, by default SHORT."""
@@ -77,13 +72,12 @@ class MemoryModel:
         self.bytes_a_token = max(sum(growths) / 2, 0) / (rows * (self.longer - self.shorter))
 
     def _profile(self, exact: bool) -> tuple[StepProfile, StepProfile]:
-        shapes = [
-            BatchShape(self.rows, PROFILED_SEGMENTS * time, time)
-            if self.segmented
-            else BatchShape(self.rows, time, None)
+        """Return the profiles of the shorter and of the longer step."""
+        parts = PROFILED_SEGMENTS if self.segmented else 1
+        first, second = (
+            profile_step(self.recipe, BatchShape(self.rows, parts * time, time if self.segmented else None), exact)
             for time in (self.shorter, self.longer)
-        ]
-        first, second = (profile_step(self.recipe, shape, exact) for shape in shapes)
+        )
         return first, second
 
     def cost(self, rows: int, segment: int | None) -> StepCost:

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import warnings
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,7 +131,7 @@ def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSign
     """Take the remaining steps of a run."""
     trainer = _make_trainer(module, callback, signals)
     try:
-        with signals:
+        with signals, closing(callback):
             trainer.fit(module)
     except StopAtOnce as stop:
         if stop.signal_number == signal.SIGINT:

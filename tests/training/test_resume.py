@@ -1,5 +1,6 @@
 """Going on with a run: what may change on the way, and what would make it another run."""
 
+import csv
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from lmlong.training.resume import changes, prepare_resumed_run, resume_point, r
 from lmlong.training.run import train
 from lmlong.training.training_state import random_states, restore_random_states
 
-from .conftest import assert_resumes_exactly
+from .conftest import assert_resumes_exactly, metrics
 
 Recipes = Callable[..., Recipe]
 
@@ -71,6 +72,22 @@ def test_an_explicit_path_is_gone_on_from_and_what_came_after_is_cut(recipe_of: 
     assert (tmp_path / "again/metrics.jsonl").read_text().count("loss") == 12
     mine, other = (read.read_weights(read.find(tmp_path / name)) for name in ("again", "whole"))
     assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def test_logs_with_and_without_a_resume_are_equal(recipe_of: Recipes, tmp_path: Path) -> None:
+    """Metrics, validations and the rows of Lightning's loggers have the same steps and numbers, but for speeds."""
+    run = tmp_path / "run"
+    recipe = recipe_of("training.keep_last=5", "training.loggers=[csv]", "training.accumulate=2")
+    train(recipe, run)
+    before = [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in metrics(run)]
+    train(recipe, run, resume=str(run / "checkpoints" / "step-00000004"))
+    after = [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in metrics(run)]
+    assert after == before and after[-1]["step"] == 12
+    rows = []
+    for folder in ("from-00000000", "from-00000004"):
+        with (run / "csv" / folder / "metrics.csv").open(newline="") as file:
+            rows.append([{**row, "tokens_per_second": ""} for row in csv.DictReader(file) if int(row["step"]) > 4])
+    assert rows[0] == rows[1] and {int(row["step"]) for row in rows[1]} == set(range(5, 13))
 
 
 def test_a_damaged_checkpoint_named_by_its_path_is_refused(recipe_of: Recipes, tmp_path: Path) -> None:
