@@ -20,9 +20,9 @@ from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.io import links
 from lmlong.io.files import fsync
+from lmlong.io.folder_manifest import seal
 from lmlong.io.links import is_link
-from lmlong.io.manifest import seal
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Dtypes by their names in safetensors."""
@@ -46,7 +46,7 @@ class Contents(NamedTuple):
 def write(folder: Path, contents: Contents) -> None:
     """Write a checkpoint so that `folder` is absent or complete whenever the machine stops."""
     staged = folder.with_name(f".{folder.name}.partial")
-    with named(folder, "Mend that, and go on with --resume auto."):
+    with explain_errors(folder, "Mend that, and go on with --resume auto."):
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
         try:
@@ -199,5 +199,5 @@ def clean(checkpoints: Path) -> None:
 
 def point(link: Path, folder: Path) -> None:
     """Point a link beside the checkpoints to one of them, atomically."""
-    links.point(link, folder)
+    links.point_link(link, folder)
     fsync(link.parent)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmlong.errors import UsageError
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 
 if TYPE_CHECKING:
     from lmlong.report.figure import Figure
@@ -31,7 +31,7 @@ def check_writable(*given: Path | None) -> None:
         if file != STDOUT and not os.access(file.parent, os.W_OK):
             raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
         if file != STDOUT and not file.exists():
-            with named(file):  # not every disk tells beforehand
+            with explain_errors(file):  # not every disk tells beforehand
                 file.touch()
                 file.unlink()
 
@@ -41,10 +41,10 @@ def show(table: str, values: Any, json_file: Path | None, plot: Path | None, fig
     if plot and figure:
         from lmlong.report.plot import save
 
-        with named(plot):
+        with explain_errors(plot):
             save(figure, plot)
     if json_file != STDOUT:
         click.echo(table)
     if json_file:
-        with named(json_file), click.open_file(str(json_file), "w", encoding="utf-8") as out:
+        with explain_errors(json_file), click.open_file(str(json_file), "w", encoding="utf-8") as out:
             out.write(json.dumps(values, indent=2, allow_nan=False) + "\n")

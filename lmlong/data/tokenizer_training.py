@@ -12,7 +12,7 @@ from lmlong.data.sources import Input, check
 from lmlong.data.split import Part
 from lmlong.data.tokenizer import Tokenizer
 from lmlong.io.cache import cache_folder, fetch, key_of
-from lmlong.io.manifest import Format
+from lmlong.io.folder_manifest import Format
 
 FORMAT = Format("tokenizer", 2)  # also raised when the same text and options give another tokenizer
 

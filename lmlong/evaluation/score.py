@@ -13,7 +13,7 @@ from lmlong.evaluation.surprise import Surprise, Totals, Unit, Units
 from lmlong.evaluation.token_bits import TextReader
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
-from lmlong.io.arriving import CHUNK
+from lmlong.io.incoming_bytes import CHUNK
 from lmlong.model.precision import Precision, evaluation_precision
 
 KEPT = 200

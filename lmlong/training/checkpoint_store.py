@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from lmlong.checkpoint import manifest, read, write
 from lmlong.checkpoint.location import BEST, LATEST
 from lmlong.errors import CheckpointError
-from lmlong.io.links import follow, is_link
+from lmlong.io.links import follow_link, is_link
 from lmlong.training.state import from_lightning, to_lightning
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -83,7 +83,7 @@ class CheckpointStore:
     def prune(self) -> None:
         """Remove checkpoints that need not be kept; called only after the newest was verified and linked."""
         there = self.all()
-        kept = {follow(self.folder / name).resolve() for name in (LATEST, BEST)}
+        kept = {follow_link(self.folder / name).resolve() for name in (LATEST, BEST)}
         kept |= {path.resolve() for path in there[-self.keep_last :]}
         for path in there:
             for_ever = self.keep_every and int(path.name.removeprefix("step-")) % self.keep_every == 0

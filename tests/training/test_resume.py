@@ -10,7 +10,7 @@ import torch
 
 from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
-from lmlong.io.manifest import make
+from lmlong.io.folder_manifest import manifest_text
 from lmlong.recipe import Recipe
 from lmlong.training.resume import changes, resume_point, same_run
 from lmlong.training.run import train
@@ -111,7 +111,7 @@ def test_a_run_resumes_on_another_number_of_gpus(
     here = len(state["random"]["cuda"])
     state["random"]["cuda"] = [torch.zeros(16, dtype=torch.uint8) for _ in range(here + gpus)]
     torch.save(state, checkpoint / manifest.TRAINING)
-    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, {"step": 4, "validation": None}))
+    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, {"step": 4, "validation": None}))
     assert train(recipe_of("training.steps=6"), tmp_path / "run", resume="auto").step == 6
     assert f"has those of {here + gpus} GPUs and {here} are visible, {here} restored" in capsys.readouterr().err
 
