@@ -16,8 +16,8 @@ from lmlong.data.text_file import is_plain, is_utf8, text_file
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.io.arriving import CHUNK, QUIET, Place, Waiting, arriving, follow
-from lmlong.io.system_errors import named
+from lmlong.io.incoming_bytes import CHUNK, QUIET, FilePosition, Waiting, follow_file, read_available
+from lmlong.io.system_errors import explain_errors
 from lmlong.model.precision import Precision
 from lmlong.surprisal import records_file
 from lmlong.surprisal.figure import SurpriseAlong
@@ -78,7 +78,7 @@ class Show:
         if plot and self._along:
             from lmlong.report.plot import save
 
-            with named(plot):
+            with explain_errors(plot):
                 save(self._along.figure(Path(run).name), plot)
 
     def _line(self, unit: Surprise) -> str:
@@ -111,44 +111,45 @@ def run_job(job: Job, show: Show) -> int:
 def _score_texts(job: Job, show: Show, stop: Stop) -> None:
     totals, not_read = Totals(), 0
     for path in job.inputs:
-        place, text = Place(), TextScore(job.trained, job.unit, str(path), totals, None, job.keep, job.precision)
+        position = FilePosition()
+        text = TextScore(job.trained, job.unit, str(path), totals, None, job.keep, job.precision)
         if job.load_state:
-            text, place = _restored(job, job.load_state, str(path))
-        with _opened(path, job, stop, place) as arrived:
+            text, position = _restored(job, job.load_state, str(path))
+        with _opened(path, job, stop, position) as arrived:
             for data in stop.until(arrived):
                 show.write(text.settle() if data == QUIET else text.read(data))
             if job.save_state is None:
                 show.write(text.finish())
         totals, not_read = text.totals, not_read + text.not_read
         if job.save_state:
-            _save(job, text, place, job.save_state)
+            _save(job, text, position, job.save_state)
     more = f"{not_read:,} bytes are no UTF-8 or have no token: read as U+FFFD, or not at all"
     _tell(job, totals, [more] if not_read else [])
 
 
 def _score_records(job: Job, show: Show, stop: Stop) -> None:
-    totals, place, lines = Totals(), Place(), Lines()
+    totals, position, lines = Totals(), FilePosition(), Lines()
     with ExitStack() as stack:
         saved = None
         if job.load_state:
             saved = stack.enter_context(closing(_saved_records(job, job.load_state)))
-            totals, place = _restored_records(saved, job, lines)
+            totals, position = _restored_records(saved, job, lines)
         states = None
         if job.streams:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmlong-streams-")))
             states = States(job.trained, folder, job.streams_memory, job.most_streams, saved)
         records = RecordScore(job.trained, totals, job.keep, job.field, job.streams, states, job.precision)
         for path in job.inputs:
-            with _opened(path, job, stop, place) as arrived:
+            with _opened(path, job, stop, position) as arrived:
                 for data in stop.until(arrived):
                     for line in lines.read(data):
                         show.write(records.read(line, str(path)))
                 for line in () if job.save_state else lines.finish():
                     show.write(records.read(line, str(path)))
             if not job.save_state:
-                place, lines = Place(), Lines()
+                position, lines = FilePosition(), Lines()
         if job.save_state:
-            about = _about_records(job, place, lines, totals)
+            about = _about_records(job, position, lines, totals)
             records_file.save(job.save_state, about, states.files() if states else ())
     told = [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
     if states and states.forgotten:
@@ -157,8 +158,8 @@ def _score_records(job: Job, show: Show, stop: Stop) -> None:
 
 
 @contextmanager
-def _opened(path: Path, job: Job, stop: Stop, place: Place) -> Iterator[Iterator[bytes]]:
-    """Open an input, and yield its bytes in UTF-8: a stream as they arrive, a file from `place` on, which is set to
+def _opened(path: Path, job: Job, stop: Stop, position: FilePosition) -> Iterator[Iterator[bytes]]:
+    """Open an input, and yield its bytes in UTF-8: a stream as they arrive, a file from `position` on, which is set to
     where it ended."""
     if path == STDIN:
         yield _text_alone(_standard_input(job.quiet, stop.waiting), "standard input")
@@ -167,15 +168,15 @@ def _opened(path: Path, job: Job, stop: Stop, place: Place) -> Iterator[Iterator
         yield text
         return
     if job.follow:
-        with closing(follow(path, job.quiet, waiting=stop.waiting, place=place)) as arrived:
+        with closing(follow_file(path, job.quiet, waiting=stop.waiting, position=position)) as arrived:
             yield _text_alone(arrived, str(path))
         return
-    with named(path):
+    with explain_errors(path):
         file = path.open("rb", buffering=0)
     with file:
-        place.seek(file)
-        yield _text_alone(arriving(file.fileno(), None, stop.waiting), str(path))
-        place.note(file)
+        position.seek(file)
+        yield _text_alone(read_available(file.fileno(), None, stop.waiting), str(path))
+        position.note(file)
 
 
 def _converted(path: Path, job: Job) -> Iterator[bytes] | None:
@@ -203,9 +204,9 @@ def _text_alone(arrived: Iterator[bytes], name: str) -> Iterator[bytes]:
     read = 0
     for data in arrived:
         beginning = data[: max(0, BEGINNING - read)]
-        if (place := beginning.find(b"\0")) >= 0:
+        if (offset := beginning.find(b"\0")) >= 0:
             raise UsageError(
-                f"{name}: byte {read + place} is NUL, so the input is not UTF-8 text. Give a document or compressed "
+                f"{name}: byte {read + offset} is NUL, so the input is not UTF-8 text. Give a document or compressed "
                 "file its usual suffix, or convert it to UTF-8."
             )
         read += len(data)
@@ -214,19 +215,19 @@ def _text_alone(arrived: Iterator[bytes], name: str) -> Iterator[bytes]:
 
 def _standard_input(quiet: float | None, waiting: Waiting) -> Iterator[bytes]:
     try:
-        return arriving(sys.stdin.fileno(), quiet, waiting)
+        return read_available(sys.stdin.fileno(), quiet, waiting)
     except io.UnsupportedOperation:  # what a test or a notebook has put in its place
         return iter(lambda: sys.stdin.buffer.read(CHUNK), b"")
 
 
-def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, Place]:
+def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, FilePosition]:
     """Return the score of a text that goes on from a state file, and how far the file of it was read."""
     session, saved = job.trained.load_state(path), state_file.describe(path).get(SAVED)
     if saved is None:  # by `lmlong state build`
-        return TextScore(job.trained, job.unit, source, None, session, job.keep, job.precision), Place()
+        return TextScore(job.trained, job.unit, source, None, session, job.keep, job.precision), FilePosition()
     try:
         SavedText.model_validate(saved)
-        place = Place(**saved["file"])
+        position = FilePosition(**saved["file"])
         totals = Totals.from_json(saved["totals"])
         text = TextScore(job.trained, job.unit, source, totals, session, job.keep, job.precision)
         text.restore(saved)
@@ -236,12 +237,12 @@ def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, Place]:
         raise UsageError(
             f"{path}: remembers a score by {saved['by']}. Give --by {saved['by']}, or read the text again."
         )
-    return text, place
+    return text, position
 
 
-def _save(job: Job, text: TextScore, place: Place, path: Path) -> None:
+def _save(job: Job, text: TextScore, position: FilePosition, path: Path) -> None:
     trained = job.trained
-    more = {SAVED: {**text.to_json(), "by": job.unit, "file": asdict(place)}}
+    more = {SAVED: {**text.to_json(), "by": job.unit, "file": asdict(position)}}
     belongs = (trained.owners, trained.tokenizer, str(trained.checkpoint))
     state_file.save(path, text.session, trained.model, *belongs, more)
 
@@ -250,7 +251,7 @@ def _saved_records(job: Job, path: Path) -> SavedRecords:
     return SavedRecords(path, job.trained.owners, str(job.trained.checkpoint))
 
 
-def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Totals, Place]:
+def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Totals, FilePosition]:
     """Go on from what was saved of records: return what all of them cost, and how far the file of them was read."""
     options = {"field": job.field, "streams": job.streams}
     for name, given in options.items():
@@ -258,17 +259,17 @@ def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Tota
             remedy = f"Give --{name} {then}" if then else f"Leave --{name} out"
             raise UsageError(f"{saved.path}: remembers records by --{name} {then or '(none)'}. {remedy}.")
     lines.restore(saved.about["lines"])
-    return Totals.from_json(saved.about["totals"]), Place(**saved.about["file"])
+    return Totals.from_json(saved.about["totals"]), FilePosition(**saved.about["file"])
 
 
-def _about_records(job: Job, place: Place, lines: Lines, totals: Totals) -> dict[str, Any]:
+def _about_records(job: Job, position: FilePosition, lines: Lines, totals: Totals) -> dict[str, Any]:
     """Return all that `_restored_records` needs."""
     return {
         **job.trained.owners,
         "run": str(job.trained.checkpoint),
         "field": job.field,
         "streams": job.streams,
-        "file": asdict(place),
+        "file": asdict(position),
         "lines": lines.to_json(),
         "totals": totals.to_json(),
     }

@@ -79,7 +79,7 @@ class SavedUnit(Saved):
 
 
 class SavedPlace(Saved):
-    """Of `io.arriving.Place`."""
+    """Of `io.incoming_bytes.FilePosition`."""
 
     device: Annotated[int, Field(ge=0, lt=1 << 64)]
     inode: Annotated[int, Field(ge=0, lt=1 << 64)]

@@ -52,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
             yield
     except Held as held:
         raise UsageError(
-            f"{folder}: {held.holder} is training into it. Wait for it, stop it, or choose another folder by --out."
+            f"{folder}: {held} is training into it. Wait for it, stop it, or choose another folder by --out."
         ) from None
     except OSError as error:
         if error.filename is None or Path(error.filename) not in (folder / LOCK, folder, *folder.parents):
