@@ -14,8 +14,8 @@ from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
 from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.decode import DECODE
-from lmlong.attention.ngram.native.kernel import scan as native_scan
-from lmlong.attention.ngram.scan import scan as torch_scan
+from lmlong.attention.ngram.native.kernel import NativeNgram
+from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, check_integers, empty_state
 from lmlong.attention.ngram.step import settle, step
 from lmlong.attention.scan import without_autocast
@@ -30,7 +30,8 @@ class NgramAttention(CausalAttention[NgramState]):
     they are new. It has neither queries nor keys.
     """
 
-    kernels = MappingProxyType({"native": lambda: native_scan, "torch": lambda: torch_scan})
+    kernels = MappingProxyType({"native": NativeNgram, "torch": SortKernel})
+    kernel: SortKernel
     has_keys = ATTENTION_KINDS["ngram"].has_keys
     normalizes_heads = False
     native_decode = DECODE
@@ -63,7 +64,13 @@ class NgramAttention(CausalAttention[NgramState]):
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
             sums, numbers, state = step(v, hashes, state)
         else:
-            sums, numbers, state = self.kernel(v, hashes, document_starts, settle(state))
+            lookup = (v, hashes, document_starts, settle(state))
+            if self.compiled:
+                from lmlong.attention.untraced import untraced
+
+                sums, numbers, state = untraced(self.kernel.read, *lookup)
+            else:
+                sums, numbers, state = self.kernel.read(*lookup)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
     def settle(self, state: NgramState) -> NgramState:
