@@ -13,9 +13,12 @@ from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
 from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.linear.native.decode import DECODE
+from lmlong.attention.linear.onnx import linear_graph
 from lmlong.attention.linear.triton import TritonLinear
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import Scan
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 
@@ -84,3 +87,6 @@ class LinearAttention(Recurrence[LinearState]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
+
+    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
+        return linear_graph(reader, reader.open(self), x)
