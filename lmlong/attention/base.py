@@ -4,7 +4,7 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -83,12 +83,7 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
 
     @abstractmethod
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         """Return the outputs by the formula, a T x T matrix of weights or the token loop; `forward` must equal it."""
 
@@ -101,6 +96,14 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     def kernel_name(self) -> str:
         """The name of the kernel that computes many tokens; it leaves devices and dtypes that it lacks to torch."""
         return self.kernel.name if self.kernels else "torch"
+
+    def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function, beside what torch.compile runs where it does."""
+        if not self.compiled:
+            return function(*arguments)
+        from lmlong.attention.untraced import untraced
+
+        return untraced(function, *arguments)
 
     def group_heads(self, kv_heads: int) -> bool:
         """Take so few heads of keys and values, each for as many neighbouring heads of queries, and return whether it

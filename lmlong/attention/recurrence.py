@@ -74,16 +74,9 @@ class Recurrence(CausalAttention[State]):
 
     @abstractmethod
     def step(
-        self,
-        fq: Tensor,
-        fk: Tensor,
-        v: Tensor,
-        state: State,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-        beta: Tensor | None,
+        self, fq: Tensor, fk: Tensor, v: Tensor, state: State, starts: Tensor | None, *gates: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Return the output of one token (T = 1) and the state after it, by the recurrence itself."""
+        """Return the output of one token (T = 1) and the state after it; `gates` are its log decay and beta."""
 
     def forward(
         self,
@@ -104,12 +97,7 @@ class Recurrence(CausalAttention[State]):
             y, packed = self.kernel.operation(self.feature_map, packed, q, k, v, document_starts, log_decay)
             return y, self.unpack(packed)
         x = (self.kernel, self.feature_map, grads, packed, q, k, v, document_starts, log_decay, beta, *weights)
-        if self.compiled:
-            from lmlong.attention.untraced import untraced
-
-            y, packed, _ = untraced(Scan.apply, *x)
-        else:
-            y, packed, _ = Scan.apply(*x)
+        y, packed, _ = self.untraced(Scan.apply, *x)
         return y, self.unpack(packed)
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:

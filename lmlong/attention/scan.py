@@ -56,17 +56,8 @@ class Kernel(ABC):
         """Whether it computes texts of any length by its `operation`, which torch.compile can trace, not by spans."""
         return False
 
-    def operation(
-        self,
-        features: FeatureMap,
-        state: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return outputs and the state after."""
+    def operation(self, features: FeatureMap, state: Tensor, *x: Any) -> tuple[Tensor, Tensor]:
+        """Return outputs and the state after, of q, k, v, document starts and log decays."""
         raise NotImplementedError
 
     def suited(self, features: FeatureMap, x: Span, state: Tensor) -> "Kernel":

@@ -32,7 +32,7 @@ def test_an_attention_names_the_kernel_that_it_was_given(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kernel_is_at_most_two_calls_from_the_attention(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_kernel_is_at_most_three_calls_from_the_attention(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     cls, method = KINDS[kind]
     attention, depths = attention_of(kind), []
     original = getattr(cls, method)
@@ -52,7 +52,7 @@ def test_a_kernel_is_at_most_two_calls_from_the_attention(monkeypatch: pytest.Mo
     q, k, v, starts, *rest = inputs(attention, 70, torch.float32)
     named = {name: x for name, x in zip(attention.inputs, rest, strict=True) if x is not None}
     attention(q, k, v, attention.init_state(2, v.device, v.dtype), starts, named)
-    assert depths and max(depths) <= 2
+    assert depths and max(depths) <= 3
 
 
 def test_compiling_assigns_no_function_to_an_attention() -> None:

@@ -55,25 +55,14 @@ class DeltaAttention(Recurrence[DeltaState]):
         return DeltaState(packed)
 
     def step(
-        self,
-        fq: Tensor,
-        fk: Tensor,
-        v: Tensor,
-        state: DeltaState,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-        beta: Tensor | None,
+        self, fq: Tensor, fk: Tensor, v: Tensor, state: DeltaState, starts: Tensor | None, *gates: Tensor | None
     ) -> tuple[Tensor, DeltaState]:
+        log_decay, beta = gates
         assert beta is not None
-        return recurrent(fq, fk, v, beta, state, document_starts, log_decay)
+        return recurrent(fq, fk, v, beta, state, starts, log_decay)
 
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
         empty = DeltaState(fk.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1]))  # values may be of any width here

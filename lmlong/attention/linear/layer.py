@@ -45,16 +45,9 @@ class LinearAttention(Recurrence[LinearState]):
         return LinearState(packed[..., :-1].contiguous(), packed[..., -1].contiguous())
 
     def step(
-        self,
-        fq: Tensor,
-        fk: Tensor,
-        v: Tensor,
-        state: LinearState,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-        beta: Tensor | None,
+        self, fq: Tensor, fk: Tensor, v: Tensor, state: LinearState, starts: Tensor | None, *gates: Tensor | None
     ) -> tuple[Tensor, LinearState]:
-        y, state = recurrent_step(fq, fk, v.to(fq.dtype), state, document_starts, log_decay)
+        y, state = recurrent_step(fq, fk, v.to(fq.dtype), state, starts, gates[0])
         return y.to(v.dtype), state
 
     @torch.no_grad()
@@ -72,12 +65,7 @@ class LinearAttention(Recurrence[LinearState]):
         return Scan.apply(ChunkKernel(), self.feature_map, False, self.pack(state), q, k, v, document_starts, *gates)[2]
 
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
         return quadratic(fq, fk, v, document_starts, self.token_log_decay(q, inputs))

@@ -67,13 +67,7 @@ class NgramAttention(CausalAttention[NgramState]):
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
             sums, numbers, state = step(v, hashes, state)
         else:
-            lookup = (v, hashes, document_starts, settle(state))
-            if self.compiled:
-                from lmlong.attention.untraced import untraced
-
-                sums, numbers, state = untraced(self.kernel.read, *lookup)
-            else:
-                sums, numbers, state = self.kernel.read(*lookup)
+            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, settle(state))
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
     def settle(self, state: NgramState) -> NgramState:
@@ -84,16 +78,10 @@ class NgramAttention(CausalAttention[NgramState]):
         check_integers(state)
 
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
-        return self._gated(*quadratic(v, inputs["ngram"], document_starts, self.buckets), inputs["read_gate"]).to(
-            v.dtype
-        )
+        sums, numbers = quadratic(v, inputs["ngram"], document_starts, self.buckets)
+        return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype)
 
     def state_numbers(self, tokens: int) -> int:
         return self.heads * (self.buckets * (self.value_dim + 2) + (WAITING + RECENT) * (self.value_dim + 1))

@@ -33,19 +33,10 @@ class TritonLinear(Kernel):
     def is_operation(self, state: Tensor, log_decay: Tensor | None) -> bool:
         return state.dtype == torch.float32 and (log_decay is None or log_decay.ndim == 3)
 
-    def operation(
-        self,
-        features: FeatureMap,
-        state: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def operation(self, features: FeatureMap, state: Tensor, *x: Any) -> tuple[Tensor, Tensor]:
         from lmlong.attention.linear.triton.operation import linear_scan
 
-        return linear_scan(features, state, q, k, v, document_starts, log_decay)
+        return linear_scan(features, state, *x)
 
     def suited(self, features: FeatureMap, x: Span, state: Tensor) -> Kernel:
         return self if state.dtype == torch.float32 else ChunkKernel()
