@@ -258,9 +258,7 @@ class LanguageModel(TextModel):
 
     def compile_blocks(self) -> None:
         for attention in self.attention_parts:
-            if attention.kernels and attention.kernel_name not in attention.traceable_kernels:
-                # a loop over spans would be unrolled to no gain, and native code cannot be traced
-                attention.kernel = torch.compiler.disable(attention.kernel)
+            attention.compiled = True
         self._compiled_run = torch.compile(self._run)
 
     def set_state_dtype(self, dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from lmlong.attention.base import at_least_float32
 from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.linear.autograd import MIN_DENOMINATOR
+from lmlong.attention.linear.naive import MIN_DENOMINATOR
 
 
 class BidirectionalLinearAttention(EncoderAttention):
