@@ -99,11 +99,14 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         """The kernels that torch.compile can trace; the others run beside what it compiles."""
         return ()
 
-    def use_kernel(self, name: str) -> None:
-        """Compute many tokens by a kernel, or by torch where there is none of that name."""
+    def use_kernel(self, name: str, compiled: bool = False) -> None:
+        """Compute many tokens by a kernel, or by torch where there is none of that name. In a compiled model, kernels
+        that cannot be traced, or whose loop over spans would be unrolled to no gain, run beside what is compiled."""
         if self.kernels:
             self.kernel_name = name if name in self.kernels else "torch"
             self.kernel = self.kernels[self.kernel_name]()
+            if compiled and self.kernel_name not in self.traceable_kernels:
+                self.kernel = torch.compiler.disable(self.kernel)
 
     def group_heads(self, kv_heads: int) -> bool:
         """Take so few heads of keys and values, each for as many neighbouring heads of queries, and return whether it
