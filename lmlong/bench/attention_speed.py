@@ -14,7 +14,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
-from lmlong.bench.speed_grid import attentions
+from lmlong.recipe.candidates import single_kinds
 
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
 
@@ -60,7 +60,7 @@ def attention_candidate(
 
 
 def build_attention(name: str, shape: AttentionShape) -> CausalAttention:
-    options = recipe.Attention(**attentions()[name])  # type: ignore[arg-type]
+    options = recipe.Attention(**single_kinds()[name])  # type: ignore[arg-type]
     kind = options.kind
     assert isinstance(kind, str)
     return CAUSAL[kind](shape.heads, shape.width, shape.width, options)

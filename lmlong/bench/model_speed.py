@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.bench.speed import Candidate
-from lmlong.bench.speed_grid import attentions
 from lmlong.inference.session import Session, append_token, next_logits, prefill
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
+from lmlong.recipe.candidates import single_kinds
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.setup import check_kernel, set_kernel
 
@@ -23,7 +23,7 @@ GENERATED = 16
 def build_model(name: str, options: recipe.Recipe, device: torch.device) -> LanguageModel:
     """Return the recipe's model with another attention in all layers, with random weights, by the recipe's kernel."""
     check_kernel(options.training.kernel, device)
-    changes: dict[str, object] = dict(attentions()[name])
+    changes: dict[str, object] = dict(single_kinds()[name])
     attention = options.model.attention.model_copy(update=changes)
     torch.manual_seed(options.seed)
     model = LanguageModel(

@@ -1,6 +1,7 @@
 """lmlong bench linformer: time and memory of Linformer."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,9 +18,9 @@ from lmlong.cli.output import check_files, show
     metavar="K,...",
     default=format_numbers(DEFAULT.slots),
     show_default=True,
-    help="What they are shortened to.",
+    help="Numbers of slots that keys and values are shortened to.",
 )
-@click.option("--width", default=DEFAULT.width, show_default=True, type=click.IntRange(1), help="Of the layer.")
+@click.option("--width", default=DEFAULT.width, show_default=True, type=click.IntRange(1), help="Width of the layer.")
 @click.option("--heads", default=DEFAULT.heads, show_default=True, type=click.IntRange(1))
 @click.option("--rows", default=DEFAULT.rows, show_default=True, type=click.IntRange(1), help="Inputs side by side.")
 @click.option(
@@ -28,7 +29,7 @@ from lmlong.cli.output import check_files, show
     default=DEFAULT.limit,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="Leave out full attention where one pass of it would take longer.",
+    help="Leave out full attention where one pass would take longer.",
 )
 @options.json_file
 @options.plot("time a token")
@@ -37,18 +38,15 @@ from lmlong.cli.output import check_files, show
 def linformer(
     lengths: str | None,
     slots: str,
-    width: int,
-    heads: int,
-    rows: int,
-    limit: float,
     json_file: Path | None,
     plot: Path | None,
     device: str,
+    **given: Any,
 ) -> None:
     """Measure how much faster Linformer is than full attention, and how much less memory it takes.
 
-    A pass without gradients of the attention alone and of a whole layer, at each length with each number of slots; all
-    have their turn in every round. The default is the shape of the paper's base model.
+    Times a pass without gradients of the attention alone and of a whole layer, at each length with each number of
+    slots, in turns. The default is the shape of the paper's base model.
 
     \b
     Example: two lengths, in a minute.
@@ -59,10 +57,7 @@ def linformer(
     grid = LinformerGrid(
         tuple(parse_lengths(lengths)) if lengths is not None else DEFAULT.lengths,
         tuple(sorted(set(parse_numbers("--slots", slots, int, "128,256")))),
-        width,
-        heads,
-        rows,
-        limit,
+        **given,
     )
     grid.check()
     check_files(json_file, plot)

@@ -1,4 +1,4 @@
-"""lmlong bench recall: how many pairs fit into a state."""
+"""lmlong bench recall: how many key-value pairs fit into a state."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def _both(small: str, large: str) -> str:
 
 
 @click.command()
-@click.option("--only", metavar="NAME,...", help=f"Train these alone.  [default: {','.join(DEFAULT_CANDIDATES)}]")
+@click.option("--only", metavar="NAME,...", help=f"Train only these.  [default: {','.join(DEFAULT_CANDIDATES)}]")
 @click.option(
     "--pairs",
     metavar="N,...",
@@ -29,14 +29,14 @@ def _both(small: str, large: str) -> str:
 @click.option(
     "--vocabulary",
     type=click.IntRange(4),
-    help=f"Half of it are keys, half values.  {_both(str(SMALL.vocabulary), str(LARGE.vocabulary))}",
+    help=f"Size: half of the tokens are keys, half values.  {_both(str(SMALL.vocabulary), str(LARGE.vocabulary))}",
 )
 @click.option(
     "--tokens-per-pair",
     type=click.IntRange(TOKENS_PER_PAIR),
     default=TOKENS_PER_PAIR,
     show_default=True,
-    help="Length of a row; in longer ones some queries are further off.",
+    help="Length of a row; in longer rows some queries are further from their pairs.",
 )
 @click.option(
     "--rates",
@@ -48,8 +48,8 @@ def _both(small: str, large: str) -> str:
     type=click.IntRange(1),
     help=f"Training steps of each model.  {_both(str(SMALL.steps), str(LARGE.steps))}",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Start of weights and rows.")
-@click.option("--large", is_flag=True, help="Train as large as the paper did, which takes a GPU.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and rows.")
+@click.option("--large", is_flag=True, help="The sizes of the paper, which take a GPU.")
 @options.out("runs/recall")
 @options.json_file
 @options.plot("share answered against pairs")
@@ -69,9 +69,9 @@ def recall(
 ) -> None:
     """Measure how many pairs each attention recalls, by the width of its state.
 
-    A row tells keys, each with its value, and then asks for the value of every key (multi-query associative recall).
-    Models of two layers are trained on it, at each learning rate in turn until one recalls everything; the best is
-    shown. Interrupted, it goes on where it stopped.
+    A row lists keys, each with its value, and then asks for the value of every key (multi-query associative recall).
+    Models of two layers are trained on such rows, at each learning rate in turn until one recalls everything; the best
+    is shown. An interrupted experiment resumes where it stopped.
 
     \b
     Example: linear attention alone, with more pairs.
@@ -90,9 +90,8 @@ def recall(
     grid.check()
     check_files(json_file, plot)
 
-    from lmlong.experiments.compare import candidates
-    from lmlong.experiments.recall import study_recall, to_json
-    from lmlong.experiments.recall_report import figure, table
+    from lmlong.experiments.recall import figure, study_recall, table, to_json
+    from lmlong.recipe.candidates import candidates
     from lmlong.recipe.kinds import plugin_candidates
 
     names = parse_names("--only", only, candidates()) if only else (*DEFAULT_CANDIDATES, *plugin_candidates())

@@ -16,10 +16,12 @@ from lmlong.experiments.slots_grid import COPYING, EncoderSetting, SlotsGrid, en
 from lmlong.experiments.trainer import fit, seeded
 from lmlong.model.encoder import Encoder
 from lmlong.model.loss import IGNORED
+from lmlong.report.json_values import json_keys
 
 LEARNING_RATE = 4e-3
 
 
+@json_keys("*setting", "seconds", "hidden", "nats", "right", "nats_per_token", "perplexity", "accuracy")
 class EncoderResult(NamedTuple):
     """The loss and the right answers of one encoder on hidden tokens, by block of the test."""
 
@@ -44,25 +46,24 @@ class EncoderResult(NamedTuple):
     def above(self, other: "EncoderResult") -> tuple[float, float]:
         """Return by how many nats per token this exceeds another on the same tokens, and its standard error."""
         pairs = zip(self.nats, other.nats, self.hidden, strict=True)
-        differences = [(mine - theirs) / hidden for mine, theirs, hidden in pairs]
+        differences = [(nats - of_other) / hidden for nats, of_other, hidden in pairs]
         return self.nats_per_token - other.nats_per_token, statistics.stdev(differences) / len(differences) ** 0.5
 
 
 def study_slots(grid: SlotsGrid, out: Path) -> dict[EncoderSetting, EncoderResult]:
-    """Return the results of all encoders; what `out` holds is not trained again."""
-    chosen = encoder_settings(grid)
-    found = {}
-    with tqdm(chosen, leave=False, disable=None) as bar:
+    """Return the results of all encoders; results kept in `out` are not trained again."""
+    results = {}
+    with tqdm(encoder_settings(grid), leave=False, disable=None) as bar:
         for setting in bar:
             bar.set_description(setting.name)
-            found[setting] = trained_encoder(grid, setting, out)
-    return found
+            results[setting] = trained_encoder(grid, setting, out)
+    return results
 
 
 def trained_encoder(grid: SlotsGrid, setting: EncoderSetting, out: Path) -> EncoderResult:
     """Train and test an encoder, unless `out` holds its result for the same settings."""
     task = task_of(setting, grid.seed)
-    made_of = {
+    settings = {
         "setting": setting._asdict(),
         "model": encoder_options(setting, grid.width).model_dump(),
         "steps": grid.steps,
@@ -71,18 +72,18 @@ def trained_encoder(grid: SlotsGrid, setting: EncoderSetting, out: Path) -> Enco
         "text": task.identity,
     }
 
-    def made() -> dict[str, Any]:
+    def train_and_score() -> dict[str, Any]:
         begun = time.perf_counter()
         model = train_encoder(grid, setting, task)
         seconds = time.perf_counter() - begun
         blocks = [score_block(model, task.test(number)) for number in range(TESTS)]
-        sums = ([getattr(block, name) for block in blocks] for name in ("hidden", "nats", "right"))
-        result = EncoderResult(setting, seconds, *sums)
-        found = f"perplexity {result.perplexity:.1f}" if setting.task == "words" else f"{result.accuracy:.3f} recalled"
-        print(f"{setting.name}: {found}, {result.seconds:.0f} s", file=sys.stderr)
-        return result_numbers(result)
+        sums = {name: [getattr(block, name) for block in blocks] for name in BlockScore._fields}
+        result = EncoderResult(setting, seconds, **sums)
+        score = f"perplexity {result.perplexity:.1f}" if setting.task == "words" else f"{result.accuracy:.3f} recalled"
+        print(f"{setting.name}: {score}, {result.seconds:.0f} s", file=sys.stderr)
+        return {"seconds": seconds, **sums}
 
-    return EncoderResult(setting, **KeptResult(out, setting.name, made_of).get(made))
+    return EncoderResult(setting, **KeptResult(out, setting.name, settings).get(train_and_score))
 
 
 def train_encoder(grid: SlotsGrid, setting: EncoderSetting, task: MaskedTask) -> Encoder:
@@ -104,12 +105,7 @@ class BlockScore(NamedTuple):
 def score_block(model: Encoder, block: MaskedBatch) -> BlockScore:
     """Score a model on the hidden tokens of one block."""
     tokens, targets = (part.to(model.embedding.weight.device) for part in block)
-    asked = targets != IGNORED
-    chances, wanted = model.logits(model.hidden_states(tokens)[asked]).log_softmax(-1), targets[asked]
-    lost = -chances.gather(1, wanted[:, None]).cpu().sum(dtype=torch.float64)
-    return BlockScore(len(wanted), float(lost), int((chances.argmax(-1) == wanted).sum()))
-
-
-def result_numbers(result: EncoderResult) -> dict[str, Any]:
-    """Return the sums of a result without its setting."""
-    return {name: value for name, value in result._asdict().items() if name != "setting"}
+    hidden = targets != IGNORED
+    log_p, answers = model.logits(model.hidden_states(tokens)[hidden]).log_softmax(-1), targets[hidden]
+    nats = -log_p.gather(1, answers[:, None]).cpu().sum(dtype=torch.float64)
+    return BlockScore(len(answers), float(nats), int((log_p.argmax(-1) == answers).sum()))

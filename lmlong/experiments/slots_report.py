@@ -1,19 +1,17 @@
 """The slots experiment as tables, as JSON and as a plot."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from lmlong.experiments.slots import EncoderResult, result_numbers
+from lmlong.experiments.slots import EncoderResult
 from lmlong.experiments.slots_data import SYMBOLS
 from lmlong.experiments.slots_grid import SHARINGS, EncoderSetting, SlotsGrid
 from lmlong.recipe import Masking
-from lmlong.report.figure import Figure, Level, Line, Panel, Style, style
-from lmlong.report.json_values import json_values
-from lmlong.report.table import Cell, Column, format_rows, format_table
+from lmlong.report.figure import Figure, Level, Line, Panel, Style, lines_of, style
+from lmlong.report.table import Column, format_rows, format_table, pivot_rows, with_error
 
 Results = Mapping[EncoderSetting, EncoderResult]
 
-ABOVE_FULL = (Column("above full", 12, "+.4f"), Column("±", 8, ".4f"))
+ABOVE_FULL = Column("above full", 12, "+.4f")
 
 
 def table(grid: SlotsGrid, results: Results) -> str:
@@ -35,39 +33,31 @@ def table(grid: SlotsGrid, results: Results) -> str:
 def _by_slots(grid: SlotsGrid, results: Results) -> list[str]:
     """Return words with full attention, by number of slots, and by sharing."""
     shortest = grid.lengths[0]
-    columns = [
-        Column(f"{shortest:,} tokens", 16, align="<"),
-        Column("sharing", 12, align="<"),
-        Column("perplexity", 10, ".2f"),
-        Column("nats/token", 12, ".4f"),
-        *ABOVE_FULL,
-    ]
     full = results[EncoderSetting("words", shortest, None)]
-
-    def row(slots: int, sharing: str) -> list[Cell]:
-        result = results[EncoderSetting("words", shortest, slots, sharing)]
-        return [_name(slots), sharing, result.perplexity, result.nats_per_token, *result.above(full)]
-
-    by_slots = [row(slots, "headwise") for slots in grid.slots]
-    by_sharing = [row(grid.fixed, sharing) for sharing in SHARINGS]
-    lines = format_table(columns, [["full", "", full.perplexity, full.nats_per_token], *by_slots])
-    return [*lines, "", *format_rows(columns, by_sharing)]
+    columns = [
+        Column(f"{shortest:,} tokens", 16, align="<", value=lambda result: _name(result.setting.slots)),
+        Column("sharing", 12, align="<", value=lambda result: "" if result is full else result.setting.sharing),
+        Column("perplexity", 10, ".2f", value="perplexity"),
+        Column("nats/token", 12, ".4f", value="nats_per_token"),
+        *with_error(ABOVE_FULL._replace(value=lambda result: (None, None) if result is full else result.above(full))),
+    ]
+    by_slots = [results[EncoderSetting("words", shortest, slots)] for slots in grid.slots]
+    by_sharing = [results[EncoderSetting("words", shortest, grid.fixed, sharing)] for sharing in SHARINGS]
+    return [*format_table(columns, [full, *by_slots]), "", *format_rows(columns, by_sharing)]
 
 
 def _by_length(grid: SlotsGrid, results: Results) -> list[str]:
-    above, error = ABOVE_FULL
+    above = ABOVE_FULL._replace(width=16, value=lambda pair: pair[1].above(pair[0]))
     columns = [
-        Column("tokens", 7, ","),
-        Column("full", 12, ".2f"),
-        Column(_name(grid.fixed), 12, ".2f"),
-        Column("   perplexity", 13),
-        above._replace(width=16),
-        error,
+        Column("tokens", 7, ",", value=lambda pair: pair[0].setting.length),
+        Column("full", 12, ".2f", value=lambda pair: pair[0].perplexity),
+        Column(_name(grid.fixed), 12, ".2f", value=lambda pair: pair[1].perplexity),
+        Column("   perplexity", 13, value=lambda pair: None),
+        *with_error(above),
     ]
-    rows: list[list[Cell]] = []
-    for length in grid.lengths:
-        exact, short = (results[EncoderSetting("words", length, slots)] for slots in (None, grid.fixed))
-        rows.append([length, exact.perplexity, short.perplexity, None, *short.above(exact)])
+    rows = [
+        [results[EncoderSetting("words", length, slots)] for slots in (None, grid.fixed)] for length in grid.lengths
+    ]
     return format_table(columns, rows)
 
 
@@ -78,10 +68,10 @@ def _copies(grid: SlotsGrid, results: Results) -> list[str]:
         Column("back", 8, ","),
         *(Column(_name(slots), 13, ".3f") for slots in numbers),
     ]
-    rows: list[list[Cell]] = []
-    for length in grid.copies:
-        found = [results.get(EncoderSetting("copies", length, slots)) for slots in numbers]
-        rows.append([length, length // 2, *(result.accuracy if result else None for result in found)])
+    accuracies = {
+        (each.length, each.slots): (result.accuracy,) for each, result in results.items() if each.task == "copies"
+    }
+    rows = [[length, length // 2, *cells] for length, *cells in pivot_rows(grid.copies, numbers, accuracies)]
     return format_table(columns, rows)
 
 
@@ -89,46 +79,42 @@ def _name(slots: int | None) -> str:
     return "full" if slots is None else f"k = {slots}"
 
 
-def to_json(results: Sequence[EncoderResult]) -> list[dict[str, Any]]:
-    """Return every encoder's sums and counts, by block, and the ratios made of them."""
-    return json_values(
-        [
-            {
-                **result.setting._asdict(),
-                **result_numbers(result),
-                "nats_per_token": result.nats_per_token,
-                "perplexity": result.perplexity,
-                "accuracy": result.accuracy,
-            }
-            for result in results
-        ]
-    )
-
-
 def figure(grid: SlotsGrid, results: Results) -> Figure:
-    """Describe nats against slots and against length, and copies against length."""
+    """Return nats against slots and against length, and copies against length."""
+
+    def words(lengths: Sequence[int], slots: Sequence[int | None]) -> list[EncoderResult]:
+        return [results[EncoderSetting("words", length, each)] for length in lengths for each in slots]
+
     shortest = grid.lengths[0]
-    in_slots = [results[EncoderSetting("words", shortest, slots)].nats_per_token for slots in grid.slots]
-    full = results[EncoderSetting("words", shortest, None)].nats_per_token
+    (full,) = words([shortest], [None])
     by_slots = Panel(
-        [Line("Linformer", grid.slots, in_slots, style(1))],
+        [Line("Linformer", grid.slots, [each.nats_per_token for each in words([shortest], grid.slots)], style(1))],
         title=f"hidden words, {shortest:,} tokens",
         x_label="slots k",
         y_label="nats a token",
         ticks=grid.slots,
-        levels=[Level(full, Style(style(0).color), label="full")],
+        levels=[Level(full.nats_per_token, Style(style(0).color), label="full")],
         legend=True,
     )
     by_length = Panel(
-        [_words_line(grid, results, slots, number) for number, slots in enumerate((None, grid.fixed))],
+        lines_of(
+            {slots: words(grid.lengths, [slots]) for slots in (None, grid.fixed)},
+            "setting.length",
+            "nats_per_token",
+            label=_name,
+        ),
         title="hidden words",
         x_label="tokens",
         y_label="nats a token",
         ticks=grid.lengths,
         legend=True,
     )
+    of_copies = {
+        slots: [result for each, result in results.items() if (each.task, each.slots) == ("copies", slots)]
+        for slots in (None, *grid.slots)
+    }
     copies = Panel(
-        [_copies_line(grid, results, slots, number) for number, slots in enumerate((None, *grid.slots))],
+        lines_of(of_copies, "setting.length", "accuracy", label=_name),
         title="copies from half a text back",
         x_label="tokens",
         y_label="share found",
@@ -138,14 +124,3 @@ def figure(grid: SlotsGrid, results: Results) -> Figure:
         legend=True,
     )
     return Figure([[by_slots, by_length, copies]], size=(12.0, 4.2))
-
-
-def _words_line(grid: SlotsGrid, results: Results, slots: int | None, number: int) -> Line:
-    nats = [results[EncoderSetting("words", length, slots)].nats_per_token for length in grid.lengths]
-    return Line(_name(slots), grid.lengths, nats, style(number))
-
-
-def _copies_line(grid: SlotsGrid, results: Results, slots: int | None, number: int) -> Line:
-    lengths = [length for length in grid.copies if EncoderSetting("copies", length, slots) in results]
-    accuracies = [results[EncoderSetting("copies", length, slots)].accuracy for length in lengths]
-    return Line(_name(slots), lengths, accuracies, style(number))

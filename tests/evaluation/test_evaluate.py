@@ -75,7 +75,7 @@ def test_files_are_written_beside_the_table(run: Path, tmp_path: Path) -> None:
     [
         (["--lengths", "1k,2x"], "^--lengths: '2x' is no length"),
         (["--by", "contxt"], r"^--by: there is no 'contxt'\. Did you mean 'context'\?$"),
-        (["--by", "state", "--plot", "a.png"], "^--plot: draws all views but the state"),
+        (["--by", "state", "--plot", "a.png"], "^--plot: the state view has no plot"),
         (["--lengths", "64"], "^--lengths: the shortest takes documents of 96 tokens, and 10 of them"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),

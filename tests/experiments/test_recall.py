@@ -14,11 +14,18 @@ from lmlong.attention.registry import CAUSAL
 from lmlong.cli.bench import bench
 from lmlong.errors import UsageError
 from lmlong.experiments import recall
-from lmlong.experiments.recall import RecallResult, study_recall, to_json
-from lmlong.experiments.recall_data import FILLER, RecallScore
+from lmlong.experiments.recall import RecallResult, figure, study_recall, table, to_json
 from lmlong.experiments.recall_grid import DEFAULT_CANDIDATES, LARGE, SMALL, RecallGrid
-from lmlong.experiments.recall_model import TESTS, answers_of, pairs_batch, recall_options, recall_scores, train_recall
-from lmlong.experiments.recall_report import figure, table
+from lmlong.experiments.recall_model import (
+    FILLER,
+    TESTS,
+    RecallScore,
+    answers_of,
+    pairs_batch,
+    recall_options,
+    recall_scores,
+    train_recall,
+)
 from lmlong.model.language_model import LanguageModel
 from lmlong.report.figure import Panel
 
