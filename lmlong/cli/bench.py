@@ -10,9 +10,10 @@ from lmlong.cli.bench_linformer import linformer
 from lmlong.cli.bench_recall import recall
 from lmlong.cli.bench_slots import slots
 from lmlong.cli.bench_speed import attention, generate, train
-from lmlong.cli.lists import parse_names, parse_numbers
+from lmlong.cli.lists import numbers, parse_names
 from lmlong.cli.output import check_files, show
 from lmlong.cli.plugins import load_recipe
+from lmlong.recipe.candidates import NOT_TRAINED, candidates
 
 
 @click.group()
@@ -40,12 +41,12 @@ def bench() -> None:
     show_default=True,
     help="The recipe's own text, or random letters that are repeated.",
 )
-@click.option("--only", metavar="NAME,...", help="Train only these.  [default: all]")
-@click.option(
+@click.option("--only", metavar="NAME,...", help=f"Train only these.  [default: all but {','.join(NOT_TRAINED)}]")
+@numbers(
     "--rates",
-    default="2e-3,4e-3,8e-3",
-    show_default=True,
-    help="Learning rates to choose from, and to extend if the best is at an end; a single one is used as it is.",
+    "Learning rates to choose from, and to extend if the best is at an end; a single one is used as it is.",
+    (2e-3, 4e-3, 8e-3),
+    float,
 )
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs at the best learning rate.")
 @click.option(
@@ -59,7 +60,7 @@ def compare(
     recipe: str,
     corpus: str,
     only: str | None,
-    rates: str,
+    rates: tuple[float, ...],
     seeds: int,
     out: Path | None,
     json_file: Path | None,
@@ -75,7 +76,6 @@ def compare(
       lmlong bench compare --corpus copies --only softmax,elu-learned
     """
     from lmlong.experiments.compare import compare_attentions, figure, table, write_copies
-    from lmlong.recipe.candidates import NOT_TRAINED, candidates
 
     load_recipe(recipe, overrides)  # loads its plug-ins, which are candidates too
     every = tuple(name for name in candidates() if name not in NOT_TRAINED)
@@ -88,8 +88,7 @@ def compare(
         write_copies(out / "copies.jsonl")
         source = json.dumps([{"kind": "files", "paths": [str(out / "copies.jsonl")]}])
         changes += [f"text.sources={source}", "text.tokenizer.kind=bytes"]
-    learning_rates = parse_numbers("--rates", rates, float, "2e-3,4e-3")
-    results, runs = compare_attentions(recipe, changes, names, learning_rates, seeds, out)
+    results, runs = compare_attentions(recipe, changes, names, rates, seeds, out)
     show(table(results), runs, json_file, plot, figure(results) if plot else None)
 
 

@@ -7,19 +7,13 @@ import click
 
 from lmlong.bench.linformer_grid import DEFAULT, LinformerGrid
 from lmlong.cli import options
-from lmlong.cli.lists import format_numbers, parse_numbers
+from lmlong.cli.lists import numbers
 from lmlong.cli.output import check_files, show
 
 
 @click.command()
 @click.option("--lengths", metavar="N,...", help="Tokens of the inputs; k is 1,024.  [default: 512,1k,2k ... 64k]")
-@click.option(
-    "--slots",
-    metavar="K,...",
-    default=format_numbers(DEFAULT.slots),
-    show_default=True,
-    help="Numbers of slots that keys and values are shortened to.",
-)
+@numbers("--slots", "Numbers of slots that keys and values are shortened to.", DEFAULT.slots)
 @click.option("--width", default=DEFAULT.width, show_default=True, type=click.IntRange(1), help="Width of the layer.")
 @click.option("--heads", default=DEFAULT.heads, show_default=True, type=click.IntRange(1))
 @click.option("--rows", default=DEFAULT.rows, show_default=True, type=click.IntRange(1), help="Inputs side by side.")
@@ -37,7 +31,7 @@ from lmlong.cli.output import check_files, show
 @options.device
 def linformer(
     lengths: str | None,
-    slots: str,
+    slots: tuple[int, ...],
     json_file: Path | None,
     plot: Path | None,
     device: str,
@@ -56,7 +50,7 @@ def linformer(
 
     grid = LinformerGrid(
         tuple(parse_lengths(lengths)) if lengths is not None else DEFAULT.lengths,
-        tuple(sorted(set(parse_numbers("--slots", slots, int, "128,256")))),
+        tuple(sorted(set(slots))),
         **given,
     )
     grid.check()

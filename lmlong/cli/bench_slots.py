@@ -6,21 +6,15 @@ from typing import Any
 import click
 
 from lmlong.cli import options
-from lmlong.cli.lists import format_numbers, parse_numbers
+from lmlong.cli.lists import numbers
 from lmlong.cli.output import check_files, show
 from lmlong.experiments.slots_grid import DEFAULT, SlotsGrid
 
 
 @click.command()
-@click.option(
-    "--slots", metavar="K,...", default=format_numbers(DEFAULT.slots), show_default=True, help="Numbers of slots."
-)
-@click.option(
-    "--lengths", metavar="N,...", default=format_numbers(DEFAULT.lengths), show_default=True, help="Tokens of a text."
-)
-@click.option(
-    "--copies", metavar="N,...", default=format_numbers(DEFAULT.copies), show_default=True, help="Tokens of a copy."
-)
+@numbers("--slots", "Numbers of slots.", DEFAULT.slots)
+@numbers("--lengths", "Tokens of a text.", DEFAULT.lengths)
+@numbers("--copies", "Tokens of a text whose second half repeats the first.", DEFAULT.copies)
 @click.option(
     "--steps", default=DEFAULT.steps, show_default=True, type=click.IntRange(1), help="Training steps of 4,096 tokens."
 )
@@ -30,9 +24,9 @@ from lmlong.experiments.slots_grid import DEFAULT, SlotsGrid
 @options.json_file
 @options.plot("perplexity and accuracy by slots")
 def slots(
-    slots: str,
-    lengths: str,
-    copies: str,
+    slots: tuple[int, ...],
+    lengths: tuple[int, ...],
+    copies: tuple[int, ...],
     out: Path | None,
     json_file: Path | None,
     plot: Path | None,
@@ -48,22 +42,13 @@ def slots(
     Example: fewer slots and shorter texts, in half the time.
       lmlong bench slots --slots 16,64 --lengths 256,512 --copies 64
     """
-    grid = SlotsGrid(
-        _ascending("--slots", slots, "16,64"),
-        _ascending("--lengths", lengths, "64,128"),
-        _ascending("--copies", copies, "64,128"),
-        **given,
-    )
+    slots, lengths, copies = (tuple(sorted(set(each))) for each in (slots, lengths, copies))
+    grid = SlotsGrid(slots, lengths, copies, **given)
     grid.check()
     check_files(json_file, plot)
 
-    from lmlong.experiments.slots import study_slots
-    from lmlong.experiments.slots_report import figure, table
+    from lmlong.experiments.slots import figure, study_slots, table
 
     results = study_slots(grid, out or Path("runs/slots"))
     drawn = figure(grid, results) if plot else None
     show(table(grid, results), list(results.values()), json_file, plot, drawn)
-
-
-def _ascending(option: str, text: str, example: str) -> tuple[int, ...]:
-    return tuple(sorted(set(parse_numbers(option, text, int, example))))

@@ -78,7 +78,7 @@ def attention(rows: int, heads: int, width: int, forward: bool, **common: Any) -
     given = SpeedOptions(**common)
     grid = _grid(given, ("32", "bf16", "64"))
 
-    from lmlong.bench.attention_speed import AttentionShape, attention_candidate
+    from lmlong.bench.candidates import AttentionShape, attention_candidate
 
     shape = AttentionShape(rows, heads, width, forward)
     passes = "forward" if forward else "forward and backward"
@@ -106,7 +106,7 @@ def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
     chosen = load_recipe(recipe, overrides)
     grid = _grid(given, ("32", "bf16"))
 
-    from lmlong.bench.model_speed import training_candidate
+    from lmlong.bench.candidates import training_candidate
 
     work, memory = f"a training step of {_shape(chosen)}", "MB held beside weights and moments"
     build = partial(training_candidate, options=chosen, device=grid.device)
@@ -131,7 +131,7 @@ def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **commo
     chosen = load_recipe(recipe, overrides)
     grid = _grid(given, ("32", "bf16", "int8"))
 
-    from lmlong.bench.model_speed import GenerationCandidates
+    from lmlong.bench.candidates import GenerationCandidates
 
     steps = ", by native code or a CUDA graph" if fast_decode else ""
     work = f"generation with {_shape(chosen)}{steps}"

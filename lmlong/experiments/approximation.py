@@ -28,11 +28,11 @@ TOKENS = 128
 
 
 class FeatureSetting(NamedTuple):
-    """One kind of random features, and the inputs it is tried on."""
+    """One kind of random features, and its inputs."""
 
     width: int
     deviation: float  # of the entries of queries and keys
-    features: int  # as wide for each form, so trig and hyperbolic draw half as many rows
+    features: int  # the same width for each form, so trig and hyperbolic draw half as many rows
     form: Form
     orthogonal: bool
     norms: Norms
@@ -97,7 +97,7 @@ def _rows(setting: FeatureSetting, seed: int) -> Tensor:
 
 
 def _features(x: Tensor, rows: Tensor, form: Form) -> Tensor:
-    """Return one of the three forms as its paper writes it; a constant factor is left out, since it cancels."""
+    """Return one of the three forms as in its paper, without a constant factor, which cancels."""
     u, half_square = x @ rows.mT, x.square().sum(-1, keepdim=True) / 2
     if form == "positive":
         return (u - half_square).exp()

@@ -1,4 +1,4 @@
-"""Attentions trained alike: same text, same tokens, same learning rates to choose from, several seeds."""
+"""Attentions trained alike: on the same text and tokens, with the same learning rates, and several seeds."""
 
 import json
 import random
@@ -25,7 +25,7 @@ from lmlong.training.metrics_log import last_validation, read_entries
 from lmlong.training.run import train
 
 BEYOND = 4
-"""Most learning rates that are tried beyond the given ones."""
+"""Largest number of learning rates that are tried beyond the given ones."""
 
 
 class ComparedRun(NamedTuple):
@@ -38,7 +38,7 @@ class ComparedRun(NamedTuple):
     tokens: int
     tokens_per_second: float
     parameters: int
-    state_bytes: int  # after as many tokens as a training sequence has
+    state_bytes: int  # after a training sequence
 
 
 class CandidateResult(NamedTuple):
@@ -85,10 +85,10 @@ COLUMNS = [
 def compare_attentions(
     recipe: str, overrides: Sequence[str], names: Sequence[str], rates: Sequence[float], seeds: int, out: Path
 ) -> tuple[list[CandidateResult], list[ComparedRun]]:
-    """Return the results and all runs; each run has a folder under `out`, and is continued or reused if it exists.
+    """Return the results and all runs; each run has a folder under `out`, and is resumed or reused if it exists.
 
-    The learning rate is chosen by the first seed, from `rates` and as many beyond them as it takes until the best is
-    not at an end; the others run at the best one only.
+    The learning rate is chosen with the first seed, from `rates` and further ones until the best is not at an end; the
+    other seeds run at the best rate only.
     """
     results, runs = [], []
     for name in names:
@@ -106,7 +106,7 @@ def compare_attentions(
 
 
 def _rate_beyond(tried: Sequence[ComparedRun]) -> float | None:
-    """Return the next learning rate beyond an end at which the best of several was; None if it was between others."""
+    """Return the next learning rate beyond the best of several, if that is at an end; else None."""
     if len(tried) == 1:
         return None
     lowest, *between, highest = sorted(tried, key=lambda run: run.rate)
@@ -127,16 +127,16 @@ def trained_run(recipe: str, overrides: Sequence[str], name: str, rate: float, s
     }
     kept = KeptResult(out, f"{name}-{rate:g}-{seed}", settings)
 
-    def made() -> dict[str, Any]:
+    def train_and_measure() -> dict[str, Any]:
         print(f"{name}, learning rate {rate:g}, seed {seed}", file=sys.stderr)
-        train(chosen, kept.folder, resume="auto")  # stopped by a signal it raises: half a run is no result
+        train(chosen, kept.folder, resume="auto")  # raises if a signal stops it
         return ComparedRun(name, rate, seed, *_measured(kept.folder, chosen))._asdict()
 
-    return ComparedRun(**kept.get(made))
+    return ComparedRun(**kept.get(train_and_measure))
 
 
 def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int]:
-    """Return the numbers of a finished run; its speed is the median of its log, which no pause distorts."""
+    """Return the metrics of a finished run; its speed is the median of its log, which pauses do not distort."""
     lines = read_entries(folder / "metrics.jsonl")
     validation = last_validation(lines)
     assert validation is not None

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 from torch.testing import assert_close
 
 from lmlong.attention.linear import chunk, native
-from lmlong.bench.attention_speed import AttentionShape, attention_candidate
-from lmlong.bench.model_speed import build_model, training_candidate
+from lmlong.bench.candidates import AttentionShape, attention_candidate, build_model, training_candidate
 from lmlong.bench.speed import (
     Candidate,
     Result,

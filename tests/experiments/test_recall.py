@@ -176,7 +176,7 @@ def test_the_command_tabulates_and_writes_json(tmp_path: Path) -> None:
     ("words", "complaint"),
     [
         (["--pairs", "4,40"], "--vocabulary: of 64 tokens 31 can be keys, too few for 40 pairs. Give 82 or more"),
-        (["--pairs", "4,x"], "--pairs: '4,x' is no list of numbers. Write them like 4,8,16."),
+        (["--pairs", "4,x"], "--pairs: '4,x' is not a list of numbers. Write it like 8,16."),
         (["--pairs", "0,4"], "--pairs: 0 cannot be used. Give numbers above 0."),
         (["--widths", "-8"], "--widths: -8 cannot be used"),
         (["--rates", "nan"], "--rates: nan cannot be used"),

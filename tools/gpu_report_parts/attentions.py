@@ -15,7 +15,7 @@ from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs, draw_inputs
 from lmlong.attention.linear.autograd import Scan
-from lmlong.bench.attention_speed import AttentionShape, build_attention
+from lmlong.bench.candidates import AttentionShape, build_attention
 
 
 class Text(NamedTuple):
