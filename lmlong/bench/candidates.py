@@ -22,7 +22,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import single_kinds
 from lmlong.training.optimizer import make_optimizer
-from lmlong.training.setup import check_kernel, set_kernel
+from lmlong.training.prepare import check_kernel, set_kernel
 
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lmlong.data.tokenizer import LOSSLESS, Tokenizer
+from lmlong.data.tokenizers.base import LOSSLESS, Tokenizer
 from lmlong.surprisal.robust_score import RobustScore
 from lmlong.surprisal.token_bits import TokenBits
 

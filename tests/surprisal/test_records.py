@@ -9,7 +9,7 @@ from inference.conftest import prose, write_run
 from surprisal.test_stream import eval_bits
 
 import lmlong
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.state import state_bytes
 from lmlong.surprisal.records import Lines, RecordScore, States

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 import lmlong
 from lmlong import recipe
-from lmlong.data import tokenizers
 from lmlong.data.token_file import tokens_of
+from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.scorer import Scorer
@@ -31,7 +31,7 @@ UNITS = ("token", "byte", "line", "position")
 
 @pytest.fixture(scope="module")
 def subword_model(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
-    pieces = tokenizers.train([prose(3000)], recipe.Tokenizer(vocabulary=600))
+    pieces = train_tokenizer([prose(3000)], recipe.Tokenizer(vocabulary=600))
     return load(write_run(tmp_path_factory.mktemp("run"), pieces, "sentencepiece", 0.3), "cpu")
 
 

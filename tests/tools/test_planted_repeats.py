@@ -22,7 +22,7 @@ from planted_parts.repeats import (
 )
 
 import lmlong
-from lmlong.data.character_tokenizer import CharacterTokenizer
+from lmlong.data.tokenizers.characters import CharacterTokenizer
 
 TOOL = Path(__file__).parents[2] / "tools" / "planted_repeats.py"
 SEGMENT = 48

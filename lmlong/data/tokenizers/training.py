@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 
 from lmlong import recipe
-from lmlong.data import tokenizers
 from lmlong.data.duplicates import Duplicates, divided, split_key
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.reading import Skipped
-from lmlong.data.sentencepiece_model import lines
 from lmlong.data.sources import Input, check
 from lmlong.data.split import Part
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
+from lmlong.data.tokenizers.sentencepiece import lines
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.manifest import Format
 
@@ -20,14 +20,14 @@ FORMAT = Format("tokenizer", 2)  # also raised when the same text and options gi
 def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates = "keep") -> Tokenizer:
     """Return the tokenizer of a recipe, from its file, from the cache, or trained now."""
     if not options.trained:
-        return tokenizers.train([], options)
+        return train_tokenizer([], options)
     weights = [entry.weight for entry in inputs]
     folder = fetch(
         cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), weights, *split_key(inputs, duplicates)),
         FORMAT,
         lambda temporary: _train(inputs, options, duplicates).save(temporary / "tokenizer.model"),
     )
-    return tokenizers.load(folder / "tokenizer.model")
+    return load_tokenizer(folder / "tokenizer.model")
 
 
 def _train(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates) -> Tokenizer:
@@ -42,7 +42,7 @@ def _train(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicate
             budget = int(options.sample_bytes * entry.weight / weights)
             if budget:
                 texts += sample(_training_lines(parts, 4 * budget if entry.source.remote else None, progress), budget)
-    return tokenizers.train(texts, options)
+    return train_tokenizer(texts, options)
 
 
 def _training_lines(parts: Iterable[Part | Skipped], limit: int | None, progress: Progress) -> Iterator[str]:

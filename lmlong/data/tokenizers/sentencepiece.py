@@ -1,4 +1,4 @@
-"""Lossless sentencepiece: training a model, and reading any model."""
+"""Lossless sentencepiece: train a model, and load any model so that it changes no text."""
 
 import io
 import re
@@ -11,6 +11,7 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from lmlong import recipe
+from lmlong.data.tokenizers.base import SubwordTokenizer
 from lmlong.errors import UsageError
 
 SPACE = "\u2581"  # how sentencepiece writes a space inside its pieces
@@ -31,7 +32,7 @@ KEEP_TEXT = b"\x1a\x06\x12\x00\x18\x00\x20\x00"
 PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x41> end "
 
 
-def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
+def train_sentencepiece(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
     """Train a model on pieces of text; the same pieces give the same bytes."""
     texts = _without_rare([text for piece in pieces for text in lines(piece)], options.vocabulary)
     if not texts:
@@ -58,10 +59,10 @@ def train(pieces: Iterable[str], options: recipe.Tokenizer) -> bytes:
         num_threads=2,  # the sums of unigram, and so its model, depend on it
         minloglevel=2,
     )
-    pieces_found = SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
-    if pieces_found < options.vocabulary:
+    size = SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
+    if size < options.vocabulary:
         print(
-            f"text.tokenizer.vocabulary: the text yields {pieces_found:,} pieces, not {options.vocabulary:,}; "
+            f"text.tokenizer.vocabulary: the text yields {size:,} pieces, not {options.vocabulary:,}; "
             "the smaller vocabulary is used.",
             file=sys.stderr,
         )
@@ -72,14 +73,11 @@ def _train(**options: Any) -> None:
     try:
         SentencePieceTrainer.train(**options)
     except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().removeprefix("INTERNAL: ").rstrip(".")
         raise UsageError(
-            f"text.tokenizer: sentencepiece cannot train on this text ({_reason(error)}). Add text, change "
+            f"text.tokenizer: sentencepiece cannot train on this text ({reason}). Add text, change "
             "text.tokenizer.vocabulary or algorithm, or set text.tokenizer.kind=bytes."
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().removeprefix("INTERNAL: ").rstrip(".")
 
 
 def lines(text: str) -> Iterator[str]:
@@ -105,50 +103,69 @@ def _without_rare(texts: list[str], vocabulary: int) -> list[str]:
     return [part for text in texts for part in rare.split(text) if part]
 
 
-def processor(model: bytes, name: str) -> SentencePieceProcessor:
-    """Load a model so that it changes no text; refuse one that cannot be used so."""
+class SentencePieceTokenizer(SubwordTokenizer):
+    """Subwords of a sentencepiece model, with byte fallback."""
+
+    _unsafe = UNSAFE
+
+    def __init__(self, model: bytes, name: str):
+        """Raise a UsageError, which begins with `name`, for a model that cannot be made lossless."""
+        self.processor = _processor(model, name)
+        table = _table(self.processor)
+        super().__init__(model, table, self.processor.bos_id(), self.processor.eos_id())
+        self._byte_tokens = dict(enumerate(_byte_ids(self.processor)))
+
+    def _encode_safe(self, text: str) -> list[int]:
+        return self.processor.encode(text)
+
+    def _encode_all_safe(self, texts: list[str]) -> list[list[int]]:
+        return self.processor.encode(texts, num_threads=1)  # by default it takes all cores, which other processes use
+
+
+def _processor(model: bytes, name: str) -> SentencePieceProcessor:
+    """Load a model so that it changes no text; raise a UsageError if that is impossible."""
     try:
         # An empty or a random file can be a valid message without content.
-        found = SentencePieceProcessor(model_proto=model + KEEP_TEXT)
-        pieces = table(found)
+        processor = SentencePieceProcessor(model_proto=model + KEEP_TEXT)
+        pieces = _table(processor)
     except UnicodeDecodeError:
         raise UsageError(
-            f"{name}: not a sentencepiece model, or damaged: a piece is not UTF-8. Use another, or leave the path out."
+            f"{name}: not a sentencepiece model, or damaged: a piece is not UTF-8. Use another model, or no path."
         ) from None
     except RuntimeError:
         pieces = []
     if not pieces:
         raise UsageError(f"{name}: not a sentencepiece model. Name a .model file as text.tokenizer.path, or none.")
-    if len(byte_ids(found)) < 256:
+    if len(_byte_ids(processor)) < 256:
         raise UsageError(
             f"{name}: has no pieces for single bytes, so some text would be lost. "
             "Use a model trained with --byte_fallback=true, or leave out text.tokenizer.path."
         )
-    if found.bos_id() < 0 or found.eos_id() < 0:
+    if processor.bos_id() < 0 or processor.eos_id() < 0:
         raise UsageError(
             f"{name}: has no tokens for the begin and end of a document. "
             "Use a model with bos_id and eos_id, or leave out text.tokenizer.path."
         )
-    if b"".join(pieces[token] for token in found.encode(PROBE)) != PROBE.encode():
+    if b"".join(pieces[token] for token in processor.encode(PROBE)) != PROBE.encode():
         raise UsageError(f"{name}: loses text, such as spaces or line ends. Use another model, or leave out the path.")
-    return found
+    return processor
 
 
-def byte_ids(found: SentencePieceProcessor) -> list[int]:
-    """Return the ids of the 256 bytes, in order; empty where the model has none."""
-    ids = [found.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
-    return ids if all(found.is_byte(token) for token in ids) else []
+def _byte_ids(processor: SentencePieceProcessor) -> list[int]:
+    """Return the ids of the 256 bytes in order, or an empty list if the model lacks any."""
+    ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+    return ids if all(processor.is_byte(token) for token in ids) else []
 
 
-def table(found: SentencePieceProcessor) -> list[bytes]:
-    """Return the bytes of each id; none for the control tokens."""
-    return [_piece_bytes(found, token) for token in range(found.vocab_size())]
+def _table(processor: SentencePieceProcessor) -> list[bytes]:
+    """Return the bytes of each id, empty for control tokens."""
+    return [_piece_bytes(processor, token) for token in range(processor.vocab_size())]
 
 
-def _piece_bytes(found: SentencePieceProcessor, token: int) -> bytes:
-    piece = found.id_to_piece(token)
-    if found.is_byte(token):
+def _piece_bytes(processor: SentencePieceProcessor, token: int) -> bytes:
+    piece = processor.id_to_piece(token)
+    if processor.is_byte(token):
         return bytes([int(piece[3:5], 16)])
-    if found.is_control(token) or found.is_unknown(token):
+    if processor.is_control(token) or processor.is_unknown(token):
         return b""
     return piece.replace(SPACE, " ").encode()

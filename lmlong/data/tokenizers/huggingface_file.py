@@ -1,6 +1,6 @@
-"""tokenizer.json and the files beside it, checked before the library `tokenizers` reads them.
+"""Read tokenizer.json and the files beside it, and validate them before the library `tokenizers` does.
 
-The library is not made for files of strangers: it panics on some values and takes exponential time for others.
+The library is not hardened against hostile files: it panics on some values and takes exponential time for others.
 """
 
 import json
@@ -20,16 +20,16 @@ ENDS = {
     "bos": ("<s>", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>"),
     "eos": ("</s>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
 }
-"""What begins and ends a document, where nothing says so, by the usual names."""
+"""Common names of the tokens that begin and end a document, used if no file defines them."""
 
 TEMPLATE = "chat_template.jinja"
 
 LOSING = {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"}
-"""Pre-tokenizers that leave spaces out."""
+"""Pre-tokenizers that drop spaces."""
 KEEPING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Sequence", "Split", "UnicodeScripts"}
-"""Pre-tokenizers that keep all of a text."""
+"""Pre-tokenizers that preserve a text."""
 MOST_PARTS, DEEPEST = 50, 5
-"""Pre-tokenizers of a tokenizer, and how deep they may be inside each other."""
+"""The maximum number of pre-tokenizers and their maximum nesting depth."""
 
 
 def _is_pair(value: Any, second: tuple[type, ...]) -> bool:
@@ -37,7 +37,7 @@ def _is_pair(value: Any, second: tuple[type, ...]) -> bool:
 
 
 def _numbered(vocabulary: dict[str, Any]) -> dict[str, Any]:
-    """Check the ids of pieces, of which there are hundreds of thousands."""
+    """Validate the ids of pieces; a loop, since there are hundreds of thousands."""
     for piece, token in vocabulary.items():
         if type(token) is not int or not 0 <= token < bounds.VOCABULARY:
             raise ValueError(f"{shown(piece)} has the id {shown(token)}, not a number from 0 to {bounds.VOCABULARY:,}")
@@ -47,14 +47,14 @@ def _numbered(vocabulary: dict[str, Any]) -> dict[str, Any]:
 def _scored(vocabulary: list[Any]) -> list[Any]:
     for entry in vocabulary:
         if not _is_pair(entry, (int, float)):
-            raise ValueError(f"{shown(entry)} is no piece with a score")
+            raise ValueError(f"{shown(entry)} is not a pair of a piece and its score")
     return vocabulary
 
 
 def _joined(merges: list[Any]) -> list[Any]:
     for merge in merges:
         if type(merge) is not str and not _is_pair(merge, (str,)):
-            raise ValueError(f"{shown(merge)} is no pair of pieces")
+            raise ValueError(f"{shown(merge)} is not a pair of pieces")
     return merges
 
 
@@ -80,14 +80,14 @@ class Unigram(Checked):
 
 
 class Specification(Checked):
-    """The parts of a tokenizer.json that are read here; others are left out, or read by the library alone."""
+    """The parts of a tokenizer.json that are validated here."""
 
     added_tokens: list[AddedToken] | None = None
     model: dict[str, Any]
 
 
-class Saved(Checked):
-    """What `wrapped` writes."""
+class WrappedTokenizer(Checked):
+    """The content of the file that `wrapped` returns."""
 
     bos: TokenId
     eos: TokenId
@@ -101,8 +101,8 @@ class NamedTemplate(Checked):
     template: str
 
 
-class Beside(Checked):
-    """The values of a tokenizer_config.json that are read."""
+class TokenizerConfig(Checked):
+    """The fields of a tokenizer_config.json that are used."""
 
     bos_token: str | dict[str, Any] | None = None
     eos_token: str | dict[str, Any] | None = None
@@ -110,7 +110,7 @@ class Beside(Checked):
 
     @property
     def template(self) -> str | None:
-        """The template of a chat without tools."""
+        """The chat template without tools."""
         if isinstance(self.chat_template, list):
             return next((each.template for each in self.chat_template if each.name == "default"), None)
         return self.chat_template
@@ -119,42 +119,42 @@ class Beside(Checked):
 def wrapped(
     spec: dict[str, Any], bos: int, eos: int, vocabulary: int | None = None, chat_template: str | None = None
 ) -> bytes:
-    """Return the file of a tokenizer: its tokenizer.json, the ids that begin and end a document, how many tokens the
-    model knows, and its chat template."""
+    """Return the file of a tokenizer: its tokenizer.json, the ids that begin and end a document, the vocabulary size of
+    the model, and its chat template."""
     about = {"bos": bos, "eos": eos, "vocabulary": vocabulary, "chat_template": chat_template}
     return json.dumps({"lmlong": "tokenizer", **about, "tokenizer": spec}, ensure_ascii=False).encode()
 
 
 def unwrapped(file: bytes) -> dict[str, Any]:
-    """Return what `wrapped` wrote, checked."""
+    """Return the validated content of a file that `wrapped` returned."""
     saved = _parsed(file)
-    checked(Saved, "the saved tokenizer", saved)
+    checked(WrappedTokenizer, "the saved tokenizer", saved)
     _check(saved["tokenizer"])
     return saved
 
 
-def read(path: Path, vocabulary: int | None = None) -> bytes:
-    """Return a tokenizer.json as `wrapped`, with the values of the files beside it."""
-    with reading(str(path)):
+def read_tokenizer_json(path: Path, vocabulary: int | None = None) -> bytes:
+    """Return a tokenizer.json in the form of `wrapped`, with the values of the files beside it."""
+    with errors_named(str(path)):
         file = path.read_bytes()
         spec = _parsed(file)
         if "lmlong" in spec:
             return file
         _check(spec)
     beside = path.with_name("tokenizer_config.json")
-    with reading(str(beside)):
-        config = checked(Beside, beside.name, _parsed(beside.read_bytes()) if beside.is_file() else {})
-    with reading(str(path)):
+    with errors_named(str(beside)):
+        config = checked(TokenizerConfig, beside.name, _parsed(beside.read_bytes()) if beside.is_file() else {})
+    with errors_named(str(path)):
         pieces = pieces_of(spec)
         bos, eos = (_end(ENDS[end], getattr(config, f"{end}_token"), pieces) for end in ENDS)
         if eos is None:
-            raise UsageError(f"has no token for the end of a document. Name one in {beside.name}.")
+            raise UsageError(f"has no end-of-document token. Set eos_token in {beside.name}.")
         template = _template_file(path.with_name(TEMPLATE)) or config.template
         return wrapped(spec, eos if bos is None else bos, eos, vocabulary, template)
 
 
 def _template_file(path: Path) -> str | None:
-    """Return the chat template that transformers 5 writes as a file of its own."""
+    """Return the chat template that transformers 5 writes to a separate file, if it exists."""
     if not path.is_file():
         return None
     try:
@@ -164,9 +164,9 @@ def _template_file(path: Path) -> str | None:
 
 
 @contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Name the file in each error. Any error of the library is one of the file: it has no type of its own for those,
-    and raises a BaseException where it panics."""
+def errors_named(name: str) -> Iterator[None]:
+    """Prefix each error with the name of the file. Every error of the library counts as one of the file: the library
+    has no exception type for those, and raises a BaseException if it panics."""
     try:
         yield
     except (UsageError, CheckpointError) as error:
@@ -174,8 +174,8 @@ def reading(name: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        told = f"{name}: no tokenizer.json that can be read here ({error}). Use another one."
-        raise UsageError(printable(told)) from None
+        message = f"{name}: not a supported tokenizer.json ({error}). Use another tokenizer."
+        raise UsageError(printable(message)) from None
 
 
 def pieces_of(spec: dict[str, Any]) -> dict[str, int]:
@@ -187,30 +187,30 @@ def pieces_of(spec: dict[str, Any]) -> dict[str, int]:
 
 
 def parts_of(part: Any) -> Iterator[dict[str, Any]]:
-    """Iterate over a part of a tokenizer.json and those inside it."""
+    """Iterate over a part of a tokenizer.json and the parts nested in it."""
     inside = [(part, 0)]
     while inside:
         part, depth = inside.pop()
         if part is None:
             continue
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise UsageError(f"{shown(part)} is no part of a tokenizer. Use another tokenizer.")
+            raise UsageError(f"{shown(part)} is not a valid part of a tokenizer.json. Use another tokenizer.")
         if depth > DEEPEST:
-            raise UsageError(f"has parts more than {DEEPEST} deep inside each other. Use another tokenizer.")
+            raise UsageError(f"nests parts more than {DEEPEST} levels deep. Use another tokenizer.")
         yield part
         for key in ("normalizers", "pretokenizers", "decoders"):
             rest = part.get(key) or []
             if not isinstance(rest, list) or len(rest) > MOST_PARTS:
-                raise UsageError(f"{key} is no list of up to {MOST_PARTS} parts. Use another tokenizer.")
+                raise UsageError(f"{key} is not a list of up to {MOST_PARTS} parts. Use another tokenizer.")
             inside.extend((each, depth + 1) for each in reversed(rest))
 
 
 def _check(spec: dict[str, Any]) -> None:
-    """Refuse a tokenizer.json with values that cannot be used."""
+    """Raise a UsageError for a tokenizer.json that is invalid or unsupported."""
     model = spec.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     if kind not in ("BPE", "Unigram"):
-        raise UsageError(f"a model of type {shown(kind)}, where BPE and Unigram are known. Use another one.")
+        raise UsageError(f"unsupported model type {shown(kind)}. Use a BPE or Unigram tokenizer.")
     checked(Specification, "its values", spec)
     checked(Bpe if kind == "BPE" else Unigram, "model", spec["model"])
     list(parts_of(spec.get("decoder")))
@@ -220,11 +220,11 @@ def _check(spec: dict[str, Any]) -> None:
         if len(kinds) > MOST_PARTS:
             raise UsageError(f"pre_tokenizer has more than {MOST_PARTS} parts. Use another tokenizer.")
     if losing := sorted(LOSING.intersection(kinds)):
-        raise UsageError(f"{losing[0]} leaves spaces out of a text. Use another tokenizer.")
+        raise UsageError(f"pre_tokenizer {losing[0]} drops spaces. Use another tokenizer.")
     if unknown := [kind for kind in kinds if kind not in KEEPING]:
-        raise UsageError(f"pre_tokenizer {shown(unknown[0])} is not known. Use another tokenizer.")
+        raise UsageError(f"unsupported pre_tokenizer {shown(unknown[0])}. Use another tokenizer.")
     if kinds.count("ByteLevel") > 1:  # each doubles the characters of the one before
-        raise UsageError("pre_tokenizer ByteLevel is there more than once. Use another tokenizer.")
+        raise UsageError("pre_tokenizer ByteLevel occurs more than once. Use another tokenizer.")
 
 
 def _end(usual: tuple[str, ...], named: str | dict[str, Any] | None, pieces: dict[str, int]) -> int | None:
@@ -236,9 +236,9 @@ def _end(usual: tuple[str, ...], named: str | dict[str, Any] | None, pieces: dic
 
 def _parsed(file: bytes) -> dict[str, Any]:
     try:
-        found = parse_json(file)
+        value = parse_json(file)
     except ValueError as error:
-        raise UsageError(f"no JSON ({error}). Name a tokenizer.json.") from None
-    if not isinstance(found, dict):
-        raise UsageError("no tokenizer.json. Name another file.")
-    return found
+        raise UsageError(f"not valid JSON ({error}). Name a tokenizer.json.") from None
+    if not isinstance(value, dict):
+        raise UsageError("not a tokenizer.json. Name another file.")
+    return value

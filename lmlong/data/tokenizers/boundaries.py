@@ -16,24 +16,24 @@ import numpy as np
 
 
 class Cover(NamedTuple):
-    """One way in which the tokens of a text can go on beyond its end."""
+    """One possible tokenization across the end of a text."""
 
-    tokens: list[int]  # whole inside the text
-    head: bytes  # the rest of the text: the beginning of a longer piece, or nothing
+    tokens: list[int]  # that end within the text
+    head: bytes  # the rest of the text, with which the next piece begins; may be empty
 
 
 class TokenBoundaries:
-    """The pieces of a tokenizer in order, to look up those that begin with some bytes."""
+    """The pieces of a tokenizer, sorted, to find those with a given prefix."""
 
     def __init__(self, table: Sequence[bytes], encode_part: Callable[[str], list[int]], followers: Sequence[str] = ()):
         pieces = sorted((data, token) for token, data in enumerate(table) if len(data) > 1)
         self._encode_part = encode_part
         self._sizes = [len(data) for data in table]
-        self._followers = followers  # characters of all sorts on which cuts before them depend
+        self._followers = followers  # one character of each class that affects the cut before it
         self._pieces = [data for data, _ in pieces]
         self._tokens = np.array([token for _, token in pieces], dtype=np.int64)
         self.longest = max(map(len, self._pieces), default=1)
-        """The bytes of the longest piece; where it is 1, no text changes the tokens before it."""
+        """The size of the longest piece in bytes; if it is 1, no text changes the tokens before it."""
 
     def tokens_beginning_with(self, head: bytes) -> np.ndarray:
         """Return the ids of all pieces that are longer than `head` and begin with it."""
@@ -41,9 +41,9 @@ class TokenBoundaries:
         return self._tokens[first : bisect_left(self._pieces, head + b"\xff", lo=first)]  # no UTF-8 has this byte
 
     def covers(self, part: str) -> list[Cover]:
-        """Return all ways in which the tokens of a part can go on, by where the piece across its end begins."""
+        """Return every possible tokenization across the end of a part, by the start of the piece that crosses it."""
         whole = [self._encode_part(part), *(self._before(part, follower) for follower in self._followers)]
-        found = [Cover(list(tokens), b"") for tokens in dict.fromkeys(map(tuple, whole))]
+        covers = [Cover(list(tokens), b"") for tokens in dict.fromkeys(map(tuple, whole))]
         head = b""
         for start in range(len(part) - 1, -1, -1):
             head = part[start].encode("utf-8", "surrogatepass") + head
@@ -51,11 +51,12 @@ class TokenBoundaries:
                 break
             if len(self.tokens_beginning_with(head)):
                 following = part[start] if self._followers else ""
-                found.append(Cover(self._before(part[:start], following), head))
-        return found
+                covers.append(Cover(self._before(part[:start], following), head))
+        return covers
 
     def _before(self, part: str, following: str) -> list[int]:
-        """Return the tokens of a part with this after it, where they end with the part, else of the part alone."""
+        """Return the tokens of a part followed by `following` if they end where the part does, else of the part
+        alone."""
         tokens, left = self._encode_part(part + following), len(part.encode("utf-8", "surrogatepass"))
         for number, token in enumerate(tokens):
             if left <= 0:
@@ -65,6 +66,6 @@ class TokenBoundaries:
 
 
 def settled(covers: Sequence[Cover]) -> int:
-    """Return how many of the first tokens of a part stay, whatever follows."""
+    """Return the number of leading tokens of a part that no following text changes."""
     shortest = min(len(cover.tokens) for cover in covers)
     return next((n for n in range(shortest) if len({cover.tokens[n] for cover in covers}) > 1), shortest)

@@ -1,9 +1,10 @@
-"""Text <-> token ids without loss: decode(encode(text)) == text for every Python string.
+"""The base class of tokenizers, which lose no text: decode(encode(text)) == text for every Python string.
 
-In every tokenizer a token stands for bytes; decoding is a table of them, so streams and byte counts are exact.
+Each token stands for bytes, and decoding is a table lookup, so streams and byte counts are exact.
 """
 
 import codecs
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -13,16 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from lmlong.data import sentencepiece_model
-from lmlong.data.token_boundaries import TokenBoundaries
+from lmlong.data.tokenizers.boundaries import TokenBoundaries
 from lmlong.errors import UsageError
 from lmlong.io.system_errors import named
 
 BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
 
-# Long texts are encoded in parts. A part ends before the first newline past PART characters, or after twice as many, so
-# that the same text gives the same tokens however it arrives.
 PART = 8192
+"""Long texts are encoded in parts. A part ends before the first newline after PART characters, or after twice as many,
+so that the tokens of a text do not depend on how it is streamed."""
 
 
 def _keep_surrogates(error: UnicodeError) -> tuple[str, int]:
@@ -39,21 +39,21 @@ codecs.register_error(LOSSLESS, _keep_surrogates)
 
 
 class CannotEncode(UsageError):
-    """A text that a tokenizer has no tokens for, since its library failed on it."""
+    """A text on which the library of a tokenizer failed."""
 
     def __init__(self) -> None:
         super().__init__("The tokenizer of this model cannot encode this text. Use other text, or another model.")
 
 
 class Tokenizer(ABC):
-    """A tokenizer: ids that stand for bytes, and bos and eos, which stand for the ends of a document."""
+    """Ids that stand for bytes, and bos and eos, which begin and end a document."""
 
     followers: Sequence[str] = ()
-    """Characters of each sort on which it depends where a text is cut before pieces are joined, if it is."""
+    """One character of each class that decides where the pre-tokenizer cuts a text; empty without a pre-tokenizer."""
     special: Mapping[str, int] = {}
-    """Tokens that stand for no bytes, by the names that a chat template has for them."""
+    """Tokens that stand for no bytes, by their names in a chat template."""
     chat_template: str | None = None
-    """How messages become text, as a template of Jinja, where the model was made for chat."""
+    """The Jinja template that turns messages into text; None unless the model was trained for chat."""
 
     def __init__(self, file: bytes, table: list[bytes], bos: int, eos: int):
         self.vocabulary = len(table)
@@ -66,71 +66,78 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_part(self, text: str) -> list[int]:
-        """Return the ids of a text short enough to be encoded at once."""
+        """Return the ids of a text of one part or less."""
 
     def encode_parts(self, texts: list[str]) -> Iterable[Sequence[int]]:
-        """Return the ids of each of several texts, each short enough to be encoded at once."""
+        """Return the ids of each of several texts of one part or less."""
         return map(self.encode_part, texts)
 
     def representable(self, text: str) -> str:
-        """Return a text without the characters that the tokenizer has no tokens for, if there are any."""
+        """Return a text without the characters that the tokenizer cannot represent."""
         return text
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        """Iterate over the ids of a text that comes in pieces, as int64 arrays; how it is cut makes no difference."""
+        """Yield the ids of a text as int64 arrays; the ids do not depend on how the text is cut into `pieces`."""
         for part in parts(pieces):
             yield np.array(self.encode_part(part), dtype=np.int64)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; bos and eos are not added, and nothing in the text encodes to them."""
+        """Return the ids of a text. bos and eos are not added, and no text encodes to them."""
         return [token for part in parts([text]) for token in self.encode_part(part)]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of any ids; bytes that are no character become U+FFFD."""
+        """Return the text of any ids; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(tokens).decode("utf-8", LOSSLESS)
 
     def decode_bytes(self, tokens: Iterable[int]) -> bytes:
-        """Return the bytes of ids, whether or not they are whole characters."""
+        """Return the bytes of ids, which may end within a character."""
         return b"".join(self._table[token] for token in tokens)
 
     @cached_property
     def boundaries(self) -> TokenBoundaries:
-        """What is known of the tokens at the end of a text before it is known what follows."""
+        """The tokens at the end of a text that following text may change."""
         return TokenBoundaries(self._table, self.encode_part, self.followers)
 
     def stream(self) -> "TextStream":
-        """Return a decoder for tokens that come one by one."""
+        """Return an incremental decoder."""
         return TextStream(self._table)
 
     def save(self, path: Path | str) -> None:
-        """Write the tokenizer to a file for `load`."""
+        """Write the tokenizer to a file for `load_tokenizer`."""
         with named(Path(path)):
             Path(path).write_bytes(self.file)
 
 
-class SentencePieceTokenizer(Tokenizer):
-    """Subwords of a sentencepiece model, with byte fallback."""
+class SubwordTokenizer(Tokenizer):
+    """A tokenizer of a library. Text that the library would change, or does not accept, is encoded byte by byte."""
 
-    def __init__(self, model: bytes, name: str):
-        self.processor = sentencepiece_model.processor(model, name)
-        table = sentencepiece_model.table(self.processor)
-        super().__init__(model, table, self.processor.bos_id(), self.processor.eos_id())
-        self._bytes = sentencepiece_model.byte_ids(self.processor)
+    _unsafe: re.Pattern[str]
+    """Matches such text, in one group."""
+    _byte_tokens: Mapping[int, int]
+    """The tokens of single bytes."""
+
+    @abstractmethod
+    def _encode_safe(self, text: str) -> list[int]:
+        """Return the ids of a text without unsafe characters."""
+
+    @abstractmethod
+    def _encode_all_safe(self, texts: list[str]) -> Iterable[list[int]]:
+        """Return the ids of each of several such texts."""
 
     def encode_part(self, text: str) -> list[int]:
         tokens: list[int] = []
-        for number, run in enumerate(sentencepiece_model.UNSAFE.split(text)):
+        for number, run in enumerate(self._unsafe.split(self.representable(text))):
             if number % 2:
-                tokens.extend(self._bytes[byte] for byte in run.encode("utf-8", "surrogatepass"))
+                tokens.extend(self._byte_tokens[byte] for byte in run.encode("utf-8", "surrogatepass"))
             elif run:
-                tokens.extend(self.processor.encode(run))
+                tokens.extend(self._encode_safe(run))
         return tokens
 
     def encode_parts(self, texts: list[str]) -> list[list[int]]:
-        safe = [not sentencepiece_model.UNSAFE.search(text) for text in texts]
-        # all at once; by default the library would take all cores, which other processes have
-        encoded = iter(self.processor.encode(list(compress(texts, safe)), num_threads=1) if any(safe) else ())
-        return [next(encoded) if one else self.encode_part(text) for text, one in zip(texts, safe, strict=True)]
+        texts = [self.representable(text) for text in texts]
+        is_safe = [not self._unsafe.search(text) for text in texts]
+        encoded = iter(self._encode_all_safe(list(compress(texts, is_safe))) if any(is_safe) else ())
+        return [next(encoded) if safe else self.encode_part(text) for text, safe in zip(texts, is_safe, strict=True)]
 
 
 class ByteTokenizer(Tokenizer):
@@ -147,7 +154,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class TextStream:
-    """An incremental decoder, which holds back the bytes of an incomplete character."""
+    """An incremental decoder that holds back the bytes of an incomplete character."""
 
     def __init__(self, table: Sequence[bytes]):
         self._table = table
@@ -158,12 +165,12 @@ class TextStream:
         return self._decoder.decode(self._table[token][skip:])
 
     def finish(self) -> str:
-        """Return U+FFFD for an incomplete character at the end, or nothing."""
+        """Return U+FFFD if the text ends within a character, otherwise an empty string."""
         return self._decoder.decode(b"", final=True)
 
 
 def parts(pieces: Iterable[str]) -> Iterator[str]:
-    """Cut a text into parts, each to be encoded at once, that depend on nothing but its content."""
+    """Cut a text into parts that are encoded separately; the cuts depend on its content alone."""
     rest = ""
     for piece in pieces:
         rest += piece

@@ -1,8 +1,8 @@
-"""Tokenizers of others, from the tokenizer.json of the library `tokenizers`, read so that no text is changed.
+"""Tokenizers from a tokenizer.json of the library `tokenizers`, loaded so that they change no text.
 
-Two families tell the bytes of their pieces, and those are read: pieces of bytes written as visible characters (GPT-2,
-Llama 3, SmolLM2), and pieces of characters with a sign for the space and with tokens for single bytes (Llama 2,
-TinyLlama). What would change a text is left out: normal forms, and the space put before a text.
+Two families are supported, since the bytes of their pieces are known: byte-level BPE, which writes bytes as visible
+characters (GPT-2, Llama 3, SmolLM2), and pieces of characters with a symbol for the space and tokens for single bytes
+(Llama 2, TinyLlama). Steps that would change a text are removed: normalization, and the space added before a text.
 """
 
 import json
@@ -11,89 +11,83 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import compress
 from typing import Any
 
-from lmlong.data.huggingface_file import parts_of, pieces_of, reading, unwrapped
-from lmlong.data.sentencepiece_model import SPACE
-from lmlong.data.tokenizer import CannotEncode, Tokenizer
+from lmlong.data.tokenizers.base import CannotEncode, SubwordTokenizer
+from lmlong.data.tokenizers.huggingface_file import errors_named, parts_of, pieces_of, unwrapped
+from lmlong.data.tokenizers.sentencepiece import SPACE
 from lmlong.errors import UsageError
 
 PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x41> \u2581 12345 end "
 NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
-"""Bytes that UTF-8 never has."""
+"""Bytes that never occur in UTF-8."""
 NEVER_WRITTEN = "\ufdd0"
-"""A noncharacter of Unicode, before the names of special tokens among the pieces that a text is made of."""
+"""A noncharacter of Unicode. It prefixes the names of special tokens in the vocabulary, so that no text matches
+them."""
 UNSAFE = f"\ud800-\udfff{NEVER_WRITTEN}"
-"""What is encoded byte by byte, as the library does not take it."""
+"""Characters that are encoded byte by byte, since the library does not accept them."""
 BYTE = "<0x[0-9A-F]{2}>"
-"""The name of the token of a byte among pieces of characters."""
+"""The name of a byte token in a vocabulary of characters."""
 VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-"""The bytes that GPT-2 writes as the characters of the same numbers; the others follow from U+0100 on."""
+"""The bytes that GPT-2 writes as characters of the same numbers; the rest are written from U+0100 on."""
 
 BYTE_OF = {chr(byte): byte for byte in VISIBLE} | {
     chr(256 + number): byte for number, byte in enumerate(sorted(set(range(256)) - set(VISIBLE)))
 }
 
 
-class HuggingFaceTokenizer(Tokenizer):
-    """A tokenizer.json, as `huggingface_file.wrapped` returns it."""
+class HuggingFaceTokenizer(SubwordTokenizer):
+    """A tokenizer.json in the form that `huggingface_file.wrapped` returns."""
 
     followers = ("a", "1", ".", "'s", " ", "\n", "\t")
 
     def __init__(self, file: bytes, name: str):
-        with reading(name):
+        with errors_named(name):
             saved = unwrapped(file)
             spec, pieces = saved["tokenizer"], pieces_of(saved["tokenizer"])
             of_bytes = _is_of_bytes(spec)
             table = _table(spec, pieces, of_bytes, saved["vocabulary"])
-            self._bytes = _byte_ids(pieces, of_bytes)
+            self._byte_tokens = _byte_ids(pieces, of_bytes)
             self._encoder: Any = _library().Tokenizer.from_str(json.dumps(_without_special(lossless(spec))))
             numbers = {piece.removeprefix(NEVER_WRITTEN): token for piece, token in self._encoder.get_vocab().items()}
             if numbers != pieces:
-                raise UsageError("its pieces have other numbers than the file says. Use another tokenizer.")
+                raise UsageError(
+                    "the library `tokenizers` gives its pieces other ids than the file does. Use another tokenizer."
+                )
             self.chat_template = saved.get("chat_template")
             self.special = _special(spec)
             self._unsafe = re.compile(_unsafe(spec, of_bytes))
-            self.lost = sorted(set(range(256)) - NEVER - self._bytes.keys())
-            """Bytes without a token: a character with one of them is left out of a text."""
-            self._some_lost = re.compile(b"[" + re.escape(bytes(self.lost)) + b"]") if self.lost else None
+            self.lost = sorted(set(range(256)) - NEVER - self._byte_tokens.keys())
+            """Bytes without a token: characters that contain one are removed from a text."""
+            self._lost_bytes = re.compile(b"[" + re.escape(bytes(self.lost)) + b"]") if self.lost else None
             super().__init__(file, table, saved["bos"], saved["eos"])
             if table[self.bos] or table[self.eos]:
-                raise UsageError("what begins or ends a document is text too. Use another tokenizer.")
+                raise UsageError(
+                    "the token that begins or ends a document also stands for text. Use another tokenizer."
+                )
             probe = self.representable(PROBE)
             if self.decode_bytes(self.encode_part(probe)) != probe.encode():
                 raise UsageError("loses text, such as spaces or line ends. Use another tokenizer.")
 
     def representable(self, text: str) -> str:
-        if not self._some_lost or not self._some_lost.search(text.encode("utf-8", "surrogatepass")):
+        if not self._lost_bytes or not self._lost_bytes.search(text.encode("utf-8", "surrogatepass")):
             return text
-        return "".join(one for one in text if not self._some_lost.search(one.encode("utf-8", "surrogatepass")))
+        return "".join(char for char in text if not self._lost_bytes.search(char.encode("utf-8", "surrogatepass")))
 
-    def encode_part(self, text: str) -> list[int]:
-        text = self.representable(text)
-        tokens: list[int] = []
-        for number, run in enumerate(self._unsafe.split(text)):
-            if number % 2:
-                tokens.extend(self._bytes[byte] for byte in run.encode("utf-8", "surrogatepass"))
-            elif run:
-                with _without_panic():
-                    tokens.extend(self._encoder.encode(run, add_special_tokens=False).ids)
-        return tokens
+    def _encode_safe(self, text: str) -> list[int]:
+        with _without_panic():
+            return list(self._encoder.encode(text, add_special_tokens=False).ids)
 
-    def encode_parts(self, texts: list[str]) -> list[list[int]]:
-        texts = [self.representable(text) for text in texts]
-        safe = [not self._unsafe.search(text) for text in texts]
+    def _encode_all_safe(self, texts: list[str]) -> Iterator[list[int]]:
         with _one_thread(), _without_panic():  # without offsets, which take a third of the time of `encode`
-            found = self._encoder.encode_batch_fast(list(compress(texts, safe)), add_special_tokens=False)
-        encoded = iter(found)
-        return [next(encoded).ids if one else self.encode_part(text) for text, one in zip(texts, safe, strict=True)]
+            encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
+        return (encoding.ids for encoding in encodings)
 
 
 @contextmanager
 def _without_panic() -> Iterator[None]:
-    """Raise CannotEncode where the library panics, as on a regular expression that takes too many steps: what it raises
-    is not an Exception."""
+    """Raise CannotEncode if the library panics, for example on a regular expression that takes too many steps. A panic
+    is a BaseException, not an Exception."""
     try:
         yield
     except BaseException as error:
@@ -104,7 +98,7 @@ def _without_panic() -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let the library encode in this thread alone: processes share the cores, and its threads survive no fork."""
+    """Keep the library on this thread: processes share the cores, and its thread pool does not survive a fork."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"
@@ -121,34 +115,36 @@ def _library() -> Any:
     try:
         return import_module("tokenizers")
     except ImportError:
-        raise UsageError("is read by another library. Install it by pip install 'lmlong[import]'.") from None
+        raise UsageError("needs the library `tokenizers`. Run pip install 'lmlong[import]'.") from None
 
 
 def _is_of_bytes(spec: dict[str, Any]) -> bool:
-    """Return whether pieces are bytes written as visible characters."""
+    """Return whether a tokenizer.json is byte-level: its pieces are bytes written as visible characters."""
     parts = [*parts_of(spec.get("pre_tokenizer")), *parts_of(spec.get("decoder"))]
     return any(part["type"] == "ByteLevel" for part in parts)
 
 
 def _special(spec: dict[str, Any]) -> dict[str, int]:
-    """Return the ids of tokens that stand for no bytes, by the names that they have in templates."""
+    """Return the ids of special tokens, which stand for no bytes, by name."""
     added = spec.get("added_tokens") or []
     return {token["content"]: token["id"] for token in added if token["special"] and token["content"]}
 
 
 def _unsafe(spec: dict[str, Any], of_bytes: bool) -> str:
-    """Return a pattern of what is encoded byte by byte in a text; a unigram model would take the name of a byte for the
-    byte."""
+    """Return a pattern of the text that is encoded byte by byte. A unigram model would encode the name of a byte token,
+    such as <0x41>, as that byte."""
     if of_bytes:
         return f"([{UNSAFE}]+)"
     return f"([{UNSAFE}{SPACE}]+)" if spec["model"]["type"] == "BPE" else f"([{UNSAFE}{SPACE}]+|{BYTE})"
 
 
 def _table(spec: dict[str, Any], pieces: dict[str, int], of_bytes: bool, vocabulary: int | None) -> list[bytes]:
-    """Return the bytes of each id; none for special tokens and for ids without a piece."""
+    """Return the bytes of each id, empty for special tokens and for ids without a piece."""
     most = max(pieces.values()) + 1
     if vocabulary is not None and most > vocabulary:
-        raise UsageError(f"has {most:,} tokens, and the model knows {vocabulary:,}. Use the tokenizer of this model.")
+        raise UsageError(
+            f"has {most:,} tokens, but the model has {vocabulary:,} embeddings. Use the tokenizer of this model."
+        )
     table = [b""] * (vocabulary or most)
     added = {token["content"]: token for token in spec.get("added_tokens") or []}
     unknown = spec["model"].get("unk_token")
@@ -169,17 +165,17 @@ def _bytes_of(piece: str, of_bytes: bool) -> bytes:
 
 
 def _byte_ids(pieces: dict[str, int], of_bytes: bool) -> dict[int, int]:
-    """Return the ids of single bytes; those of pieces of characters must have all of them."""
+    """Return the ids of single bytes. A vocabulary of characters must have all 256."""
     written = {byte: character for character, byte in BYTE_OF.items()}
     names = {byte: written[byte] if of_bytes else f"<0x{byte:02X}>" for byte in range(256)}
-    found = {byte: pieces[name] for byte, name in names.items() if name in pieces}
-    if len(found) < 256 and not of_bytes:
+    tokens = {byte: pieces[name] for byte, name in names.items() if name in pieces}
+    if len(tokens) < 256 and not of_bytes:
         raise UsageError("has no tokens for single bytes, so some text would be lost. Use another tokenizer.")
-    return found
+    return tokens
 
 
 def lossless(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json without what would change a text, or cut or fill it up."""
+    """Return a tokenizer.json without the steps that change, truncate or pad a text."""
     of_bytes = _is_of_bytes(spec)
     flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
     added = [{**token, **flags} for token in spec.get("added_tokens") or []]
@@ -203,11 +199,11 @@ def _replace(old: str, new: str) -> dict[str, Any]:
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 OF_CHARACTERS = {"type": "Sequence", "decoders": [_replace(SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]}
-"""Decoders of pieces of bytes, and of characters."""
+"""Decoders of byte-level pieces and of pieces of characters."""
 
 
 def _without_special(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json by which the name of a special token in a text is text."""
+    """Return a tokenizer.json that encodes the name of a special token in a text as ordinary text."""
     special = _special(spec)
     added = [token for token in spec["added_tokens"] if not token["special"]]
     model = {**spec["model"], "vocab": _renamed(spec["model"]["vocab"], special)}
@@ -217,7 +213,7 @@ def _without_special(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(vocabulary: Any, special: dict[str, int]) -> Any:
-    """Return the pieces of a model with names of special tokens that no text has: `<s>` in a text is text."""
+    """Return the vocabulary of a model with special tokens renamed, so that `<s>` in a text does not match one."""
     if isinstance(vocabulary, list):
         return [[_hidden(piece, special), score] for piece, score in vocabulary]
     renamed = {_hidden(piece, special): token for piece, token in vocabulary.items()}
@@ -229,7 +225,7 @@ def _hidden(piece: Any, special: dict[str, int]) -> Any:
 
 
 def _names(merge: str | list[str], special: dict[str, int], of_bytes: bool) -> bool:
-    """Return whether a merge makes or takes the name of a special token, or of a single byte among characters."""
+    """Return whether a merge produces or uses the name of a special token, or of a byte token among characters."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return any(
         piece in special or (not of_bytes and re.fullmatch(BYTE, piece)) for piece in (left, right, left + right)
@@ -237,7 +233,7 @@ def _names(merge: str | list[str], special: dict[str, int], of_bytes: bool) -> b
 
 
 def _without_prefix(part: Any) -> Any:
-    """Return a pre-tokenizer that puts no space before a text."""
+    """Return a pre-tokenizer that adds no space before a text."""
     if not isinstance(part, dict):
         return part
     changed = dict(part)
