@@ -97,7 +97,7 @@ def score(
     device: str,
     **given: Any,
 ) -> None:
-    """Print the surprisal of each line of a text to the model of RUN, as it arrives.
+    """Print the surprisal of each line of a text under the model of RUN, as it arrives.
 
     FILEs are read one after the other, each as a document of its own; without FILE, standard input is read, which may
     be endless. For each line, or other unit, print its bits, bits per byte, the mean of all units so far, and z: how
