@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from lmlong.cli.stop import Stop
 from lmlong.data.encoding import EncodingError
-from lmlong.data.text_file import is_plain, is_utf8, text_file
+from lmlong.data.formats.table import is_plain, is_utf8, text_file
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel

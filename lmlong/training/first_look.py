@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lmlong.checkpoint.location import find
-from lmlong.data import first_look
+from lmlong.data.sources import check_quickly
 from lmlong.errors import UsageError
 from lmlong.recipe import Recipe
 
@@ -25,7 +25,7 @@ def check(recipe: Recipe, folder: Path | None, resume: str | None, overwrite: bo
     for checkpoint in (resume if resume != "auto" else None, recipe.training.init_from, recipe.training.teacher):
         if checkpoint:
             find(checkpoint)
-    first_look.check(recipe.text)
+    check_quickly(recipe.text)
 
 
 def check_options(resume: str | Path | None, overwrite: bool) -> None:
