@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from lmlong.cli.stop import Stop
 from lmlong.data.encoding import EncodingError
-from lmlong.data.text_file import is_plain, is_utf8, text_file
+from lmlong.data.formats.table import is_plain, is_utf8, text_file
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
@@ -164,8 +164,8 @@ def _score_records(job: Job, show: Show, stop: Stop) -> None:
 
 @contextmanager
 def _opened(path: Path, job: Job, stop: Stop, position: FilePosition) -> Iterator[Iterator[bytes]]:
-    """Open an input, and yield its bytes in UTF-8: of a stream as they arrive, of a file from `position`, which is set to
-    where reading ended."""
+    """Open an input, and yield its bytes in UTF-8: of a stream as they arrive, of a file from `position`, which is set
+    to where reading ended."""
     if path == STDIN:
         yield _text_alone(_standard_input(job.quiet, stop.waiting), "standard input")
         return

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lmlong.data.document import Document, Skipped
 from lmlong.data.progress import Progress, size_of
-from lmlong.data.reading import Document, Skipped
 from lmlong.data.sources import Input
 from lmlong.data.split import SIZE, Part, split
 from lmlong.data.windows import Windows
