@@ -22,9 +22,9 @@ from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.io import links
 from lmlong.io.files import fsync
+from lmlong.io.folder_manifest import seal
 from lmlong.io.links import is_link
-from lmlong.io.manifest import seal
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Dtypes by their names in safetensors."""
@@ -44,7 +44,7 @@ class Contents(NamedTuple):
 
 def write(folder: Path, contents: Contents) -> None:
     """Write a checkpoint so that `folder` is absent or complete whenever the machine stops."""
-    with named(folder, "Mend that, and resume with --resume auto."), _staged(folder) as staged:
+    with explain_errors(folder, "Mend that, and resume with --resume auto."), _staged(folder) as staged:
         try:
             _check_space(staged, contents)
             _fill(staged, contents)
@@ -198,5 +198,5 @@ def clean(checkpoints: Path) -> None:
 
 def point(link: Path, folder: Path) -> None:
     """Point a link beside the checkpoints to one of them, atomically."""
-    links.point(link, folder)
+    links.point_link(link, folder)
     fsync(link.parent)

@@ -15,7 +15,7 @@ from lmlong.checkpoint import read
 from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError, UsageError
-from lmlong.io.signals import Handlers
+from lmlong.io.signal_handlers import Handlers
 from lmlong.recipe import Conversion, Recipe, Stage
 from lmlong.recipe import file as recipe_file
 from lmlong.training.plan import make_plan

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 from lmlong.io.files import fsync, parse_json
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 
 METRICS = "metrics.jsonl"
 REMEDY = "Mend that, and resume with --resume auto."
@@ -33,12 +33,12 @@ class MetricsLog:
         """Add a line; numbers that are not finite, which JSON cannot express, become null."""
         if self.silent:
             return
-        with named(self.path, REMEDY), self.path.open("a", encoding="utf-8", newline="\n") as file:
+        with explain_errors(self.path, REMEDY), self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
 
     def flush(self) -> None:
         """Flush to disk: no line before a checkpoint may be lost to a power cut after it."""
-        with named(self.path, REMEDY):
+        with explain_errors(self.path, REMEDY):
             if self.path.exists():
                 fsync(self.path)
 
@@ -52,7 +52,7 @@ class MetricsLog:
             print(f"{self.path}: {strange} lines that no run wrote were left out", file=sys.stderr)
         kept = [line for line, entry in zip(whole, entries, strict=True) if entry and entry["step"] <= step]
         new = self.path.with_name(self.path.name + ".partial")
-        with named(self.path, REMEDY):
+        with explain_errors(self.path, REMEDY):
             new.write_bytes(b"".join(kept))
             new.replace(self.path)
 

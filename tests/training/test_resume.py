@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
-from lmlong.io import manifest as io_manifest
-from lmlong.io.manifest import make
+from lmlong.io import folder_manifest
+from lmlong.io.folder_manifest import manifest_text
 from lmlong.recipe import Recipe
 from lmlong.training.resume import changes, prepare_resumed_run, resume_point, resumed_recipe
 from lmlong.training.run import train
@@ -130,7 +130,7 @@ def test_a_run_resumes_on_another_number_of_gpus(
     here = len(state["random"]["cuda"])
     state["random"]["cuda"] = [torch.zeros(16, dtype=torch.uint8) for _ in range(here + gpus)]
     torch.save(state, checkpoint / manifest.TRAINING)
-    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, {"step": 4, "validation": None}))
+    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, {"step": 4, "validation": None}))
     assert train(recipe_of("training.steps=6"), tmp_path / "run", resume="auto").step == 6
     assert f"has those of {here + gpus} GPUs and {here} are visible, {here} restored" in capsys.readouterr().err
 
@@ -187,8 +187,8 @@ def test_a_checkpoint_is_hashed_once_and_by_one_process(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(recipe_of("training.steps=4"), tmp_path / "run")
-    hashed, sha256 = [], io_manifest.sha256
-    monkeypatch.setattr(io_manifest, "sha256", lambda path: [hashed.append(path), sha256(path)][1])
+    hashed, sha256 = [], folder_manifest.sha256
+    monkeypatch.setattr(folder_manifest, "sha256", lambda path: [hashed.append(path), sha256(path)][1])
     train(recipe_of("training.steps=5"), tmp_path / "run", resume="auto")
     resumed_from = tmp_path / "run" / "checkpoints" / "step-00000004"
     assert sorted(path.name for path in hashed if path.parent == resumed_from) == sorted(manifest.FILES)
