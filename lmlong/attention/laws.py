@@ -74,28 +74,28 @@ def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
     in the dtype and device of `like`."""
 
     def forward(text: Text, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, document_starts, inputs = _arguments(attention, text)
+        q, k, v, document_starts, inputs = arguments(attention, text)
         return attention(q, k, v, state, document_starts, inputs)
 
     def step(text: Text, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, document_starts, *others = text
+        q, k, v, document_starts, *rest = text
         # as a model decodes: without document starts, except where one begins
         starts = document_starts if document_starts is not None and document_starts.any() else None
-        return forward((q, k, v, starts, *others), state)
+        return forward((q, k, v, starts, *rest), state)
 
     return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), forward, step, attention.settle)
 
 
 def reference(attention: CausalAttention, text: Text) -> Tensor:
     """Return the outputs by the definition, for law 1."""
-    return attention.reference(*_arguments(attention, text))
+    return attention.reference(*arguments(attention, text))
 
 
-def _arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Inputs]:
+def arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Inputs]:
     """Return q, k, v, document_starts and the inputs by their names."""
-    q, k, v, document_starts, *others = text
+    q, k, v, document_starts, *rest = text
     assert q is not None and k is not None and v is not None
-    inputs = {name: x for name, x in zip(attention.inputs, others, strict=True) if x is not None}
+    inputs = {name: x for name, x in zip(attention.inputs, rest, strict=True) if x is not None}
     return q, k, v, document_starts, inputs
 
 
