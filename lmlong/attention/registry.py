@@ -11,9 +11,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.features import INNER
 from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.efficient import EfficientAttention
-from lmlong.attention.encoder.full import FullAttention
-from lmlong.attention.encoder.linear import BidirectionalLinearAttention
+from lmlong.attention.encoder.kinds import BidirectionalLinearAttention, EfficientAttention, FullAttention
 from lmlong.attention.encoder.linformer import linformer_layers
 from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor

@@ -8,15 +8,23 @@ import torch
 from click.testing import CliRunner
 from torch.testing import assert_close
 
-from lmlong.bench.attention_speed import AttentionShape, attention_candidate
-from lmlong.bench.model_speed import build_model, training_candidate
-from lmlong.bench.speed import Candidate, Result, forecast, run_benchmark
-from lmlong.bench.speed_grid import ATTENTIONS
-from lmlong.bench.speed_report import Title, crossovers, ratio, table
+from lmlong.bench.candidates import AttentionShape, attention_candidate, build_model, training_candidate
+from lmlong.bench.speed import (
+    Candidate,
+    Result,
+    Title,
+    crossovers,
+    forecast,
+    ratio,
+    run_benchmark,
+    table,
+)
 from lmlong.cli.bench import bench
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.candidates import single_kinds
 
 CPU = torch.device("cpu")
+ATTENTIONS = tuple(single_kinds())
 
 
 def result(name: str, length: int, seconds: list[float]) -> Result:

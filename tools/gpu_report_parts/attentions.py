@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs, draw_inputs
-from lmlong.bench.attention_speed import AttentionShape, build_attention
+from lmlong.bench.candidates import AttentionShape, build_attention
 
 
 class Text(NamedTuple):
