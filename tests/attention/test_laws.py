@@ -25,9 +25,10 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws
-from lmlong.attention.base import at_least_float32, state_tensors
+from lmlong.attention.base import CausalAttention, at_least_float32, state_tensors
 from lmlong.attention.chunks import CHUNK_SIZE
 from lmlong.attention.laws import Text
+from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.model.state import rebuild_state
 
 ROUNDING = {torch.float32: 16 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
@@ -175,6 +176,19 @@ def test_of_no_tokens_or_rows_nothing_is_made(form: recipe.Attention, batch: int
 
 def state_rows(state: Any, count: int) -> Any:
     return rebuild_state(state, iter([x[:count] for x in state_tensors(state)]))
+
+
+class Cached(SoftmaxAttention):
+    """A state that grows in one tensor of the three."""
+
+    state_numbers = CausalAttention.state_numbers
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> Any:
+        return torch.zeros(batch, 3, 0, 5, device=device), (torch.zeros(batch, 7, device=device), None)
+
+
+def test_the_size_of_a_state_follows_from_the_empty_one() -> None:
+    assert Cached(3, 8, 5).state_numbers(11) == 3 * 11 * 5 + 7
 
 
 @every_form

@@ -17,7 +17,7 @@ from lmlong.attention.ngram.native.decode import DECODE
 from lmlong.attention.ngram.native.kernel import scan as native_scan
 from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.scan import scan as torch_scan
-from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, check_integers, empty_state
+from lmlong.attention.ngram.state import NgramState, empty_state
 from lmlong.attention.ngram.step import settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.onnx.graph import Value
@@ -72,10 +72,6 @@ class NgramAttention(CausalAttention[NgramState]):
     def settle(self, state: NgramState) -> NgramState:
         return settle(state)
 
-    def check_state(self, state: NgramState, empty: NgramState) -> None:
-        super().check_state(state, empty)
-        check_integers(state)
-
     def reference(
         self,
         q: Tensor,
@@ -87,9 +83,6 @@ class NgramAttention(CausalAttention[NgramState]):
         return self._gated(*quadratic(v, inputs["ngram"], document_starts, self.buckets), inputs["read_gate"]).to(
             v.dtype
         )
-
-    def state_numbers(self, tokens: int) -> int:
-        return self.heads * (self.buckets * (self.value_dim + 2) + (WAITING + RECENT) * (self.value_dim + 1))
 
     def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
         """Return the means of the values, weighed by a gate that sees how many values every head has found."""

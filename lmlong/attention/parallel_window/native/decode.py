@@ -1,20 +1,17 @@
 """A recurrence with a window beside it in the native decode step."""
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from lmlong.attention.parallel_window.state import ParallelState
 from lmlong.attention.window.native.decode import DECODE as WINDOW
-from lmlong.native.decode.kind import DecodeKind, Packer, structure
-from lmlong.native.decode.structures import Gate
-
-SHARE = "window_share"
-ROTATED = ("rotated_q", "rotated_k")
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import Gate, structure
 
 
 class ParallelWindowDecode(DecodeKind[ParallelState]):
@@ -32,7 +29,6 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
             ("share", Gate),
         )
         self.state = structure(f"{self.name}::State", ("recurrence", recurrence.state), ("window", WINDOW.state))
-        self.inputs = [(*names, SHARE, *ROTATED) for names in recurrence.inputs]
 
     @property
     def headers(self) -> Mapping[str, Path]:
@@ -42,17 +38,13 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
         both = packer.open(attention, "parallel_window")
         recurrence = self.recurrence.pack(packer, both.parts["recurrence"], gates)
         window = WINDOW.pack(packer, both.parts["window"], {})
-        return self.weights(recurrence, window, packer.gate(gates[SHARE], "sigmoid", attention.heads))
+        return self.weights(recurrence, window, packer.gate(gates["window_share"], "sigmoid", attention.heads))
 
     def fields(self, state: ParallelState) -> Sequence[int]:
         return *self.recurrence.fields(state.recurrence), *WINDOW.fields(state.window)
 
     def as_native(self, state: ParallelState) -> ParallelState:
         return ParallelState(self.recurrence.as_native(state.recurrence), WINDOW.as_native(state.window))
-
-    def each_written(self, change: Callable[[Tensor], Tensor], state: ParallelState) -> ParallelState:
-        recurrence = self.recurrence.each_written(change, state.recurrence)
-        return ParallelState(recurrence, WINDOW.each_written(change, state.window))
 
 
 @cache

@@ -1,16 +1,18 @@
 """Softmax attention in the native decode step."""
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import pad
 
 from lmlong.attention.softmax.state import KeyValues, KVCache, with_room
-from lmlong.native.decode.kind import DecodeKind, Packer, floats, structure
-from lmlong.native.decode.structures import ints, pointers
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import ints, pointers, structure
+
+KEY_VALUES = structure("KeyValues", *pointers(*KeyValues._fields))
 
 
 class SoftmaxDecode(DecodeKind[KVCache]):
@@ -19,10 +21,8 @@ class SoftmaxDecode(DecodeKind[KVCache]):
     weights = structure("SoftmaxAttention::Weights")
     state = structure(
         "SoftmaxAttention::State",
-        *pointers("keys", "values", "current"),
-        *ints("recent"),
-        *pointers("settled_keys", "settled_values", "settled_current"),
-        *ints("settled"),
+        *((name, KEY_VALUES) for name in KVCache._fields),
+        *ints("settled_size", "recent_size"),
     )
     grows = True
 
@@ -30,14 +30,9 @@ class SoftmaxDecode(DecodeKind[KVCache]):
         packer.open(attention, "softmax_attention")
         return self.weights()
 
-    def fields(self, state: KVCache) -> tuple[int, ...]:
-        return *_fields(state.recent), *_fields(state.settled)
-
-    def as_native(self, state: KVCache) -> KVCache:
-        return KVCache(*(KeyValues(floats(k), floats(v), current.contiguous()) for k, v, current in state))
-
-    def each_written(self, change: Callable[[Tensor], Tensor], state: KVCache) -> KVCache:
-        return KVCache(*(KeyValues(*map(change, part)) for part in state))
+    def fields(self, state: KVCache) -> list[int]:
+        addresses = [x.data_ptr() for part in state for x in part]
+        return [*addresses, state.settled.k.shape[2], state.recent.k.shape[2]]
 
     def empty_after(self, state: KVCache, by_row: bool) -> KVCache:
         """Return room for one more recent token. A row that does not read the token has its tokens last; one that
@@ -53,10 +48,6 @@ class SoftmaxDecode(DecodeKind[KVCache]):
 
     def with_room(self, state: KVCache, full: bool) -> KVCache:
         return with_room(state)
-
-
-def _fields(cache: KeyValues) -> tuple[int, ...]:
-    return cache.k.data_ptr(), cache.v.data_ptr(), cache.current.data_ptr(), cache.k.shape[2]
 
 
 DECODE = SoftmaxDecode()
