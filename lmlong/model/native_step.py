@@ -50,10 +50,8 @@ class NativeStep:
     def __init__(self, functions: ctypes.CDLL, packed: PackedModel, downsampled_layers: range):
         self._functions, self._packed, self._downsampled = functions, packed, downsampled_layers
         self._threads = ThreadChoice()
-
-    @property
-    def kinds(self) -> Kinds:
-        return self._packed.kinds
+        self.kinds: Kinds = packed.kinds
+        self.grows = any(kind.grows for kind in self.kinds)
 
     def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
         token, state, kinds = token.long().contiguous(), as_native(self.kinds, state), self.kinds
@@ -68,7 +66,7 @@ class NativeStep:
             States(layer_states(kinds, each.blocks), each.hourglass, each.last_tokens) for each in (state, after)
         )
         logits, full = self.run(token, state.position, read, written)
-        return logits, after._replace(blocks=with_room(kinds, after.blocks, full))
+        return logits, after._replace(blocks=with_room(kinds, blocks, full)) if full or self.grows else after
 
     def run(
         self, tokens: Tensor, positions: Tensor, before: States, after: States, separate: bool = False
@@ -81,10 +79,11 @@ class NativeStep:
 def as_native(kinds: Kinds, state: ModelState) -> ModelState:
     """Return the state in the dtypes that native code reads, each tensor contiguous."""
     blocks = tuple(
-        BlockState(kind.as_native(attention), map_state(native, tail))
+        BlockState(kind.as_native(attention), None if tail is None else native(tail))
         for kind, (attention, tail) in zip(kinds, state.blocks, strict=True)
     )
-    return map_state(native, state._replace(blocks=()))._replace(blocks=blocks)
+    hourglass, last_tokens = map_state(native, state.hourglass), map_state(native, state.last_tokens)
+    return ModelState(blocks, native(state.position), hourglass, last_tokens)
 
 
 def empty_after(kind: DecodeKind[Any], before: BlockState, phase: BlockPhase | None) -> BlockState:
@@ -93,13 +92,15 @@ def empty_after(kind: DecodeKind[Any], before: BlockState, phase: BlockPhase | N
     if phase is not None and not phase.blocks:
         return before
     new = torch.empty_like if phase is None else torch.clone
-    return BlockState(kind.empty_after(before.attention, phase is not None), map_state(new, before.tail))
+    attention, tail = before
+    return BlockState(kind.empty_after(attention, phase is not None), None if tail is None else new(tail))
 
 
 def with_room(kinds: Kinds, blocks: Sequence[BlockState], full: bool) -> tuple[BlockState, ...]:
     """Return the states of layers with room for what the next token adds to them; `full`: some may have none."""
-    pairs = zip(kinds, blocks, strict=True)
-    return tuple(block._replace(attention=kind.with_room(block.attention, full)) for kind, block in pairs)
+    return tuple(
+        BlockState(kind.with_room(attention, full), tail) for kind, (attention, tail) in zip(kinds, blocks, strict=True)
+    )
 
 
 def layer_states(kinds: Kinds, blocks: Iterable[BlockState]) -> array:

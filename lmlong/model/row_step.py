@@ -31,10 +31,9 @@ class NativeRow:
     fields: tuple[array, array]
     """The addresses of the buffer that a step reads, and of the one that it writes."""
 
-    def __init__(self, state: ModelState, kinds: Kinds):
+    def __init__(self, state: ModelState, kinds: Kinds, grows: bool):
         state = as_native(kinds, state)
-        self._kinds = kinds
-        self.grows = any(kind.grows for kind in kinds)
+        self._kinds, self.grows = kinds, grows
         self.position = int(state.position)
         self.last_tokens = state.last_tokens
         self._use(state.blocks if self.grows else self._copied(state.blocks))
@@ -78,7 +77,7 @@ class NativeRowStep:
 
     def admit(self, state: ModelState) -> NativeRow:
         """Return a row that begins with the state of one text, which stays as it is."""
-        return NativeRow(state, self._native.kinds)
+        return NativeRow(state, self._native.kinds, self._native.grows)
 
     def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
         """Return logits (B, V) after one more token (B,) of each row."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from lmlong.native.decode.packer import Packer
-from lmlong.native.state import map_state
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
@@ -19,7 +18,8 @@ State = TypeVar("State", bound=tuple[Any, ...])
 class DecodeKind(ABC, Generic[State]):
     """The C++ of a kind of attention, its weights and its states.
 
-    The methods fit states of constant size that are a tuple of tensors; a kind with others overrides them.
+    The methods fit states of constant size that are a tuple of tensors; a kind with others overrides them. They are
+    called for each layer at each token, where recursion over nested tuples would show.
     """
 
     name: str
@@ -51,17 +51,19 @@ class DecodeKind(ABC, Generic[State]):
 
     def fields(self, state: State) -> Sequence[int]:
         """Return the fields of the C++ State."""
-        addresses = [x.data_ptr() for x in state]
-        return [*addresses, state[0].dtype is torch.float64] if self.takes_float64 else addresses
+        fields = [x.data_ptr() for x in state]
+        if self.takes_float64:
+            fields.append(state[0].dtype is torch.float64)
+        return fields
 
     def as_native(self, state: State) -> State:
         """Return the state in the dtypes of the C++ State, each tensor contiguous."""
-        wide = self.takes_float64 and any(x.dtype is torch.float64 for x in state)
-        return map_state(floats64 if wide else native, state)
+        wide = self.takes_float64 and state[0].dtype is torch.float64
+        return type(state)(*map(floats64 if wide else native, state))
 
     def each_written(self, change: Callable[[Tensor], Tensor], state: State) -> State:
         """Return the state with `change` applied to each tensor that a step writes to."""
-        return map_state(change, state)
+        return type(state)(*map(change, state))
 
     def empty_after(self, state: State, by_row: bool) -> State:
         """Return tensors for the state after a token; `by_row`: a row may not read the token and keeps its state."""
@@ -75,9 +77,9 @@ class DecodeKind(ABC, Generic[State]):
 
 def native(x: Tensor) -> Tensor:
     """Return a tensor as C++ reads it: contiguous, and floating-point numbers in float32."""
-    if x.is_floating_point() and x.dtype is not torch.float32:
-        x = x.float()
-    return x.contiguous()
+    if x.dtype is torch.float32 and x.is_contiguous():  # asked first, which is quicker
+        return x
+    return (x.float() if x.is_floating_point() else x).contiguous()
 
 
 def floats64(x: Tensor) -> Tensor:

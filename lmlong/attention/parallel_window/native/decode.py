@@ -1,12 +1,12 @@
 """A recurrence with a window beside it in the native decode step."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lmlong.attention.parallel_window.state import ParallelState
 from lmlong.attention.window.native.decode import DECODE as WINDOW
@@ -45,6 +45,10 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
 
     def as_native(self, state: ParallelState) -> ParallelState:
         return ParallelState(self.recurrence.as_native(state.recurrence), WINDOW.as_native(state.window))
+
+    def each_written(self, change: Callable[[Tensor], Tensor], state: ParallelState) -> ParallelState:
+        recurrence = self.recurrence.each_written(change, state.recurrence)
+        return ParallelState(recurrence, WINDOW.each_written(change, state.window))
 
 
 @cache

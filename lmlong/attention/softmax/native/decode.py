@@ -1,15 +1,15 @@
 """Softmax attention in the native decode step."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from lmlong.attention.softmax.state import KeyValues, KVCache, with_room
-from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.kind import DecodeKind, Packer, native
 from lmlong.native.decode.structures import ints, pointers, structure
 
 KEY_VALUES = structure("KeyValues", *pointers(*KeyValues._fields))
@@ -33,6 +33,12 @@ class SoftmaxDecode(DecodeKind[KVCache]):
     def fields(self, state: KVCache) -> list[int]:
         addresses = [x.data_ptr() for part in state for x in part]
         return [*addresses, state.settled.k.shape[2], state.recent.k.shape[2]]
+
+    def as_native(self, state: KVCache) -> KVCache:
+        return self.each_written(native, state)
+
+    def each_written(self, change: Callable[[Tensor], Tensor], state: KVCache) -> KVCache:
+        return KVCache(*(KeyValues(*map(change, part)) for part in state))
 
     def empty_after(self, state: KVCache, by_row: bool) -> KVCache:
         """Return room for one more recent token. A row that does not read the token has its tokens last; one that
