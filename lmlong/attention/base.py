@@ -4,7 +4,8 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from lmlong.attention.inputs import NOTHING, Input, Inputs
 from lmlong.attention.state_check import check_alike
 from lmlong.native.decode.kind import DecodeKind
+from lmlong.native.state import state_tensors
 
 State = TypeVar("State", bound=NamedTuple)
 
@@ -125,25 +127,15 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         return state
 
     def check_state(self, state: State, empty: State) -> None:
-        """Raise StateError unless `state` can be one of this attention; `empty` is the state before the first token.
-
-        A state that was read from a file is checked before it is used. Override this where more is relied on than
-        shapes, dtypes and finite values: integers that become indices, or sizes that must agree.
-        """
+        """Raise StateError unless `state`, which was read from a file, can be one of this attention; `empty` is the
+        state before the first token."""
         check_alike(state, empty, grows=self.state_growth == "per token")
 
-    @abstractmethod
     def state_numbers(self, tokens: int) -> int:
-        """Return how many numbers the state of one row holds after `tokens` tokens."""
-
-
-def state_tensors(state: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors of a state, however its tuples are nested."""
-    if isinstance(state, Tensor):
-        yield state
-    elif state is not None:
-        for part in state:
-            yield from state_tensors(part)
+        """Return how many numbers the state of one row holds after `tokens` tokens: those before the first token, and
+        if it grows, `tokens` of each tensor that begins without any."""
+        empty, grows = self.init_state(1, torch.device("meta"), torch.float32), self.state_growth == "per token"
+        return sum(prod(tokens if grows and size == 0 else size for size in x.shape) for x in state_tensors(empty))
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -6,6 +6,8 @@ Plug-ins enter theirs in the same dicts (plugins.py).
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.features import INNER
@@ -18,7 +20,6 @@ from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Rel
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.parallel_window.layer import ParallelWindow
-from lmlong.attention.parallel_window.native.decode import beside_window
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.window.layer import WindowAttention
@@ -70,19 +71,16 @@ CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] 
 }
 """(heads, head dim, value dim, options) -> the attention of a layer."""
 
-NATIVE_DECODE: dict[str, DecodeKind[Any]] = {
-    kind.name: kind
-    for kind in (
-        LinearAttention.native_decode,
-        beside_window(LinearAttention.native_decode),
-        DeltaAttention.native_decode,
-        beside_window(DeltaAttention.native_decode),
-        WindowAttention.native_decode,
-        SoftmaxAttention.native_decode,
-        NgramAttention.native_decode,
-    )
-}
-"""The kinds that the native decode step is compiled with, by the names of their structs in C++."""
+
+def native_kinds() -> dict[str, DecodeKind[Any]]:
+    """Return the kinds that the native decode step is compiled with, by the names of their structs in C++: those of
+    the attentions above, alone and beside a window. Plug-ins decode by torch."""
+    forms = recipe.Attention(), recipe.Attention(parallel_window=2)
+    built_in = [make for kind, make in CAUSAL.items() if not recipe.ATTENTION_KINDS[kind].plugin]
+    with torch.random.fork_rng(devices=[]):
+        kinds = [make(1, 2, 2, options).native_decode for make in built_in for options in forms]
+    return {kind.name: kind for kind in kinds if kind is not None}
+
 
 ENCODER: dict[str, Callable[[Sequence[int], int, int, recipe.Attention], list[EncoderAttention]]] = {
     "full": lambda lengths, heads, head_dim, options: [FullAttention() for _ in lengths],

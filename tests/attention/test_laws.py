@@ -23,8 +23,9 @@ from hypothesis import strategies as some
 
 from lmlong import recipe
 from lmlong.attention import laws
-from lmlong.attention.base import state_tensors
+from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.chunks import CHUNK_SIZE
+from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.model.state import rebuild_state
 from lmlong.testing import cast, distance, in_two_parts, with_gradients
 
@@ -141,6 +142,19 @@ def test_of_no_tokens_or_rows_nothing_is_made(form: recipe.Attention, batch: int
 
 def state_rows(state: Any, count: int) -> Any:
     return rebuild_state(state, iter([x[:count] for x in state_tensors(state)]))
+
+
+class Cached(SoftmaxAttention):
+    """A state that grows in one tensor of the three."""
+
+    state_numbers = CausalAttention.state_numbers
+
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> Any:
+        return torch.zeros(batch, 3, 0, 5, device=device), (torch.zeros(batch, 7, device=device), None)
+
+
+def test_the_size_of_a_state_follows_from_the_empty_one() -> None:
+    assert Cached(3, 8, 5).state_numbers(11) == 3 * 11 * 5 + 7
 
 
 @every_form

@@ -68,9 +68,6 @@ class DeltaAttention(Recurrence[DeltaState]):
         empty = DeltaState(fk.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1]))  # values may be of any width here
         return recurrent(fq, fk, v, inputs["beta"], empty, document_starts, self.token_log_decay(q, inputs))[0]
 
-    def state_numbers(self, tokens: int) -> int:
-        return self.heads * self.feature_map.features * self.value_dim
-
     def native_spec(self) -> NativeSpec:
         return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
 

@@ -70,9 +70,6 @@ class LinearAttention(Recurrence[LinearState]):
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
         return quadratic(fq, fk, v, document_starts, self.token_log_decay(q, inputs))
 
-    def state_numbers(self, tokens: int) -> int:
-        return self.heads * self.feature_map.features * (self.value_dim + 1)
-
     def native_spec(self) -> NativeSpec:
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
 

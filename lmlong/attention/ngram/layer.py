@@ -17,7 +17,7 @@ from lmlong.attention.ngram.native.decode import DECODE
 from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.sort import SortKernel
-from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, check_integers, empty_state
+from lmlong.attention.ngram.state import NgramState, empty_state
 from lmlong.attention.ngram.step import settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.onnx.graph import Value
@@ -73,18 +73,11 @@ class NgramAttention(CausalAttention[NgramState]):
     def settle(self, state: NgramState) -> NgramState:
         return settle(state)
 
-    def check_state(self, state: NgramState, empty: NgramState) -> None:
-        super().check_state(state, empty)
-        check_integers(state)
-
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         sums, numbers = quadratic(v, inputs["ngram"], document_starts, self.buckets)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype)
-
-    def state_numbers(self, tokens: int) -> int:
-        return self.heads * (self.buckets * (self.value_dim + 2) + (WAITING + RECENT) * (self.value_dim + 1))
 
     def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
         """Return the means of the values, weighed by a gate that sees how many values every head has found."""

@@ -13,7 +13,8 @@ MODEL, WEIGHTS = "model.onnx", "model.onnx.data"
 
 
 def export_onnx(run: str, folder: Path, evaluation: dict[str, Any] | None = None) -> Exported:
-    """Write a run as a folder for onnxruntime, whole or not at all; `evaluation` is what `lmlong eval` told of it."""
+    """Write a run as a folder for onnxruntime, whole or not at all; its card shows `evaluation`, an output of `lmlong
+    eval`."""
     try:
         import onnx
     except ImportError:
