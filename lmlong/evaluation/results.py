@@ -12,7 +12,7 @@ from lmlong.report.json_values import declared, json_keys
 
 
 class AtLength(NamedTuple):
-    """The same targets, read with so much context."""
+    """The same targets, read with one length of context."""
 
     length: int
     sums: Sums
