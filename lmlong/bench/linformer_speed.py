@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.full import FullAttention
+from lmlong.attention.encoder.kinds import FullAttention
 from lmlong.attention.registry import ENCODER
 from lmlong.bench.linformer_grid import LinformerGrid
 from lmlong.bench.timer import peak_bytes, quartiles, time_once, time_rounds

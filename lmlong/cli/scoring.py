@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 from lmlong.cli.stop import Stop
 from lmlong.data.encoding import EncodingError
-from lmlong.data.text_file import is_plain, is_utf8, text_file
+from lmlong.data.formats.table import is_plain, is_utf8, text_file
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
-from lmlong.io.arriving import CHUNK, QUIET, Place, Waiting, arriving, follow
-from lmlong.io.system_errors import named
+from lmlong.io.incoming_bytes import CHUNK, QUIET, FilePosition, Waiting, follow_file, read_available
+from lmlong.io.system_errors import explain_errors
 from lmlong.model.precision import Precision
 from lmlong.surprisal import records_file
 from lmlong.surprisal.figure import SurpriseAlong
@@ -82,7 +82,7 @@ class Show:
         if plot and self._along:
             from lmlong.report.plot import save
 
-            with named(plot):
+            with explain_errors(plot):
                 save(self._along.figure(Path(run).name), plot)
 
     def _line(self, unit: Surprise) -> str:
@@ -116,45 +116,45 @@ def run_job(job: Job, show: Show) -> int:
 def _score_texts(job: Job, show: Show, stop: Stop) -> None:
     totals, not_read = Totals(), 0
     for path in job.inputs:
-        place, text = Place(), job.text_score(str(path), totals)
+        position, text = FilePosition(), job.text_score(str(path), totals)
         if job.load_state:
-            text, place = _restored(job, job.load_state, str(path))
-        with _opened(path, job, stop, place) as chunks:
+            text, position = _restored(job, job.load_state, str(path))
+        with _opened(path, job, stop, position) as chunks:
             for data in stop.until(chunks):
                 show.write(text.settle() if data == QUIET else text.read(data))
             if job.save_state is None:
                 show.write(text.finish())
         totals, not_read = text.totals, not_read + text.not_read
         if job.save_state:
-            _save(job, text, place, job.save_state)
+            _save(job, text, position, job.save_state)
     note = f"{not_read:,} bytes are not UTF-8 or have no token: read as U+FFFD, or left out"
     _report(job, totals, [note] if not_read else [])
 
 
 def _score_records(job: Job, show: Show, stop: Stop) -> None:
-    totals, place, lines = Totals(), Place(), Lines()
+    totals, position, lines = Totals(), FilePosition(), Lines()
     with ExitStack() as stack:
         saved = None
         if job.load_state:
             saved = SavedRecords(job.load_state, job.trained.owners, str(job.trained.checkpoint))
             stack.callback(saved.close)
-            totals, place = _restored_records(saved, job, lines)
+            totals, position = _restored_records(saved, job, lines)
         states = None
         if job.streams:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmlong-streams-")))
             states = States(job.trained, folder, job.streams_memory, job.most_streams, saved)
         records = RecordScore(job.trained, totals, job.keep, job.field, job.streams, states, job.precision)
         for path in job.inputs:
-            with _opened(path, job, stop, place) as chunks:
+            with _opened(path, job, stop, position) as chunks:
                 for data in stop.until(chunks):
                     for line in lines.read(data):
                         show.write(records.read(line, str(path)))
                 for line in () if job.save_state else lines.finish():
                     show.write(records.read(line, str(path)))
             if not job.save_state:
-                place, lines = Place(), Lines()
+                position, lines = FilePosition(), Lines()
         if job.save_state:
-            about = _about_records(job, place, lines, totals)
+            about = _about_records(job, position, lines, totals)
             records_file.save(job.save_state, about, states.files() if states else ())
     notes = [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
     if states and states.forgotten:
@@ -163,9 +163,9 @@ def _score_records(job: Job, show: Show, stop: Stop) -> None:
 
 
 @contextmanager
-def _opened(path: Path, job: Job, stop: Stop, place: Place) -> Iterator[Iterator[bytes]]:
-    """Open an input, and yield its bytes in UTF-8: of a stream as they arrive, of a file from `place`, which is set to
-    where reading ended."""
+def _opened(path: Path, job: Job, stop: Stop, position: FilePosition) -> Iterator[Iterator[bytes]]:
+    """Open an input, and yield its bytes in UTF-8: of a stream as they arrive, of a file from `position`, which is set
+    to where reading ended."""
     if path == STDIN:
         yield _text_alone(_standard_input(job.quiet, stop.waiting), "standard input")
         return
@@ -173,15 +173,15 @@ def _opened(path: Path, job: Job, stop: Stop, place: Place) -> Iterator[Iterator
         yield text
         return
     if job.follow:
-        with closing(follow(path, job.quiet, waiting=stop.waiting, place=place)) as chunks:
+        with closing(follow_file(path, job.quiet, waiting=stop.waiting, position=position)) as chunks:
             yield _text_alone(chunks, str(path))
         return
-    with named(path):
+    with explain_errors(path):
         file = path.open("rb", buffering=0)
     with file:
-        place.seek(file)
-        yield _text_alone(arriving(file.fileno(), None, stop.waiting), str(path))
-        place.note(file)
+        position.seek(file)
+        yield _text_alone(read_available(file.fileno(), None, stop.waiting), str(path))
+        position.note(file)
 
 
 def _converted(path: Path, job: Job) -> Iterator[bytes] | None:
@@ -220,52 +220,52 @@ def _text_alone(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
 
 def _standard_input(quiet: float | None, waiting: Waiting) -> Iterator[bytes]:
     try:
-        return arriving(sys.stdin.fileno(), quiet, waiting)
+        return read_available(sys.stdin.fileno(), quiet, waiting)
     except io.UnsupportedOperation:  # a test or a notebook has replaced standard input
         return iter(lambda: sys.stdin.buffer.read(CHUNK), b"")
 
 
-def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, Place]:
+def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, FilePosition]:
     """Return the score of a text, resumed from a state file, and how far its file was read."""
     session, saved = job.trained.load_state(path), state_file.describe(path).get(SAVED)
     if saved is None:  # written by `lmlong state build`
-        return job.text_score(source, None, session), Place()
+        return job.text_score(source, None, session), FilePosition()
     try:
         SavedText.model_validate(saved)
-        place = Place(**saved["file"])
+        position = FilePosition(**saved["file"])
         text = job.text_score(source, Totals.from_json(saved["totals"]), session)
         text.restore(saved)
     except ValueError:
         raise CheckpointError(f"{path}: its saved score is not valid. Score the text again.") from None
     if saved["by"] != job.unit:
         raise UsageError(f"{path}: holds a score by {saved['by']}. Give --by {saved['by']}, or score the text again.")
-    return text, place
+    return text, position
 
 
-def _save(job: Job, text: TextScore, place: Place, path: Path) -> None:
-    trained, saved = job.trained, {SAVED: {**text.to_json(), "by": job.unit, "file": asdict(place)}}
+def _save(job: Job, text: TextScore, position: FilePosition, path: Path) -> None:
+    trained, saved = job.trained, {SAVED: {**text.to_json(), "by": job.unit, "file": asdict(position)}}
     owners = (trained.owners, trained.tokenizer, str(trained.checkpoint))
     state_file.save(path, text.session, trained.model, *owners, saved)
 
 
-def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Totals, Place]:
+def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Totals, FilePosition]:
     """Resume the score of records: return their totals, and how far their file was read."""
     for name, given in (("field", job.field), ("streams", job.streams)):
         if (before := saved.about.get(name)) != given:
             remedy = f"Give --{name} {before}" if before else f"Leave --{name} out"
             raise UsageError(f"{saved.path}: holds records scored with --{name} {before or '(none)'}. {remedy}.")
     lines.restore(saved.about["lines"])
-    return Totals.from_json(saved.about["totals"]), Place(**saved.about["file"])
+    return Totals.from_json(saved.about["totals"]), FilePosition(**saved.about["file"])
 
 
-def _about_records(job: Job, place: Place, lines: Lines, totals: Totals) -> dict[str, Any]:
+def _about_records(job: Job, position: FilePosition, lines: Lines, totals: Totals) -> dict[str, Any]:
     """Return all that `_restored_records` needs."""
     return {
         **job.trained.owners,
         "run": str(job.trained.checkpoint),
         "field": job.field,
         "streams": job.streams,
-        "file": asdict(place),
+        "file": asdict(position),
         "lines": lines.to_json(),
         "totals": totals.to_json(),
     }

@@ -17,7 +17,7 @@ from typing import Any
 from lmlong.errors import CheckpointError, other_format
 from lmlong.inference import state_file
 from lmlong.io.files import fsync, parse_json
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 from lmlong.surprisal.saved import SavedAbout
 
 FORMAT = 1
@@ -38,7 +38,7 @@ class SavedRecords:
     def __init__(self, path: Path, belongs: dict[str, str], run: str):
         self.path = path
         try:
-            with named(path):
+            with explain_errors(path):
                 self._archive = zipfile.ZipFile(path)
             with self._archive.open(self._stored(ABOUT)) as file:
                 self.about: dict[str, Any] = parse_json(file.read(LARGEST))
@@ -79,7 +79,7 @@ def save(path: Path, about: dict[str, Any], states: Iterable[tuple[str, Path]]) 
     """Write the states of texts, given by name and file; each file is read before the next is requested. The result is
     complete or absent, and readable only by its owner, because it holds text."""
     staged, names = path.with_name(f".{path.name}.partial"), []
-    with named(path):
+    with explain_errors(path):
         try:
             staged.touch(state_file.PRIVATE)
             with zipfile.ZipFile(staged, "w") as archive:

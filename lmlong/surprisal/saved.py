@@ -62,7 +62,7 @@ class SavedUnit(Saved):
     """The open unit of `Units`."""
 
     number: Count
-    place: Count
+    position: Count
     begin: Count
     read: Count
     size: Count
@@ -73,13 +73,13 @@ class SavedUnit(Saved):
 
     @model_validator(mode="after")
     def _begins_before_its_end(self) -> "SavedUnit":
-        if self.begin > self.place + self.gaps.passed + LARGEST_GAP:
+        if self.begin > self.position + self.gaps.passed + LARGEST_GAP:
             raise ValueError("the open unit begins after the end of the text")
         return self
 
 
 class SavedPlace(Saved):
-    """An `io.arriving.Place`."""
+    """An `io.incoming_bytes.FilePosition`."""
 
     device: Annotated[int, Field(ge=0, lt=1 << 64)]
     inode: Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -97,7 +97,7 @@ class SavedLines(Saved):
 class SavedText(Saved):
     """The score of one text, in the metadata of its state file."""
 
-    place: Count
+    position: Count
     not_read: Count
     undecoded: Annotated[Hex, StringConstraints(max_length=6)]
     unit: SavedUnit

@@ -11,7 +11,7 @@ from lmlong.data.encoding import HOLD_PLACES, PLACEHOLDER
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
-from lmlong.io.arriving import CHUNK
+from lmlong.io.incoming_bytes import CHUNK
 from lmlong.model.precision import Precision, evaluation_precision
 from lmlong.surprisal.token_bits import TextReader
 from lmlong.surprisal.units import Surprise, Totals, Unit, Units

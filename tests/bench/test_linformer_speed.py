@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from lmlong.attention.encoder.full import FullAttention
+from lmlong.attention.encoder.kinds import FullAttention
 from lmlong.bench import linformer_speed as linformer
 from lmlong.bench.linformer_grid import LinformerGrid
 from lmlong.bench.linformer_report import figure, table

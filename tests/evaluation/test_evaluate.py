@@ -96,7 +96,7 @@ def test_files_of_data_that_are_not_read_are_told(run: Path, tmp_path: Path, mon
     done = evaluated(run, "--lengths", "16", "--data", "texts", "--by", "context", *FEW)
     assert (
         done.stderr
-        == "--data: left out, an e-book of a kind that is not read: convert it to EPUB or plain text: texts/b.mobi\n"
+        == "--data: left out, an unsupported e-book format: convert it to EPUB or plain text: texts/b.mobi\n"
     )
 
 

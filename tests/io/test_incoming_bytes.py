@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.io.arriving import QUIET, Place, arriving, follow
+from lmlong.io.incoming_bytes import QUIET, FilePosition, follow_file, read_available
 
 
 def test_a_pipe_gives_what_is_there_and_tells_once_that_it_is_quiet() -> None:
     reader, writer = os.pipe()
-    found = arriving(reader, 0.05)
+    found = read_available(reader, 0.05)
     os.write(writer, b"one")
     assert next(found) == b"one"
     assert next(found) == QUIET
@@ -29,7 +29,7 @@ def test_without_a_time_nothing_is_told_of_quiet() -> None:
     reader, writer = os.pipe()
     threading.Timer(0.3, os.close, (writer,)).start()
     os.write(writer, b"one")
-    assert [*arriving(reader, None)] == [b"one"]
+    assert [*read_available(reader, None)] == [b"one"]
     os.close(reader)
 
 
@@ -37,7 +37,7 @@ def test_without_a_time_nothing_is_told_of_quiet() -> None:
 def followed(tmp_path: Path) -> Iterator[tuple[Path, Iterator[bytes]]]:
     path = tmp_path / "app.log"
     path.write_bytes(b"first\n")
-    yield path, follow(path, None, poll=0.01)
+    yield path, follow_file(path, None, poll=0.01)
 
 
 def append(path: Path, data: bytes) -> None:
@@ -81,37 +81,37 @@ def test_a_file_that_is_gone_is_waited_for(followed: tuple[Path, Iterator[bytes]
 
 
 def test_a_file_goes_on_where_its_reading_ended(tmp_path: Path) -> None:
-    path, place = tmp_path / "app.log", Place()
+    path, position = tmp_path / "app.log", FilePosition()
     path.write_bytes(b"first\nsecond\n")
-    found = follow(path, None, poll=0.01, place=place)
+    found = follow_file(path, None, poll=0.01, position=position)
     next(found)
     found.close()
     append(path, b"third\n")
-    again = follow(path, None, poll=0.01, place=place)
+    again = follow_file(path, None, poll=0.01, position=position)
     assert next(again) == b"third\n"
     again.close()
-    assert place.offset == 19 and bytes.fromhex(place.last) == path.read_bytes()
+    assert position.offset == 19 and bytes.fromhex(position.last) == path.read_bytes()
 
 
 @pytest.mark.parametrize("data", [b"other\nsecond\nthird\n", b"cut\n", b""])
 def test_another_file_of_that_number_is_read_from_its_beginning(tmp_path: Path, data: bytes) -> None:
-    path, place = tmp_path / "app.log", Place()
+    path, position = tmp_path / "app.log", FilePosition()
     path.write_bytes(b"first\nsecond\n")
     with path.open("rb", buffering=0) as file:
         file.read()
-        place.note(file)
-        assert place.seek(file) and file.tell() == 13
+        position.note(file)
+        assert position.seek(file) and file.tell() == 13
     path.write_bytes(data)  # keeps its number
     with path.open("rb", buffering=0) as file:
-        assert not place.seek(file) and file.read() == data
+        assert not position.seek(file) and file.read() == data
 
 
 def test_a_pipe_has_no_place() -> None:
     reader, writer = os.pipe()
-    place = Place()
+    position = FilePosition()
     with open(reader, "rb", buffering=0) as file:
-        place.note(file)  # type: ignore[arg-type]
-        assert place == Place() and not place.seek(file)  # type: ignore[arg-type]
+        position.note(file)  # type: ignore[arg-type]
+        assert position == FilePosition() and not position.seek(file)  # type: ignore[arg-type]
     os.close(writer)
 
 
@@ -133,7 +133,7 @@ def test_a_wait_that_is_interrupted_loses_nothing(tmp_path: Path) -> None:
 
     reader, writer = os.pipe()
     os.write(writer, b"one")
-    found = arriving(reader, 0.01, waiting)
+    found = read_available(reader, 0.01, waiting)
     assert [next(found), next(found)] == [b"one", QUIET]
     os.write(writer, b"two")
     with pytest.raises(Interrupted):
@@ -146,7 +146,7 @@ def test_a_wait_that_is_interrupted_loses_nothing(tmp_path: Path) -> None:
 def test_a_file_that_is_moved_again_while_it_is_opened_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "app.log"
     path.write_bytes(b"first\n")
-    found = follow(path, None, poll=0.001)
+    found = follow_file(path, None, poll=0.001)
     assert next(found) == b"first\n"
     gone = threading.Event()
 
@@ -171,7 +171,7 @@ def test_a_file_that_is_moved_again_while_it_is_opened_is_waited_for(tmp_path: P
 def test_a_followed_file_tells_once_that_it_is_quiet(tmp_path: Path) -> None:
     path = tmp_path / "app.log"
     path.write_bytes(b"first\n")
-    found = follow(path, 0.05, poll=0.01)
+    found = follow_file(path, 0.05, poll=0.01)
     assert [next(found), next(found)] == [b"first\n", QUIET]
     begun = time.monotonic()
     threading.Timer(0.3, append, (path, b"second\n")).start()

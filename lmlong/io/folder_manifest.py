@@ -12,7 +12,7 @@ from lmlong.io.files import fsync, parse_json, read_checksummed, sha256, with_ch
 
 NAME = "manifest.json"
 LARGEST = 1 << 20
-"""Largest manifest, in bytes; a longer one is not ours, and is not read."""
+"""Limit of the bytes of a manifest; a longer one is not ours, and is not read."""
 
 
 class Format(NamedTuple):
@@ -24,11 +24,11 @@ class Format(NamedTuple):
     """The remedy for an older version."""
 
 
-class Damaged(Exception):
+class DamagedFolder(Exception):
     """A folder does not match its manifest, or the manifest is invalid; the message names the file."""
 
 
-class Manifest(NamedTuple):
+class FolderManifest(NamedTuple):
     """The content of a manifest."""
 
     files: dict[str, dict[str, Any]]  # name -> bytes, sha256
@@ -40,7 +40,7 @@ def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
     files = sorted(folder.iterdir())
     for path in files:
         fsync(path)
-    (folder / NAME).write_bytes(make(folder, form, about).encode())
+    (folder / NAME).write_bytes(manifest_text(folder, form, about).encode())
     usual = (folder / NAME).stat().st_mode
     for path in files:
         path.chmod(usual)  # some libraries write files that only their owner may read, whatever the umask says
@@ -48,7 +48,7 @@ def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
     fsync(folder)
 
 
-def make(folder: Path, form: Format, about: dict[str, Any]) -> str:
+def manifest_text(folder: Path, form: Format, about: dict[str, Any]) -> str:
     """Return the manifest of the files that are in a folder now, as JSON."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
@@ -64,46 +64,43 @@ def has_digest(path: Path, digest: str) -> bool:
 
 def verify(
     folder: Path, form: Format, names: Iterable[str] | None = None, check: Callable[[Path, str], bool] = has_digest
-) -> Manifest:
+) -> FolderManifest:
     """Return the manifest of a folder, and refuse the folder unless these files (by default all) match it."""
-    manifest = read(folder, form)
+    manifest = read_manifest(folder, form)
     for name in manifest.files if names is None else names:
         if name not in manifest.files:
-            raise Damaged(f"{folder / name}: not part of the {form.kind}, says its {NAME}.")
-        path, wanted = folder / name, manifest.files[name]
+            raise DamagedFolder(f"{folder / name}: not part of the {form.kind}, says its {NAME}.")
+        path, entry = folder / name, manifest.files[name]
         if not path.is_file() or path.is_symlink():
-            raise Damaged(f"{path}: missing, though {NAME} lists it.")
-        if path.stat().st_size != wanted["bytes"] or not check(path, wanted["sha256"]):
-            raise Damaged(f"{path}: not what was saved (its sha256 differs from {NAME}).")
+            raise DamagedFolder(f"{path}: missing, though {NAME} lists it.")
+        if path.stat().st_size != entry["bytes"] or not check(path, entry["sha256"]):
+            raise DamagedFolder(f"{path}: not what was saved (its sha256 differs from {NAME}).")
     return manifest
 
 
-def read(folder: Path, form: Format) -> Manifest:
+def read_manifest(folder: Path, form: Format) -> FolderManifest:
     """Return the manifest of a folder, without a look at the files that it lists."""
     path = folder / NAME
     if not path.is_file():
-        raise Damaged(f"{folder}: no {form.kind}, it has no {NAME}.")
+        raise DamagedFolder(f"{folder}: no {form.kind}, it has no {NAME}.")
     if path.stat().st_size > LARGEST:
-        raise Damaged(f"{path}: too large for a manifest.")
+        raise DamagedFolder(f"{path}: too large for a manifest.")
     text = path.read_bytes()
     try:
         version = parse_json(text)["format"]
         if type(version) is int and version != form.version:
-            raise Damaged(other_format(path, version, form.version, form.again))
+            raise DamagedFolder(other_format(path, version, form.version, form.again))
         content = read_checksummed(text)
-        if (content.pop("lmlong"), content.pop("format")) != form[:2]:
-            raise ValueError
         files = content.pop("files")
-        if not all(_is_file_entry(name, entry) for name, entry in files.items()):
+        is_valid = (content.pop("lmlong"), content.pop("format")) == form[:2]
+        if not is_valid or not all(_is_file_entry(name, entry) for name, entry in files.items()):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Damaged(f"{path}: damaged.") from None
-    return Manifest(files, content)
+        raise DamagedFolder(f"{path}: damaged.") from None
+    return FolderManifest(files, content)
 
 
-def _is_file_entry(name: Any, entry: Any) -> bool:
+def _is_file_entry(name: str, entry: Any) -> bool:
     """Return whether an entry names a file within the folder, its size and its digest."""
-    inside = isinstance(name, str) and Path(name).name == name and name not in ("..", NAME)
-    return (
-        inside and entry.keys() == {"bytes", "sha256"} and type(entry["bytes"]) is int and type(entry["sha256"]) is str
-    )
+    types = {key: type(value) for key, value in entry.items()}
+    return Path(name).name == name and name not in ("..", NAME) and types == {"bytes": int, "sha256": str}

@@ -8,9 +8,9 @@ import datasets
 import pytest
 
 from lmlong import recipe
-from lmlong.data.files import find_files
+from lmlong.data.document import Skipped
 from lmlong.data.notes import notes
-from lmlong.data.reading import Skipped
+from lmlong.data.source_files import find_files
 from lmlong.data.sources import Source, open_source
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import RecipeError, UsageError
@@ -22,14 +22,14 @@ LEFT_OUT = {
     ".git": "hidden",
     ".hidden": "hidden",
     "a.xml": "markup",
-    "a.mobi": "an e-book",
-    "a.prc.7z": "an archive",
-    "a.doc": "a document",
+    "a.mobi": "an unsupported e-book",
+    "a.prc.7z": "an unsupported archive",
+    "a.doc": "an unsupported document",
     "a.html.gz": "a compressed document: unpack it",
-    "a.json": "maybe no records: name it to read column 'text' of them",
-    "a.csv": "maybe no records",
-    "README": "of no known kind",
-    "broken": "a link to nothing",
+    "a.json": "may hold no records: name it to read its column 'text'",
+    "a.csv": "may hold no records",
+    "README": "unknown format",
+    "broken": "a broken link",
     "linked": "a link to a folder",
     "cache-1f.arrow": "a cache of `datasets`",
 }
@@ -87,7 +87,7 @@ def test_tables_that_are_named_are_records_not_raw_text(tmp_path: Path, name: st
 
 
 def test_no_text_is_refused_where_it_is_named_and_left_out_of_a_glob(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"a\.mobi: an e-book of a kind that is not read"):
+    with pytest.raises(UsageError, match=r"a\.mobi: an unsupported e-book format"):
         files(folder / "a.mobi")
     found = find_files([str(folder / "[Aa].[Tm]*")], "text")
     assert [path.name for path in found.files] == ["A.TXT"]

@@ -25,32 +25,36 @@ class _Runs(NamedTuple):
     begun: Tensor  # (B,) whether a document has begun, so that the state before no longer counts
 
 
-def scan(
-    v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
-) -> tuple[Tensor, Tensor, NgramState]:
-    """Return the sum (B, H, T, V) and the number (B, H, T) of the values in the row that each token reads, and the
-    state after. All that the state has must be in its table.
+class SortKernel:
+    """The lookup of many n-grams by torch."""
 
-    What follows an n-gram is the value of the next token: the tokens that end with one n-gram, in the order of time,
-    read what the earlier of them have written.
-    """
-    written, _ = hashes.unbind(-1)
-    buckets = state.number.shape[-1]
-    runs, ngrams = _sorted(hashes, document_starts, buckets)
-    follows = torch.cat([v.to(state.S.dtype), v.new_ones(v.shape[:3], dtype=state.S.dtype)[..., None]], dim=-1)
-    follows = follows.masked_fill((written == NO_NGRAM)[..., None], 0)
-    follows = pad(follows, (0, 0, 0, 1)).gather(2, rows_at(runs.order, follows))
-    known = torch.cat([state.S, state.number[..., None].to(state.S.dtype)], dim=-1).gather(
-        2, rows_at(runs.row, follows)
-    )
-    is_known = runs.first & (state.ngram.gather(2, runs.row) == ngrams)
-    known = known.masked_fill(~is_known[..., None], 0)
-    before = torch.where(runs.begins[..., None], known, follows.roll(1, dims=2))
-    before = _SegmentedSum.apply(before, runs.begins.cumsum(-1))
-    after = before + follows
-    in_time = runs.order.argsort(dim=-1)[..., 1:]
-    read = before.gather(2, rows_at(in_time, before)).masked_fill((hashes[..., 1] == NO_NGRAM)[..., None], 0)
-    return read[..., :-1], read[..., -1], _state_after(state, runs, ngrams, after)
+    name = "torch"
+
+    def read(
+        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
+    ) -> tuple[Tensor, Tensor, NgramState]:
+        """Return the sum (B, H, T, V) and the number (B, H, T) of the values in the row that each token reads, and the
+        state after. All that the state has must be in its table.
+
+        What follows an n-gram is the value of the next token: the tokens that end with one n-gram, in the order of
+        time, read what the earlier of them have written.
+        """
+        written, _ = hashes.unbind(-1)
+        buckets = state.number.shape[-1]
+        runs, ngrams = _sorted(hashes, document_starts, buckets)
+        follows = torch.cat([v.to(state.S.dtype), v.new_ones(v.shape[:3], dtype=state.S.dtype)[..., None]], dim=-1)
+        follows = follows.masked_fill((written == NO_NGRAM)[..., None], 0)
+        follows = pad(follows, (0, 0, 0, 1)).gather(2, rows_at(runs.order, follows))
+        known = torch.cat([state.S, state.number[..., None].to(state.S.dtype)], dim=-1)
+        known = known.gather(2, rows_at(runs.row, follows))
+        is_known = runs.first & (state.ngram.gather(2, runs.row) == ngrams)
+        known = known.masked_fill(~is_known[..., None], 0)
+        before = torch.where(runs.begins[..., None], known, follows.roll(1, dims=2))
+        before = _SegmentedSum.apply(before, runs.begins.cumsum(-1))
+        after = before + follows
+        in_time = runs.order.argsort(dim=-1)[..., 1:]
+        read = before.gather(2, rows_at(in_time, before)).masked_fill((hashes[..., 1] == NO_NGRAM)[..., None], 0)
+        return read[..., :-1], read[..., -1], _state_after(state, runs, ngrams, after)
 
 
 def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tuple[_Runs, Tensor]:

@@ -9,12 +9,12 @@ from typing import Any
 HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
-def named(*names: str) -> tuple[int, ...]:
+def signals_named(*names: str) -> tuple[int, ...]:
     """Return the signals of these names that this system has."""
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
-USER_DEFINED = named("SIGUSR1", "SIGUSR2")
+USER_DEFINED = signals_named("SIGUSR1", "SIGUSR2")
 
 
 class Handlers:
@@ -30,12 +30,8 @@ class Handlers:
 
     def __enter__(self) -> "Handlers":
         if threading.current_thread() is threading.main_thread():
-            for number in self.numbers:
-                handler = signal.getsignal(number)
-                is_ignored = number == HANGUP and handler == signal.SIG_IGN
-                is_taken = number in USER_DEFINED and handler != signal.SIG_DFL
-                if handler is not None and not is_ignored and not is_taken:  # None: not set by Python, not restorable
-                    self._before[number] = handler
+            handlers = {number: signal.getsignal(number) for number in self.numbers}
+            self._before = {number: handler for number, handler in handlers.items() if _is_free(number, handler)}
         self.install()
         return self
 
@@ -49,3 +45,12 @@ class Handlers:
         """Set the handlers, again where other code has replaced them within the block."""
         for number in self._before:
             signal.signal(number, self.receive)
+
+
+def _is_free(number: int, handler: Any) -> bool:
+    """Return whether a handler may be replaced."""
+    if handler is None:  # not set by Python, so it could not be put back
+        return False
+    is_ignored = number == HANGUP and handler == signal.SIG_IGN
+    is_taken = number in USER_DEFINED and handler != signal.SIG_DFL
+    return not is_ignored and not is_taken

@@ -13,14 +13,11 @@ import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from lmlong.attention.feature_maps import Cosine, Elu, Relu
-from lmlong.attention.linear import autograd, chunk
+from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Relu
 from lmlong.attention.linear.triton import backward, forward
-from lmlong.attention.linear.triton.channel import ChannelKernel
 from lmlong.attention.linear.triton.tiles import TILE
-from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
 
-FUSED: dict[type, str] = {IdentityFeatures: "identity", Elu: "elu", Relu: "relu", Cosine: "cosine"}
+FUSED: dict[type, str] = {Elu: "elu", Relu: "relu", Cosine: "cosine"}
 """Feature maps that are computed within the kernels; the features of all others are computed by torch, and saved."""
 
 MIN_PROGRAMS = 264
@@ -36,19 +33,22 @@ ACCUMULATE_BLOCK = 1024
 """Numbers of a state that one program of `accumulate_states` works on."""
 
 
-def scan(features: QKFeatures, inputs: ScanInputs, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`chunk.scan`, by Triton kernels; states in float64 are left to that one."""
-    if S.dtype != torch.float32:
-        return chunk.scan(features, inputs, S, z)
-    if inputs.log_decay is not None and inputs.log_decay.ndim == 4:
-        return autograd.scan(ChannelKernel(), features, inputs, S, z)
-    q, k, v, document_starts, log_decay, _ = inputs
+def linear_scan(
+    features: FeatureMap,
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    document_starts: Tensor | None,
+    log_decay: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs (B, H, T, V) and the state (B, H, F, V + 1) after, given that before, in float32."""
     feature_map = FUSED.get(type(features), "identity")
     if type(features) not in FUSED:
         with torch.autocast(q.device.type, enabled=False):
             q, k = features.query(q), features.key(k)
-    y, S, z, *_ = _scan_op(q, k, v.to(q.dtype), document_starts, log_decay, S, z, feature_map)
-    return y.to(v.dtype), S, z
+    y, state, *_ = _scan_op(q, k, v.to(q.dtype), document_starts, log_decay, state, feature_map)
+    return y.to(v.dtype), state
 
 
 class LaunchGrid(NamedTuple):
@@ -64,9 +64,9 @@ class LaunchGrid(NamedTuple):
         return (self.lines * self.segments,)
 
 
-def launch_grid(k: Tensor, v: Tensor, S: Tensor, feature_map: str) -> LaunchGrid:
-    batch, heads, time, key_dim = k.shape
-    lines, tiles, (features, value_dim) = batch * heads, triton.cdiv(time, TILE.value), S.shape[2:]
+def launch_grid(k: Tensor, v: Tensor, features: int, feature_map: str) -> LaunchGrid:
+    (batch, heads, time, key_dim), value_dim = k.shape, v.shape[3]
+    lines, tiles = batch * heads, triton.cdiv(time, TILE.value)
     segment_tiles = min(triton.cdiv(tiles, triton.cdiv(MIN_PROGRAMS, lines)), MAX_SEGMENT // TILE.value)
     segments = triton.cdiv(tiles, segment_tiles)
     sizes = (time, heads, key_dim, features, value_dim, segments, segment_tiles)
@@ -81,19 +81,18 @@ def _scan_op(
     v: Tensor,
     document_starts: Tensor | None,
     log_decay: Tensor | None,
-    S: Tensor,
-    z: Tensor,
+    state: Tensor,
     feature_map: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the outputs and the state after them; for the backward pass the denominators (B, T, H), the states between
     segments (B H, G + 1, F, V + 1) and the decays of these over a segment (B H, G)."""
     q, k, v, document_starts, log_decay = _kernel_layout(q, k, v, document_starts, log_decay)
-    grid = launch_grid(k, v, S, feature_map)
+    grid = launch_grid(k, v, state.shape[2], feature_map)
     y = _empty_tokens_like(v)
-    denominators = S.new_empty(y.shape[0], y.shape[2], y.shape[1])
-    states = S.new_empty(grid.lines, grid.segments + 1, S.shape[2], S.shape[3] + 1)
-    states[:, 0] = torch.cat([S, z[..., None]], dim=-1).flatten(0, 1)
-    decays = S.new_empty(grid.lines, grid.segments)
+    denominators = state.new_empty(y.shape[0], y.shape[2], y.shape[1])
+    states = state.new_empty(grid.lines, grid.segments + 1, *state.shape[2:])
+    states[:, 0] = state.flatten(0, 1)
+    decays = state.new_empty(grid.lines, grid.segments)
     strides, rest = (q.stride(2), k.stride(2), v.stride(2)), (*grid.sizes, *grid.blocks)
     wrap_triton(forward.segment_states)[grid.programs](
         k, v, document_starts, log_decay, states, decays, *strides[1:], *rest, **LAUNCH_OPTIONS
@@ -102,8 +101,7 @@ def _scan_op(
     wrap_triton(forward.segment_outputs)[grid.programs](
         q, k, v, document_starts, log_decay, states, y, denominators, *strides, *rest, **LAUNCH_OPTIONS
     )
-    after = states[:, -1].unflatten(0, S.shape[:2])
-    return y, after[..., :-1].clone(), after[..., -1].clone(), denominators, states, decays
+    return y, states[:, -1].unflatten(0, state.shape[:2]).clone(), denominators, states, decays
 
 
 @triton_op("lmlong::linear_scan_backward", mutates_args=())
@@ -118,19 +116,18 @@ def _scan_backward_op(
     states: Tensor,
     decays: Tensor,
     dy: Tensor,
-    dS: Tensor,
-    dz: Tensor,
+    dstate: Tensor,
     feature_map: str,
     needs_dlog_decay: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, log_decay, which is empty unless it is needed, S and z."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v, log_decay, which is empty unless it is needed, and the state."""
     q, k, v, document_starts, log_decay = _kernel_layout(q, k, v, document_starts, log_decay)
     dy = _token_layout(dy.to(y.dtype))
-    grid = launch_grid(k, v, dS, feature_map)
+    grid = launch_grid(k, v, dstate.shape[2], feature_map)
     dq, dk, dv = _empty_tokens_like(q), _empty_tokens_like(k), _empty_tokens_like(v)
     pairs = torch.empty_like(denominators) if needs_dlog_decay else None
     dstates = torch.empty_like(states)
-    dstates[:, -1] = torch.cat([dS, dz[..., None]], dim=-1).flatten(0, 1)
+    dstates[:, -1] = dstate.flatten(0, 1)
     outputs, strides = (y, denominators, dy), (q.stride(2), k.stride(2), v.stride(2), dy.stride(2))
     rest = (*grid.sizes, *grid.blocks)
     wrap_triton(backward.segment_dstates)[grid.programs](
@@ -143,30 +140,24 @@ def _scan_backward_op(
     wrap_triton(backward.backward_kv)[grid.programs](
         q, k, v, document_starts, log_decay, states, dstates, *outputs, dk, dv, pairs, *strides, *rest, **LAUNCH_OPTIONS
     )
-    before = dstates[:, 0].unflatten(0, dS.shape[:2])
     dlog_decay = denominators.new_empty(0) if pairs is None else pairs.mT
-    return dq, dk, dv, dlog_decay, before[..., :-1].clone(), before[..., -1].clone()
+    return dq, dk, dv, dlog_decay, dstates[:, 0].unflatten(0, dstate.shape[:2]).clone()
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, document_starts, log_decay, S, z, ctx.feature_map = inputs
-    y, _, _, denominators, states, decays = output
-    ctx.needs_dlog_decay = log_decay is not None and ctx.needs_input_grad[4]
+    *tensors, _, ctx.feature_map = inputs
+    y, _, denominators, states, decays = output
+    ctx.needs_dlog_decay = tensors[4] is not None and ctx.needs_input_grad[4]
     ctx.mark_non_differentiable(denominators, states, decays)
-    ctx.set_materialize_grads(False)
-    ctx.state_shapes = S.shape, z.shape
-    ctx.save_for_backward(q, k, v, document_starts, log_decay, y, denominators, states, decays)
+    ctx.save_for_backward(*tensors, y, denominators, states, decays)
 
 
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, dy: Tensor, dstate: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     *inputs, y, denominators, states, decays = ctx.saved_tensors
-    dy, dS, dz = grads[:3]
-    dy = torch.zeros_like(y) if dy is None else dy
-    dS, dz = (states.new_zeros(shape) if x is None else x for x, shape in zip((dS, dz), ctx.state_shapes, strict=True))
-    dq, dk, dv, dlog_decay, dS, dz = _scan_backward_op(
-        *inputs, y, denominators, states, decays, dy, dS, dz, ctx.feature_map, ctx.needs_dlog_decay
+    dq, dk, dv, dlog_decay, dstate = _scan_backward_op(
+        *inputs, y, denominators, states, decays, dy, dstate, ctx.feature_map, ctx.needs_dlog_decay
     )
-    return dq, dk, dv, None, dlog_decay.to(inputs[4].dtype) if ctx.needs_dlog_decay else None, dS, dz, None
+    return dq, dk, dv, None, dlog_decay.to(inputs[4].dtype) if ctx.needs_dlog_decay else None, dstate, None
 
 
 _scan_op.register_autograd(_backward, setup_context=_setup_context)

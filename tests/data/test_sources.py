@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from lmlong import recipe
-from lmlong.data import first_look
+from lmlong.data import sources
+from lmlong.data.sources import check_quickly
 from lmlong.errors import UsageError
+
+from .made_documents import docx
 
 
 def look(path: Path, **options: object) -> None:
     source = {"kind": "files", "paths": [str(path)], **options}
-    first_look.check(recipe.Text.model_validate({"sources": [source]}))
+    check_quickly(recipe.Text.model_validate({"sources": [source]}))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_what_a_first_look_cannot_tell_is_left_to_the_reader(tmp_path: Path, con
 
 
 def test_it_takes_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_look, "SECONDS", -1.0)
+    monkeypatch.setattr(sources, "QUICK_SECONDS", -1.0)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     look(tmp_path / "latin.txt")
 
@@ -81,3 +84,12 @@ for words in {list(commands)!r}:
     assert len(told) == len(commands) + 1, done.stderr
     for message, line in zip(commands.values(), told, strict=False):
         assert message in line
+
+
+def test_a_document_is_not_decoded_as_plain_text_by_the_quick_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are not UTF-8, so the whole text was opened and fingerprinted once more for each such file."""
+    (tmp_path / "a.docx").write_bytes(docx())
+    monkeypatch.setattr(sources, "open_inputs", lambda text: pytest.fail("opened the text"))
+    look(tmp_path / "a.docx")

@@ -1,12 +1,38 @@
-"""Bidirectional kernel linear attention."""
+"""The bidirectional attentions of a single formula: full, efficient and linear.
+
+B batch, H heads, T time, D head dim.
+"""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong.attention.base import at_least_float32
 from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.linear.autograd import MIN_DENOMINATOR
+from lmlong.attention.linear.naive import MIN_DENOMINATOR
+
+
+class FullAttention(EncoderAttention):
+    """softmax(Q K^T / sqrt(D)) V."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None])
+
+    def definition(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+class EfficientAttention(EncoderAttention):
+    """softmax(Q) (softmax(K)^T V), over features for queries and over the sequence for keys (Shen et al. 2018)."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            k = k.masked_fill(~mask[:, None, :, None], -torch.inf)
+        return q.softmax(-1).to(v.dtype) @ (k.softmax(-2).to(v.dtype).mT @ v)
+
+    def definition(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q.softmax(-1) @ k.softmax(-2).mT) @ v
 
 
 class BidirectionalLinearAttention(EncoderAttention):
