@@ -1,4 +1,4 @@
-"""n-gram attention: the mean of the values that followed the last n tokens earlier in the document.
+"""n-gram attention as a graph of ONNX: the mean of the values that followed the last n tokens earlier in the document.
 
 Each row of a table belongs to the n-gram that was there last; a value is added to the row of the tokens before it,
 which is cleared first where it was another's. What the tokens of a call write and read is found by comparing all of
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong.attention.ngram.hashing import BITS, GOLDEN, MULTIPLIER
-from lmlong.interop.onnx.graph import Value
-from lmlong.interop.onnx.modules import Modules
-from lmlong.interop.onnx.tokens import Tokens
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
+from lmlong.native.onnx.tokens import Tokens
 from lmlong.native.spec import NativeSpec
 
 HALF = 1 << BITS // 2
@@ -62,18 +62,17 @@ class Written(NamedTuple):
         return graph.op("MatMul", weights, self.v) + in_table * table.S, numbers
 
 
-def ngram(
-    modules: Modules, spec: NativeSpec, v: Value, value_dim: int, gate: Value, tokens: Tokens, layer: str
-) -> Value:
-    """Return what heads find (B, T, H, V) given values (B, T, H, V) and a gate (B, T, H)."""
-    graph, sizes, number_of_rows = tokens.graph, spec.options["sizes"], spec.options["rows"]
+def ngram_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
+    """Return the gated means of the values (B, T, H, V)."""
+    graph, tokens, sizes, number_of_rows = x.graph, x.tokens, spec.options["sizes"], spec.options["rows"]
+    v = x.v.reshape(0, 0, x.heads, x.value_dim)
     of_size = {size: _hashes(tokens, size) for size in sorted(set(sizes))}
     hashes = graph.concat(*(of_size[size] for size in sizes), axis=1)  # (B, H, 1 + T)
     rows, time = _rows(hashes, number_of_rows), tokens.range(tokens.time)
     table = Rows(
-        graph.state(f"{layer}.S", np.float32, len(sizes), number_of_rows, value_dim, in_place=True),
-        graph.state(f"{layer}.number", np.float32, len(sizes), number_of_rows, in_place=True),
-        graph.state(f"{layer}.ngram", np.int64, len(sizes), number_of_rows, in_place=True),
+        graph.state(f"{x.name}.S", np.float32, len(sizes), number_of_rows, x.value_dim, in_place=True),
+        graph.state(f"{x.name}.number", np.float32, len(sizes), number_of_rows, in_place=True),
+        graph.state(f"{x.name}.ngram", np.int64, len(sizes), number_of_rows, in_place=True),
     )
     written = Written(v.transpose(0, 2, 1, 3), hashes.slice(2, 0, -1), rows.slice(2, 0, -1), time)
     # read at once, before anything is written: a caller may let the table after the call take its memory
@@ -83,10 +82,10 @@ def ngram(
     for old, new in zip(table, table.put(written.row, _after(written, to_write)), strict=True):
         graph.set_state(old, new)
 
-    number_weight, raw_smoothing = (modules.weight(spec.weights[x]) for x in ("number_weight", "raw_smoothing"))
+    number_weight, raw_smoothing = (reader.weight(spec.weights[name]) for name in ("number_weight", "raw_smoothing"))
     seen = number_weight @ graph.op("Log", numbers.reshape(0, 0, -1) + 1.0)
     smoothed = numbers + graph.op("Exp", raw_smoothing).unsqueeze(1, 2)
-    share = graph.op("Sigmoid", gate.transpose(0, 2, 1) + seen).unsqueeze(3) / smoothed
+    share = graph.op("Sigmoid", x.gates["read_gate"].transpose(0, 2, 1) + seen).unsqueeze(3) / smoothed
     return (found * share).transpose(0, 2, 1, 3)
 
 

@@ -6,7 +6,7 @@ B batch, T time, P past keys, D head dim.
 import numpy as np
 from torch import Tensor
 
-from lmlong.interop.onnx.graph import BATCH, TIME, Graph, Value
+from lmlong.native.onnx.graph import BATCH, TIME, Graph, Value
 
 
 class Tokens:

@@ -1,11 +1,10 @@
-"""A graph of ONNX, written as formulas of its tensors."""
+"""A graph of ONNX, written as formulas of its tensors. The package `onnx` is needed for the finished graph alone."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 OPSET = 23
 """The version of the standard operators: the first that has RMS norms, rotary positions and attention."""
@@ -80,7 +79,7 @@ class Value:
         return self.graph.op("Where", self, then, other)
 
     def cast(self, dtype: Any) -> "Value":
-        return self.graph.op("Cast", self, to=_tensor_type(dtype))
+        return self.graph.op("Cast", self, to=np.dtype(dtype))
 
     def reshape(self, *shape: int) -> "Value":
         """Return the same numbers in another shape, in which 0 is the dimension as it was and -1 what is left."""
@@ -120,6 +119,8 @@ class Value:
 
 
 Operand: TypeAlias = Value | np.ndarray | np.generic | float | int
+Port: TypeAlias = tuple[str, Any, Sequence[int | str]]
+"""The name, dtype and shape of an input or output."""
 
 
 class Graph:
@@ -131,8 +132,8 @@ class Graph:
         self._nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []
         self._weights: dict[str, np.ndarray] = {}
         self._constants: dict[tuple[Any, ...], Value] = {}
-        self._inputs: list[ValueInfoProto] = []
-        self._outputs: list[ValueInfoProto] = []
+        self._inputs: list[Port] = []
+        self._outputs: list[Port] = []
         self._scope = ""
 
     @contextmanager
@@ -161,12 +162,12 @@ class Graph:
         return Value(self, name)
 
     def input(self, name: str, dtype: Any, shape: Sequence[int | str]) -> Value:
-        self._inputs.append(helper.make_tensor_value_info(name, _tensor_type(dtype), shape))
+        self._inputs.append((name, dtype, shape))
         return Value(self, name)
 
     def output(self, name: str, value: Value, dtype: Any, shape: Sequence[int | str]) -> None:
         self._after[value.name] = name
-        self._outputs.insert(0, helper.make_tensor_value_info(name, _tensor_type(dtype), shape))
+        self._outputs.insert(0, (name, dtype, shape))
 
     def state(self, name: str, dtype: Any, *shape: int, grows: bool = False, in_place: bool = False) -> Value:
         """Return what a call is given of a state; one that grows has no tokens at first, along its axis 2."""
@@ -174,25 +175,36 @@ class Graph:
         self.states.append(state)
         before = [BATCH, *(PAST if grows and size == 0 else size for size in shape)]
         after = [BATCH, *(f"{PAST} + {TIME}" if grows and size == 0 else size for size in shape)]
-        self._outputs.append(helper.make_tensor_value_info(state.output, _tensor_type(dtype), after))
+        self._outputs.append((state.output, dtype, after))
         return self.input(state.input, dtype, before)
 
     def set_state(self, before: Value, after: Value) -> None:
         """Return `after` from a call that was given `before`."""
         self._after[after.name] = before.name.replace("past.", "present.", 1)
 
-    def model(self, producer: str, version: str) -> ModelProto:
-        nodes = [self._node(*node) for node in self._nodes]
+    def model(self, producer: str, version: str) -> Any:
+        """Return the graph as a `ModelProto` of the package `onnx`."""
+        from onnx import helper, numpy_helper
+
+        def tensor_type(dtype: Any) -> int:
+            return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+        def infos(ports: list[Port]) -> list[Any]:
+            return [helper.make_tensor_value_info(name, tensor_type(dtype), shape) for name, dtype, shape in ports]
+
+        nodes = []
+        for kind, *values, attributes in self._nodes:
+            inputs, outputs = ([self._after.get(name, name) for name in names] for names in values)
+            given: dict[str, Any] = {
+                key: tensor_type(x) if isinstance(x, np.dtype) else x for key, x in attributes.items()
+            }
+            nodes.append(helper.make_node(kind, inputs, outputs, name=outputs[0], **given))
         weights = [numpy_helper.from_array(array, name) for name, array in self._weights.items()]
-        graph = helper.make_graph(nodes, "model", self._inputs, self._outputs, weights)
+        graph = helper.make_graph(nodes, "model", infos(self._inputs), infos(self._outputs), weights)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, 1)]
         return helper.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=producer, producer_version=version
         )
-
-    def _node(self, kind: str, inputs: list[str], outputs: list[str], attributes: dict[str, Any]) -> NodeProto:
-        inputs, outputs = ([self._after.get(name, name) for name in names] for names in (inputs, outputs))
-        return helper.make_node(kind, inputs, outputs, name=outputs[0], **attributes)
 
     def constant(self, operand: Operand) -> Value:
         """Return a number or an array as a value, of float32 or int64 if it is a number of Python."""
@@ -205,7 +217,3 @@ class Graph:
         if key not in self._constants:
             self._constants[key] = self.weight(f"constant_{len(self._constants)}", array)
         return self._constants[key]
-
-
-def _tensor_type(dtype: Any) -> TensorProto.DataType:
-    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
