@@ -41,7 +41,7 @@ DEFAULT_VIEWS = "context,position"
     default=8192,
     show_default=True,
     metavar="N",
-    type=options.Length(1),
+    type=options.TokenCount(1),
     help="About how many tokens are scored at each context.",
 )
 @click.option(

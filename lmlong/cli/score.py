@@ -61,7 +61,7 @@ class Input(options.InFile):
     default="1g",
     show_default=True,
     metavar="BYTES",
-    type=options.Length(0),
+    type=options.TokenCount(0),
     help="--streams: states of so many bytes are in memory, others in files below TMPDIR.",
 )
 @click.option(

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from lmlong.data.batches import evenly
 from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import TokenDataset, prepare
-from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
 from lmlong.model.device import pick_device
@@ -235,19 +234,6 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
             return [*batch, f"training.segment={segment}"], cost
         segment //= 2
     return None
-
-
-def parse_memory(text: str) -> int:
-    """Return the bytes of a size such as 24GB, 800MB or 16GiB."""
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-    number = text.upper().rstrip("KMGIB ")
-    try:
-        size = float(number) * units[text.upper()[len(number) :].strip()]
-    except (ValueError, KeyError):
-        size = 0.0
-    if not 0 < size < 2**60:
-        raise UsageError(f"--memory: '{text}' is no size. Write 24GB, 800MB or 16GiB.")
-    return int(size)
 
 
 def _line_through(x: float, y: float, x2: float, y2: float) -> tuple[float, float]:

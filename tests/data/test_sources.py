@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from .made_documents import docx
 
 from lmlong import recipe
 from lmlong.data import sources
 from lmlong.data.sources import check_quickly
 from lmlong.errors import UsageError
+
+from .made_documents import docx
 
 
 def look(path: Path, **options: object) -> None:
