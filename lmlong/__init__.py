@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from lmlong.attention.window.layer import WindowAttention
     from lmlong.evaluation.perplexity import evaluate
     from lmlong.evaluation.results import PerplexityReport
-    from lmlong.evaluation.score import score
-    from lmlong.evaluation.surprise import Surprise
     from lmlong.inference.hidden_states import HiddenStates
     from lmlong.inference.loading import TrainedLanguageModel, load
     from lmlong.model.language_model import LanguageModel
     from lmlong.model.state import detach_state
     from lmlong.recipe import Recipe
+    from lmlong.surprisal.stream import score
+    from lmlong.surprisal.units import Surprise
     from lmlong.training.run import TrainingResult, train
 
 if sys.platform == "darwin":  # read when torch is imported: what Metal lacks is computed on the CPU
@@ -70,7 +70,7 @@ _HOMES = {
     "PerplexityReport": "lmlong.evaluation.results",
     "Recipe": "lmlong.recipe",
     "SoftmaxAttention": "lmlong.attention.softmax.layer",
-    "Surprise": "lmlong.evaluation.surprise",
+    "Surprise": "lmlong.surprisal.units",
     "TrainedLanguageModel": "lmlong.inference.loading",
     "TrainingResult": "lmlong.training.run",
     "WindowAttention": "lmlong.attention.window.layer",
@@ -78,7 +78,7 @@ _HOMES = {
     "evaluate": "lmlong.evaluation.perplexity",
     "load": "lmlong.inference.loading",
     "load_plugin": "lmlong.attention.plugins",
-    "score": "lmlong.evaluation.score",
+    "score": "lmlong.surprisal.stream",
     "train": "lmlong.training.run",
 }
 """The module of each public name that is imported when it is first used: importing lmlong alone costs nothing."""

@@ -6,7 +6,7 @@ import torch
 
 from lmlong import recipe
 from lmlong.checkpoint.write import Contents, point, write
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model, Recipe, Text, Training
 from lmlong.recipe import file as recipe_file

@@ -22,7 +22,7 @@ FLOORS = [
     {"checkpoint"},
     {"interop"},
     {"training", "inference"},
-    {"evaluation", "experiments", "bench"},
+    {"evaluation", "experiments", "bench", "surprisal"},
     {"serving"},
     {"cli"},
     {"lmlong"},  # the package itself and `python -m lmlong` stand on top of everything
@@ -57,6 +57,7 @@ ACYCLIC = {
     "recipe",
     "report",
     "serving",
+    "surprisal",
     "training",
 }
 """Packages whose modules import each other in no circle; add a package once it has none, and remove none."""

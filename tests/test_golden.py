@@ -10,7 +10,7 @@ import lmlong
 from lmlong.checkpoint import manifest
 from lmlong.data import token_dataset
 from lmlong.data.token_file import read_tokens
-from lmlong.data.tokenizers import load as load_tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import CheckpointError
 from lmlong.io import manifest as manifests
 

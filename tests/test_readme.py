@@ -21,11 +21,11 @@ import pytest
 import torch
 from commands import Finished
 from commands import lmlong as call_lmlong
+from planted_parts.service_log import write_log
 
 from lmlong.attention import laws
 from lmlong.cli.main import lmlong
-from lmlong.data import tokenizers
-from lmlong.evaluation.service_log import write_log
+from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build
 from lmlong.recipe import file as recipe_file
@@ -273,6 +273,6 @@ def test_every_recipe_says_how_it_is_run_and_builds(name: str) -> None:
 
 
 def test_the_tokenizer_of_the_quickstart_is_lossless(folder: Path) -> None:
-    tokenizer = tokenizers.load(folder / "runs" / "quickstart" / "tokenizer.model")
+    tokenizer = load_tokenizer(folder / "runs" / "quickstart" / "tokenizer.model")
     text = README + "\x00\u2581 \t\r\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
-from lmlong.interop.onnx.graph import Graph, Value
+from lmlong.native.onnx.graph import Graph, Value
 
 HEADS, FEATURES, VALUES = 8, 32, 33
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from lmlong.checkpoint import manifest as checkpoints
 from lmlong.checkpoint import read
 from lmlong.data import token_dataset as tokens
-from lmlong.data import tokenizer_training as trained_tokenizer
+from lmlong.data.tokenizers import training as trained_tokenizer
 from lmlong.errors import CheckpointError
 from lmlong.experiments.kept_results import KeptResult
 from lmlong.inference.loading import load

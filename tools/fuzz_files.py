@@ -23,10 +23,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from data import crafted_tokens, document_draws
-from evaluation import crafted_scores
 from fuzzing import try_all
 from inference import crafted_states
 from interop import import_draws
+from surprisal import crafted_scores
 from training import crafted_checkpoints
 
 Try = Callable[[int], tuple[str, list[str]]]

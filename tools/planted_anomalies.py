@@ -18,12 +18,12 @@ import json
 from pathlib import Path
 
 import torch
+from planted_parts.anomalies import compare_methods
+from planted_parts.anomalies_report import figure, table, to_json
+from planted_parts.service_log import write_log
 
 from lmlong.cli.output import check_files, show
 from lmlong.errors import LmlongError
-from lmlong.evaluation.planted_anomalies import compare_methods
-from lmlong.evaluation.planted_anomalies_report import figure, table, to_json
-from lmlong.evaluation.service_log import write_log
 from lmlong.inference.loading import load
 
 

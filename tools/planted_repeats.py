@@ -17,11 +17,11 @@ from pathlib import Path
 from textwrap import wrap
 
 import torch
+from planted_parts.repeats import plant_repeats, repeat_costs, training_sequence
+from planted_parts.repeats_report import figure, table, to_json
 
 from lmlong.cli.output import check_files, show
 from lmlong.errors import LmlongError
-from lmlong.experiments.planted_repeats import plant_repeats, repeat_costs, training_sequence
-from lmlong.experiments.planted_repeats_report import figure, table, to_json
 from lmlong.inference.loading import load
 from lmlong.recipe.lengths import parse_length
 

@@ -15,7 +15,7 @@ import time
 import torch
 
 from lmlong import recipe
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session, prefill

@@ -10,11 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, Side, by_head, unit_rms
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
@@ -58,7 +61,11 @@ class Elu(FeatureMap):
         return _EluPlusOne.apply(q)
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("elu", {"features": self.features})
+        return NativeSpec("elu")
+
+    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
+        op = x.graph.op
+        return op("Relu", x) + op("Exp", op("Min", x, 0.0)) + ELU_FLOOR
 
 
 class _EluPlusOne(torch.autograd.Function):
@@ -90,7 +97,10 @@ class Relu(FeatureMap):
         return torch.relu(q) + self.FLOOR
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("relu", {"features": self.features})
+        return NativeSpec("relu")
+
+    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
+        return x.graph.op("Relu", x) + self.FLOOR
 
 
 class Cosine(FeatureMap):
@@ -114,7 +124,11 @@ class Cosine(FeatureMap):
         return torch.cat([torch.ones_like(direction[..., :1]), direction], dim=-1)
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("cosine", {"features": self.features})
+        return NativeSpec("cosine")
+
+    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
+        length = x.graph.op("Sqrt", (x * x).sum() + self.TINY)
+        return (x * self.SHRINK / length).pad(1, 0, 1.0)
 
 
 class Softmax(FeatureMap):
@@ -127,7 +141,10 @@ class Softmax(FeatureMap):
         return q.softmax(-1).to(q.dtype) + self.FLOOR
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("softmax", {"features": self.features})
+        return NativeSpec("softmax")
+
+    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
+        return x.graph.op("Softmax", x) + self.FLOOR
 
 
 class Hedgehog(FeatureMap):
@@ -152,8 +169,12 @@ class Hedgehog(FeatureMap):
         return self._expand(k, self.key_projection)
 
     def native_spec(self) -> NativeSpec:
-        weights = {"query_projection": self.query_projection, "key_projection": self.key_projection}
-        return NativeSpec("hedgehog", {"features": self.features}, weights)
+        weights = {"query_projection": self.query_projection.mT, "key_projection": self.key_projection.mT}
+        return NativeSpec("hedgehog", weights=weights)
+
+    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
+        x = by_head(x, reader.weight(reader.open(self).weights[f"{side}_projection"], transposed=True))
+        return x.graph.op("Softmax", x.graph.concat(x, -x, axis=-1)) + self.FLOOR
 
     def _expand(self, x: Tensor, weight: Tensor) -> Tensor:
         x = x @ weight.to(x.dtype)
@@ -189,8 +210,18 @@ class Taylor(FeatureMap):
         return self._expand(k, self.key_projection)
 
     def native_spec(self) -> NativeSpec:
-        weights = {"query_projection": self.query_projection, "key_projection": self.key_projection}
-        return NativeSpec("taylor", {"features": self.features, "inner": self.inner}, weights)
+        projections = {"query_projection": self.query_projection, "key_projection": self.key_projection}
+        weights = {name: weight.mT for name, weight in projections.items() if weight is not None}
+        return NativeSpec("taylor", {"inner": self.inner}, weights)
+
+    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
+        spec = reader.open(self)
+        inner, projection = spec.options["inner"], spec.weights.get(f"{side}_projection")
+        if projection is not None:
+            x = by_head(x, reader.weight(projection, transposed=True))
+        x = unit_rms(x, inner, inner**-0.25, RMS_EPS)
+        left, right = (x.graph.op("Gather", x, index, axis=-1) for index in np.triu_indices(inner, k=1))
+        return x.graph.concat(x, left * right, x * x * 0.5**0.5, axis=-1).pad(1, 0, 1.0)
 
     def _expand(self, x: Tensor, weight: Tensor | None) -> Tensor:
         x = x if weight is None else x @ weight.to(x.dtype)

@@ -85,8 +85,9 @@ class GateProjection(nn.Module):
         return gates.mT if self.gate.start.ndim == 1 else gates.unflatten(-1, self.gate.start.shape).transpose(1, 2)
 
     def native_spec(self) -> NativeSpec:
-        options = {"activation": self.gate.activation, "shape": tuple(self.gate.start.shape)}
-        return NativeSpec("gate", options, {"down": self.down, "weight": self.weight, "bias": self.bias})
+        return NativeSpec(
+            "gate", {"activation": self.gate.activation}, {"down": self.down, "weight": self.weight, "bias": self.bias}
+        )
 
 
 def last_tokens(tokens: Tensor, past: Tensor, in_document: Tensor) -> Tensor:

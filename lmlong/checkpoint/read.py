@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import find
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
-from lmlong.data import tokenizers
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError
 from lmlong.model.block import SHARED_PARTS
 from lmlong.model.build import without_memory
@@ -71,7 +71,7 @@ def read_tokenizer(checkpoint: Path) -> Tokenizer:
     """Return the tokenizer that the weights were trained with, verified."""
     manifest.verify(checkpoint, [TOKENIZER])
     try:
-        return tokenizers.load(checkpoint / TOKENIZER)
+        return load_tokenizer(checkpoint / TOKENIZER)
     except UsageError as error:
         raise CheckpointError(f"{error} Use another checkpoint.") from error
 

@@ -14,18 +14,18 @@ from lmlong.cli.stop import Stop
 from lmlong.data.encoding import EncodingError
 from lmlong.data.text_file import is_plain, is_utf8, text_file
 from lmlong.errors import CheckpointError, UsageError
-from lmlong.evaluation import records_file
-from lmlong.evaluation.records import Lines, RecordScore, States
-from lmlong.evaluation.records_file import SavedRecords
-from lmlong.evaluation.saved_score import SavedText
-from lmlong.evaluation.score import TextScore
-from lmlong.evaluation.surprise import Surprise, Totals, Unit
-from lmlong.evaluation.surprise_figure import SurpriseAlong
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.io.arriving import CHUNK, QUIET, Place, Waiting, arriving, follow
 from lmlong.io.system_errors import named
 from lmlong.model.precision import Precision
+from lmlong.surprisal import records_file
+from lmlong.surprisal.figure import SurpriseAlong
+from lmlong.surprisal.records import Lines, RecordScore, States
+from lmlong.surprisal.records_file import SavedRecords
+from lmlong.surprisal.saved import SavedText
+from lmlong.surprisal.stream import TextScore
+from lmlong.surprisal.units import Surprise, Totals, Unit
 
 STDIN = Path("-")
 

@@ -33,7 +33,7 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     """
     from lmlong.data import first_look
     from lmlong.data.sources import open_inputs
-    from lmlong.data.tokenizer_training import tokenizer_of
+    from lmlong.data.tokenizers.training import tokenizer_of
 
     text = load_recipe(recipe, overrides).text
     first_look.check(text)
@@ -53,9 +53,9 @@ def info(path: Path, text: str | None, as_json: bool) -> None:
     Example: how does it cut this line?
       lmlong tokenizer info runs/quickstart --text "for line in lines:"
     """
-    from lmlong.data.tokenizers import load
+    from lmlong.data.tokenizers.factory import load_tokenizer
 
-    found = load(path / "tokenizer.model" if path.is_dir() else path)
+    found = load_tokenizer(path / "tokenizer.model" if path.is_dir() else path)
     facts = {"vocabulary": found.vocabulary, "bos": found.bos, "eos": found.eos, "hash": found.hash}
     if text is not None:
         tokens = found.encode(text)

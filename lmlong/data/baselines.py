@@ -14,7 +14,7 @@ import numpy as np
 
 from lmlong.data.context_mixing import code_lengths
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 
 PIECE = 1 << 16
 COUNTED = 1 << 24

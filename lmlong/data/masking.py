@@ -13,7 +13,7 @@ from lmlong.data.packing import cut
 from lmlong.data.rows import Rows
 from lmlong.data.shuffle import draw
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 
 REPLACEMENTS = {"bert": (0.8, 0.9), "plain": (1.0, 1.0)}
 """Shares of the masked tokens replaced by the mask token, and by it or a random token; the rest stays unchanged."""

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.windows import WINDOW, Windows
 
 PIECE = 1 << 15

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmlong import recipe
-from lmlong.data import tokenizers
 from lmlong.data.duplicates import divide, split_key
 from lmlong.data.notes import by_reason
 from lmlong.data.sources import open_inputs
@@ -17,8 +16,9 @@ from lmlong.data.split import Part
 from lmlong.data.token_encoding import cores
 from lmlong.data.token_file import TokenFile, read_tokens
 from lmlong.data.token_writing import write
-from lmlong.data.tokenizer import Tokenizer
-from lmlong.data.tokenizer_training import tokenizer_of
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer
+from lmlong.data.tokenizers.training import tokenizer_of
 from lmlong.errors import UsageError
 from lmlong.io import manifest
 from lmlong.io.cache import cache_folder, fetch, key_of
@@ -76,7 +76,7 @@ def validation_fields(text: recipe.Text) -> list[Mapping[str, Any]]:
 
 
 def _open(folder: Path, weights: list[float], inputs: int) -> TokenDataset:
-    tokenizer = tokenizers.load(folder / "tokenizer.model")
+    tokenizer = load_tokenizer(folder / "tokenizer.model")
     train = [read_tokens(folder / f"train-{number}.tokens", tokenizer) for number in range(len(weights))]
     validation = read_tokens(folder / "validation.tokens", tokenizer)
     files = manifest.read(folder, FORMAT).files

@@ -24,9 +24,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lmlong.data import tokenizers
 from lmlong.data.token_file import token_type
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import LmlongError
 
 BATCH = 1 << 18
@@ -229,7 +229,7 @@ def serve(file: str) -> None:
     """Encode batches from standard input to standard output, until there are no more."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # so that nothing else is written between the tokens
-    tokenizer = tokenizers.load(file)
+    tokenizer = load_tokenizer(file)
     try:
         while True:
             try:

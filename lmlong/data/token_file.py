@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 
 POSITIONS = np.dtype("<i8")

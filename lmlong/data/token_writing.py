@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lmlong.data.character_tokenizer import CharacterTokenizer
 from lmlong.data.duplicates import Duplicates, divide
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import count
@@ -21,7 +20,8 @@ from lmlong.data.split import Part
 from lmlong.data.token_encoding import Batch, Cut, Place, Split, batches_of, encode_all
 from lmlong.data.token_file import Count, read_tokens
 from lmlong.data.token_files import VALIDATION, TokenFiles, token_file
-from lmlong.data.tokenizer import Tokenizer, parts
+from lmlong.data.tokenizers.base import Tokenizer, parts
+from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.errors import LmlongError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError, nearest
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.interop.hf.tokenizer import tokenizer_files

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.evaluation.spans import Documents, Targets
 
 Kind = Literal["token", "word"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.model.language_model import PIECE

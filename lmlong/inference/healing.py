@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from lmlong.data.token_boundaries import Cover, TokenBoundaries, settled
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.boundaries import Cover, TokenBoundaries, settled
 from lmlong.inference.sampling import Sampler, check_finite
 from lmlong.inference.session import Session, advance, append_token, next_logits, prefill, with_unread
 from lmlong.inference.unread import LONG, UnreadText, tokens_after

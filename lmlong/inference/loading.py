@@ -20,7 +20,7 @@ from lmlong.checkpoint.read import (
     reading,
     trained_tokens,
 )
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference import session as sessions

@@ -5,8 +5,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from lmlong.data.token_boundaries import settled
-from lmlong.data.tokenizer import LOSSLESS, Tokenizer
+from lmlong.data.tokenizers.base import LOSSLESS, Tokenizer
+from lmlong.data.tokenizers.boundaries import settled
 from lmlong.inference.session import Session, advance, with_unread
 from lmlong.inference.unread import UnreadText
 from lmlong.model.language_model import LanguageModel

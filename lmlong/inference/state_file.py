@@ -21,7 +21,7 @@ from torch import Tensor
 from lmlong.attention.favor import Favor
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.checkpoint.write import save_tensors
-from lmlong.data.tokenizer import LOSSLESS, PART, Tokenizer
+from lmlong.data.tokenizers.base import LOSSLESS, PART, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, Session

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.data.token_boundaries import settled
-from lmlong.data.tokenizer import Tokenizer, parts
+from lmlong.data.tokenizers.base import Tokenizer, parts
+from lmlong.data.tokenizers.boundaries import settled
 
 LONG = 512
 """Bytes of unread text that is read, as far as it is settled, even where no text follows, and tokens chosen for it that

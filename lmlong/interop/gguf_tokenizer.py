@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lmlong.data.huggingface_file import wrapped
-from lmlong.data.huggingface_tokenizer import BYTE_LEVEL
+from lmlong.data.tokenizers.huggingface import BYTE_LEVEL
+from lmlong.data.tokenizers.huggingface_file import wrapped
 from lmlong.errors import CheckpointError
 from lmlong.io.checked import Checked, checked, shown
 from lmlong.recipe import bounds

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmlong.checkpoint.write import NAMES
-from lmlong.data import huggingface_file
+from lmlong.data.tokenizers import huggingface_file
 from lmlong.errors import CheckpointError
 from lmlong.interop.llama import ARCHITECTURE, Source, vocabulary_of
 from lmlong.interop.llama_config import Architecture, llama_config
@@ -63,7 +63,7 @@ def open_folder(folder: Path) -> Source:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(f"{path}: missing. Let transformers save the tokenizer anew, which writes it.")
-        return huggingface_file.read(path, vocabulary_of(shapes))
+        return huggingface_file.read_tokenizer_json(path, vocabulary_of(shapes))
 
     return Source(str(folder), config, shapes, dtype, read, tokenizer)
 

@@ -13,7 +13,7 @@ from lmlong import recipe
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, LATEST
 from lmlong.checkpoint.write import Shapes, point, write_imported
-from lmlong.data.huggingface_tokenizer import HuggingFaceTokenizer
+from lmlong.data.tokenizers.huggingface import HuggingFaceTokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmlong.data.huggingface_file import wrapped
-from lmlong.data.sentencepiece_model import SPACE
+from lmlong.data.tokenizers.huggingface_file import wrapped
+from lmlong.data.tokenizers.sentencepiece import SPACE
 from lmlong.errors import CheckpointError
 from lmlong.interop.gguf_tokenizer import added_token, by_scores
 from lmlong.interop.llama import Source, neighbours_to_halves

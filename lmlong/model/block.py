@@ -116,7 +116,6 @@ class Mixer(nn.Module):
             "frequencies": rope_frequencies(self.attention.head_dim, self.rope) if self._rotates else None,
             "gated": self.gate_width > 0,
             "has_keys": self.attention.has_keys,
-            "inputs": tuple(self.attention.inputs),
             "gates": tuple(name for name, gate in self.attention.inputs.items() if isinstance(gate, Gate)),
         }
         gates = [getattr(self, gate.name) for gate in self.attention.inputs.values() if isinstance(gate, Gate)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.serving.inbox import Batch
 from lmlong.serving.request import TokenLikelihood, WrittenToken
 from lmlong.serving.sessions import SessionInfo

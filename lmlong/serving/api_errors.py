@@ -6,8 +6,8 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from lmlong.data.character_tokenizer import UnknownCharacter
-from lmlong.data.tokenizer import CannotEncode
+from lmlong.data.tokenizers.base import CannotEncode
+from lmlong.data.tokenizers.characters import UnknownCharacter
 from lmlong.serving.engine import Busy, Closed, EngineFailed, UnusableSession
 
 LOG = logging.getLogger("lmlong.serving")
@@ -83,7 +83,7 @@ def told(error: BaseException) -> ApiError:
     if isinstance(error, UnusableSession):
         return ApiError(400, str(error), "session", "invalid_value")
     if isinstance(error, UnknownCharacter):
-        return ApiError(400, error.to_a_client)
+        return ApiError(400, error.to_client)
     error = error.__cause__ or error
     place, where = error.__traceback__, "unknown"
     while place is not None:

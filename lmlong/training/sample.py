@@ -2,7 +2,7 @@
 
 import torch
 
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loop_guard import LoopGuard, lower_loops
 from lmlong.model.sampling_options import DEFAULTS

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from lmlong import recipe
 from lmlong.checkpoint import manifest, read
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.build import build

@@ -8,7 +8,7 @@ import torch
 from lmlong import recipe
 from lmlong.checkpoint import write
 from lmlong.checkpoint.location import LATEST
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 

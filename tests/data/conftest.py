@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmlong import recipe
-from lmlong.data import tokenizers
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import train_tokenizer
 
 WORDS = "def return self value for in if else while import class None True index count name open close read"
 
@@ -34,18 +34,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def subwords() -> Tokenizer:
     """A small sentencepiece tokenizer."""
-    return tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=400))
+    return train_tokenizer(sentences(20), recipe.Tokenizer(vocabulary=400))
 
 
 @pytest.fixture(params=["bpe", "unigram", "bytes", "characters"], scope="session")
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     """Every kind of tokenizer in turn."""
     if request.param == "bytes":
-        return tokenizers.train([], recipe.Tokenizer(kind="bytes"))
+        return train_tokenizer([], recipe.Tokenizer(kind="bytes"))
     if request.param == "characters":
         alphabet = "abcdefghijklmnopqrstuvwxyz▁\n 中é😀\0"
-        return tokenizers.train([], recipe.Tokenizer(kind="characters", alphabet=alphabet, unknown="replace"))
-    return tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=400, algorithm=request.param))
+        return train_tokenizer([], recipe.Tokenizer(kind="characters", alphabet=alphabet, unknown="replace"))
+    return train_tokenizer(sentences(20), recipe.Tokenizer(vocabulary=400, algorithm=request.param))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from machine import needs_compiler
 from lmlong.cli.report import after_training
 from lmlong.data import baselines, context_mixing
 from lmlong.data.token_file import TokenFile, tokens_of
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.model.metrics import LossTotals
 from lmlong.training.run import TrainingResult
 

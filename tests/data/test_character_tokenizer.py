@@ -9,18 +9,19 @@ from click.testing import CliRunner
 
 from lmlong import recipe
 from lmlong.cli.main import lmlong
-from lmlong.data import token_encoding, tokenizers
-from lmlong.data.character_tokenizer import CharacterTokenizer
+from lmlong.data import token_encoding
 from lmlong.data.notes import notes
-from lmlong.data.token_boundaries import settled
 from lmlong.data.token_dataset import prepare
+from lmlong.data.tokenizers.boundaries import settled
+from lmlong.data.tokenizers.characters import CharacterTokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.errors import RecipeError, UsageError
 
 GENOME = {"kind": "characters", "alphabet": "ACGTN"}
 
 
 def test_each_character_is_one_token_in_the_order_of_the_alphabet() -> None:
-    tokenizer = tokenizers.train([], recipe.Tokenizer.model_validate(GENOME))
+    tokenizer = train_tokenizer([], recipe.Tokenizer.model_validate(GENOME))
     assert tokenizer.encode("GATTACAN") == [2, 0, 3, 3, 0, 1, 0, 4]
     assert (tokenizer.vocabulary, tokenizer.bos, tokenizer.eos) == (7, 5, 6)
     assert tokenizer.token_bytes.tolist() == [1, 1, 1, 1, 1, 0, 0]
@@ -38,7 +39,7 @@ def test_no_text_changes_the_characters_before_it() -> None:
 )
 def test_a_recipe_knows_how_many_tokens_there_are(alphabet: str, unknown: str, tokens: int) -> None:
     options = recipe.Tokenizer.model_validate({"kind": "characters", "alphabet": alphabet, "unknown": unknown})
-    assert options.most_tokens == tokenizers.train([], options).vocabulary == tokens
+    assert options.most_tokens == train_tokenizer([], options).vocabulary == tokens
     assert not options.trained
 
 
@@ -96,7 +97,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, change: Callable[[bytes], byt
     path = tmp_path / "tokenizer.model"
     path.write_bytes(change(CharacterTokenizer("ACGT").file))
     with pytest.raises(UsageError, match=r"tokenizer\.model: .*damaged"):
-        tokenizers.load(path)
+        load_tokenizer(path)
 
 
 def test_the_commands_make_and_describe_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from lmlong.cli.data import data
 from lmlong.cli.tokenizer import tokenizer
-from lmlong.data.tokenizer import Tokenizer
-from lmlong.data.tokenizers import load
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer
 
 from .conftest import sentences
 
@@ -61,7 +61,7 @@ def test_tokenizer_train_and_info(recipe_file: str) -> None:
     assert run(tokenizer, "train", recipe_file, *options, "--out", "tokenizer.model") == "tokenizer.model\n"
     found = json.loads(run(tokenizer, "info", ".", "--text", "def  ▁é\n", "--json"))
     assert found["vocabulary"] == 400
-    assert load("tokenizer.model").decode(found["tokens"]) == "def  ▁é\n"
+    assert load_tokenizer("tokenizer.model").decode(found["tokens"]) == "def  ▁é\n"
     assert found["bytes"] == len("def  ▁é\n".encode())
 
 

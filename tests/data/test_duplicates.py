@@ -11,7 +11,7 @@ import pytest
 from lmlong import recipe
 from lmlong.data.duplicates import DigestSet
 from lmlong.data.token_dataset import prepare, validation_fields
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.evaluation.perplexity import validation_text
 
 from .conftest import sentences

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from lmlong import recipe
-from lmlong.data import tokenizers
 from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import Documents, Windows
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import train_tokenizer
 
-BYTES = tokenizers.train([], recipe.Tokenizer(kind="bytes"))
+BYTES = train_tokenizer([], recipe.Tokenizer(kind="bytes"))
 BOS, EOS, MASK = BYTES.bos, BYTES.eos, BYTES.vocabulary
 LENGTH = 16
 

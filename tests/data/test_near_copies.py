@@ -15,7 +15,7 @@ from lmlong.data.duplicates import near_copies
 from lmlong.data.notes import text_notes
 from lmlong.data.sources import Input, Source, open_inputs
 from lmlong.data.token_dataset import TokenDataset, prepare, validation_fields
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 
 from .conftest import sentences
 from .test_tokens import documents

@@ -1,6 +1,6 @@
 """The tokenizer's sample is small enough, and from everywhere."""
 
-from lmlong.data.tokenizer_training import head, sample
+from lmlong.data.tokenizers.training import head, sample
 
 
 def test_a_short_text_is_taken_whole() -> None:

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from lmlong import recipe
-from lmlong.data import tokenizers
-from lmlong.data.token_boundaries import settled
-from lmlong.data.tokenizer import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.boundaries import settled
+from lmlong.data.tokenizers.factory import train_tokenizer
 
 from .conftest import sentences
 
@@ -16,7 +16,7 @@ TEXT = sentences(21)[20][:1500]
 
 @pytest.fixture(params=["bpe", "unigram"], scope="module")
 def subwords(request: pytest.FixtureRequest) -> Tokenizer:
-    return tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=600, algorithm=request.param))
+    return train_tokenizer(sentences(20), recipe.Tokenizer(vocabulary=600, algorithm=request.param))
 
 
 def cuts(count: int, size: int) -> list[int]:

@@ -243,7 +243,7 @@ def test_a_mistake_in_a_process_is_told_as_it_is(
 ) -> None:
     """The file of the tokenizer is removed under the hands of those who are to read it."""
     text = text_of(["".join(sentences(60))])
-    monkeypatch.setattr("lmlong.data.tokenizer.Tokenizer.save", lambda self, path: None)
+    monkeypatch.setattr("lmlong.data.tokenizers.base.Tokenizer.save", lambda self, path: None)
     with pytest.raises(LmlongError, match="a process that tokenizes ended with exit code 1"):
         made_by(text, 2, tmp_path / "cache", monkeypatch)
 

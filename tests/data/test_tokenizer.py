@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
 
 from lmlong import recipe
-from lmlong.data import tokenizers
-from lmlong.data.tokenizer import PART, ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.base import PART, ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.errors import UsageError
 
 from .conftest import sentences
@@ -69,7 +69,7 @@ def test_ids_do_not_depend_on_how_the_text_arrives(tokenizer: Tokenizer, text: s
 
 def test_what_is_saved_is_what_is_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer.model")
-    loaded = tokenizers.load(tmp_path / "tokenizer.model")
+    loaded = load_tokenizer(tmp_path / "tokenizer.model")
     text = "def \n\n    return 中\r\n"
     assert (loaded.hash, loaded.vocabulary, loaded.bos, loaded.eos, loaded.encode(text)) == (
         *(tokenizer.hash, tokenizer.vocabulary, tokenizer.bos, tokenizer.eos, tokenizer.encode(text)),
@@ -77,7 +77,7 @@ def test_what_is_saved_is_what_is_loaded(tokenizer: Tokenizer, tmp_path: Path) -
 
 
 def test_training_is_deterministic_and_learns(subwords: Tokenizer) -> None:
-    assert tokenizers.train(sentences(20), recipe.Tokenizer(vocabulary=400)).hash == subwords.hash
+    assert train_tokenizer(sentences(20), recipe.Tokenizer(vocabulary=400)).hash == subwords.hash
     assert subwords.vocabulary == 400
     text = sentences(21)[20]
     assert len(subwords.encode(text)) < len(text.encode()) / 2
@@ -85,18 +85,18 @@ def test_training_is_deterministic_and_learns(subwords: Tokenizer) -> None:
 
 
 def test_lines_longer_than_the_trainer_takes_are_learned_too() -> None:
-    made = tokenizers.train(["abcdefgh" * 4000], recipe.Tokenizer(vocabulary=300))
+    made = train_tokenizer(["abcdefgh" * 4000], recipe.Tokenizer(vocabulary=300))
     assert len(made.encode("abcdefgh" * 4)) <= 4
 
 
 def test_a_text_with_more_characters_than_the_vocabulary(capfd: pytest.CaptureFixture[str]) -> None:
     text = "".join(chr(0x4E00 + number) for number in range(3000))
-    made = tokenizers.train([text], recipe.Tokenizer(vocabulary=300))
+    made = train_tokenizer([text], recipe.Tokenizer(vocabulary=300))
     assert made.decode(made.encode(text)) == text
 
 
 def test_a_small_text_gets_a_smaller_vocabulary_and_a_note(capfd: pytest.CaptureFixture[str]) -> None:
-    made = tokenizers.train(["tiny text"], recipe.Tokenizer(vocabulary=4096))
+    made = train_tokenizer(["tiny text"], recipe.Tokenizer(vocabulary=4096))
     assert 259 < made.vocabulary < 300
     output = capfd.readouterr()
     assert output.err.startswith("text.tokenizer.vocabulary: the text yields")
@@ -106,14 +106,14 @@ def test_a_small_text_gets_a_smaller_vocabulary_and_a_note(capfd: pytest.Capture
 
 def test_a_text_without_pieces_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^text\.tokenizer: sentencepiece cannot train .*no pieces"):
-        tokenizers.train(["\ufffd" * 50], recipe.Tokenizer(vocabulary=300, algorithm="unigram"))
+        train_tokenizer(["\ufffd" * 50], recipe.Tokenizer(vocabulary=300, algorithm="unigram"))
 
 
 @pytest.mark.parametrize("options", [{}, {"model_type": "bpe"}, {"normalization_rule_name": "nmt_nfkc_cf"}])
 def test_models_of_others_are_made_lossless(tmp_path: Path, options: dict[str, object]) -> None:
     path = tmp_path / "other.model"
     path.write_bytes(other_model(**options))
-    loaded = tokenizers.train([], recipe.Tokenizer(path=str(path)))
+    loaded = train_tokenizer([], recipe.Tokenizer(path=str(path)))
     text = "".join(TRAPS) * 2 + " A  b\n"
     assert loaded.decode(loaded.encode(text)) == text
     loaded.save(tmp_path / "copy.model")
@@ -136,4 +136,4 @@ def test_models_that_would_lose_text_are_refused(tmp_path: Path, model: bytes, r
     path = tmp_path / "other.model"
     path.write_bytes(model)
     with pytest.raises(UsageError, match=f"other.model: .*{reason}"):
-        tokenizers.load(path)
+        load_tokenizer(path)

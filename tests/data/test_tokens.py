@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from lmlong import recipe
-from lmlong.data import tokenizers
 from lmlong.data.token_dataset import prepare, validation_fields
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import UsageError
 
 from .conftest import sentences
@@ -115,7 +115,7 @@ def test_a_trained_tokenizer_given_back_finds_the_tokens_it_made(text_of: TextOf
     """A run that is resumed or evaluated names its own tokenizer, and must not tokenize its corpus again."""
     text = text_of(sentences(30), tokenizer={"kind": "sentencepiece", "vocabulary": 300})
     found = prepare(text)
-    assert prepare(text, tokenizer=tokenizers.load(found.folder / "tokenizer.model")).folder == found.folder
+    assert prepare(text, tokenizer=load_tokenizer(found.folder / "tokenizer.model")).folder == found.folder
 
 
 def test_text_too_short_to_train_on(text_of: TextOf) -> None:

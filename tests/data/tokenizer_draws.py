@@ -14,10 +14,10 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lmlong import recipe
-from lmlong.data import tokenizers
-from lmlong.data.character_tokenizer import CharacterTokenizer
-from lmlong.data.token_boundaries import Cover, settled
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.boundaries import Cover, settled
+from lmlong.data.tokenizers.characters import CharacterTokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference.unread import Encoding, UnreadText
 
@@ -228,9 +228,9 @@ def fuzz(number: int) -> tuple[str, list[str]]:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "drawn.model"
                 path.write_bytes(drawn)
-                tokenizer = tokenizers.load(path)
+                tokenizer = load_tokenizer(path)
         else:
-            tokenizer = tokenizers.train([draw_text(draw, draw.choice([50, 1000, 8000]))], drawn)
+            tokenizer = train_tokenizer([draw_text(draw, draw.choice([50, 1000, 8000]))], drawn)
     except UsageError as error:
         said = str(error)
         return "refused", [] if said.endswith(".") and ":" in said else [f"does not say what to do: {said}"]

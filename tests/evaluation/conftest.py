@@ -7,7 +7,7 @@ from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 from models import stirred
 
 from lmlong.checkpoint.write import Contents, point, write
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Files, Model, Recipe, Text, Tokenizer, Training, Validation

@@ -9,7 +9,7 @@ from evaluation.oracles import Oracle, Repeated, text_of
 from tqdm import tqdm
 
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.context_views import ContextViews, ScoredTargets, cache_counts
 from lmlong.evaluation.recurrence import BUCKETS

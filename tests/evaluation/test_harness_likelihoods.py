@@ -10,8 +10,7 @@ from interop.exported import FORMS, write_run
 
 import lmlong
 from lmlong import recipe
-from lmlong.data.sentencepiece_model import train
-from lmlong.data.tokenizer import SentencePieceTokenizer
+from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from lmlong.evaluation.likelihoods import Pair, document_likelihoods, likelihoods
 from lmlong.interop.hf.export import export_hf
 
@@ -84,7 +83,7 @@ def test_a_document_beyond_one_piece_is_read_along_its_state(tmp_path: Path) -> 
 
 def test_a_continuation_is_cut_off_where_the_tokens_of_its_context_end(tmp_path: Path) -> None:
     options = recipe.Tokenizer(kind="sentencepiece", vocabulary=300)
-    tokenizer = SentencePieceTokenizer(train(["the cat sat on the mat\n" * 50], options), "crossing")
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(["the cat sat on the mat\n" * 50], options), "crossing")
     write_run(tmp_path / "run", tokenizer)
     model = HarnessModel(tmp_path / "run", device="cpu")
     crossing = 0

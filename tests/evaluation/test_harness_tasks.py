@@ -14,7 +14,7 @@ from interop.tiny_llama import CHAT, CONFIG, weights, write_folder
 from lmlong import recipe
 from lmlong.checkpoint.location import LATEST
 from lmlong.checkpoint.write import Contents, point, write
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.likelihoods import document_likelihoods
 from lmlong.interop.importing import import_model

@@ -16,7 +16,7 @@ from lmlong import recipe
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.linear import chunk, layer, native
 from lmlong.cli.check import check as command
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.evaluation.law_check import LawReport, check
 from lmlong.evaluation.state_health import denominators
 from lmlong.inference.loading import TrainedLanguageModel

@@ -15,7 +15,7 @@ from lmlong.checkpoint.write import Contents, point, write
 from lmlong.cli.main import lmlong as command
 from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.masked import measure_masked
 from lmlong.evaluation.perplexity import validation_text

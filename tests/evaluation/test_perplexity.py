@@ -12,7 +12,7 @@ from evaluation.oracles import Markov, Oracle, Repeated, text_of
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation import scorer as scored
 from lmlong.evaluation.document_sums import Sums

@@ -15,7 +15,7 @@ from evaluation.texts import VALIDATION_TEXTS
 from torch import Tensor
 
 from lmlong.cli.probe import probe as command
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation import probe_accuracy as recalls
 from lmlong.evaluation.perplexity import validation_text

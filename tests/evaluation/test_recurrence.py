@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lmlong.data.tokenizer import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.evaluation import recurrence
 from lmlong.evaluation.recurrence import BUCKETS, bucket_of, last_same, last_same_word
 from lmlong.evaluation.spans import Documents, Targets

@@ -14,7 +14,7 @@ from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL, ENCODER
 from lmlong.cli.spectrum import spectrum as spectrum_command
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.spectrum import Spectrum, attention_matrices, count_needed, cumulative, matrix, measure_spectra
 from lmlong.inference.loading import TrainedModel

@@ -9,8 +9,8 @@ from models import stirred
 
 from lmlong import recipe
 from lmlong.checkpoint.write import Contents, point, write
-from lmlong.data import tokenizers
-from lmlong.data.tokenizer import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model, Recipe, Text, Training
 from lmlong.recipe import file as recipe_file
@@ -41,7 +41,7 @@ def model_of() -> Callable[[str], LanguageModel]:
 @pytest.fixture(scope="session")
 def subwords() -> Tokenizer:
     """Pieces of prose, which cross words."""
-    return tokenizers.train([prose(3000)], recipe.Tokenizer(vocabulary=600))
+    return train_tokenizer([prose(3000)], recipe.Tokenizer(vocabulary=600))
 
 
 def write_run(folder: Path, tokenizer: Tokenizer, kind: str, deviation: float = 1.0) -> Path:

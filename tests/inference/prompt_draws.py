@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from lmlong import recipe
 from lmlong.cli.main import _run
-from lmlong.data import tokenizers
 from lmlong.data.text_file import text_file
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 
@@ -102,7 +102,7 @@ def draw_bytes(draw: random.Random) -> tuple[bytes, list[dict[str, Any]] | None]
 
 def make_runs(folder: Path) -> list[Path]:
     """Write runs of tiny models: one of bytes, one of subwords."""
-    subwords = tokenizers.train([prose(3000)], recipe.Tokenizer(vocabulary=600))
+    subwords = train_tokenizer([prose(3000)], recipe.Tokenizer(vocabulary=600))
     return [
         write_run(folder / "bytes", ByteTokenizer(), "bytes"),
         write_run(folder / "subwords", subwords, "sentencepiece", 0.3),

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import session as sessions
 from lmlong.inference.generation import Generation, Text
 from lmlong.inference.sampling import Sampler, Sampling

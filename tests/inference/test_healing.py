@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from models import stirred
 
 from lmlong.cli.generate import generate
-from lmlong.data.token_boundaries import settled
+from lmlong.data.tokenizers.boundaries import settled
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.inference import healing
 from lmlong.inference.loading import TrainedLanguageModel, load
@@ -88,7 +88,7 @@ def test_a_text_goes_on_the_same_however_its_prompt_arrives(
 def test_long_texts_are_cut_at_the_same_places_in_parts(
     loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmlong.data.tokenizer.PART", 64)
+    monkeypatch.setattr("lmlong.data.tokenizers.base.PART", 64)
     whole = loaded.read(TEXT)
     for first in range(1, len(TEXT), 5):
         parts = loaded.read(TEXT[first:], loaded.read(TEXT[:first]))

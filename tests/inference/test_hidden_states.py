@@ -8,7 +8,7 @@ import torch
 from models import stirred
 from torch import nn
 
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.session import PREFILL_TOKENS

@@ -7,7 +7,7 @@ import torch
 from models import stirred
 
 from lmlong.checkpoint.write import Contents, write
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import next_logits

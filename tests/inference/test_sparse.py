@@ -8,7 +8,7 @@ from models import stirred
 
 from lmlong import recipe
 from lmlong.attention.base import state_tensors
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import sparse, state_file
 from lmlong.inference.session import append_token, next_logits, prefill
 from lmlong.model.language_model import LanguageModel

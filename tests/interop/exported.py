@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.checkpoint import write
 from lmlong.checkpoint.location import LATEST
-from lmlong.data.tokenizer import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.attention import Attention, Favor, Ngram

@@ -21,9 +21,10 @@ from torch import Tensor
 
 import lmlong
 from lmlong import recipe
-from lmlong.data import tokenizers
-from lmlong.data.character_tokenizer import CharacterTokenizer
-from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.characters import CharacterTokenizer
+from lmlong.data.tokenizers.factory import train_tokenizer
+from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.hf.config import lmlong_weights
 from lmlong.interop.hf.export import export_hf
@@ -210,7 +211,7 @@ def test_its_loop_penalty_is_that_of_lmlong(tmp_path: Path, transformers: Any) -
 
 def trained(algorithm: Any) -> Tokenizer:
     draw = random.Random(0)
-    return tokenizers.train(
+    return train_tokenizer(
         [draw_text(draw, 400) for _ in range(300)], recipe.Tokenizer(vocabulary=700, algorithm=algorithm)
     )
 

@@ -16,7 +16,7 @@ from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf, write_llama2c
 
 import lmlong
-from lmlong.data.huggingface_file import reading
+from lmlong.data.tokenizers.huggingface_file import errors_named
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.importing import import_model
 
@@ -172,15 +172,15 @@ for _ in range(50):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 49}}, "ByteLevel is there more than once"),
-        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 51}}, "no list of up to 50 parts"),
-        ({"pre_tokenizer": DEEP}, "more than 5 deep"),
-        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "'FixedLength' is not known"),
-        ({"pre_tokenizer": "x"}, "'x' is no part of a tokenizer"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 49}}, "ByteLevel occurs more than once"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 51}}, "not a list of up to 50 parts"),
+        ({"pre_tokenizer": DEEP}, "more than 5 levels deep"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "unsupported pre_tokenizer 'FixedLength'"),
+        ({"pre_tokenizer": "x"}, "'x' is not a valid part of a tokenizer.json"),
         ({"model": {"continuing_subword_prefix": "##"}}, "continuing_subword_prefix is '##'"),
         ({"model": {"vocab": {"a": 2**31}}}, "'a' has the id 2147483648"),
         ({"model": {"vocab": []}}, "vocab is"),
-        ({"model": {"merges": [["a"]]}}, "is no pair of pieces"),
+        ({"model": {"merges": [["a"]]}}, "is not a pair of pieces"),
         ({"added_tokens": [{"id": 0}]}, "added_tokens.0.content is missing"),
     ],
 )
@@ -195,10 +195,10 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_library_reads_it(
 
 def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
     panics = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    message = r"a\.json: no tokenizer\.json that can be read here \(Precompiled"
-    with pytest.raises(UsageError, match=message), reading("a.json"):
+    message = r"a\.json: not a supported tokenizer\.json \(Precompiled"
+    with pytest.raises(UsageError, match=message), errors_named("a.json"):
         tokenizers.Tokenizer.from_str(tokenizer_json(normalizer=panics).decode())
-    with pytest.raises(KeyboardInterrupt), reading("a.json"):
+    with pytest.raises(KeyboardInterrupt), errors_named("a.json"):
         raise KeyboardInterrupt
 
 
@@ -268,8 +268,8 @@ def test_weights_that_are_no_numbers_leave_nothing_behind(tmp_path: Path) -> Non
         ("model.safetensors", (2**62).to_bytes(8, "little") + b"{}", "no safetensors file"),
         ("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}', "WordPiece"),
         ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"</s>": 0}}}', "no tokens for single bytes"),
-        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"a": 0}}}', "no token for the end"),
-        ("tokenizer_config.json", b"[", "no JSON"),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"a": 0}}}', "has no end-of-document token"),
+        ("tokenizer_config.json", b"[", "not valid JSON"),
     ],
 )
 def test_damaged_files_are_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -18,13 +18,15 @@ from looping import write_looping_run
 from loops import find_loop
 
 import lmlong
+from lmlong.attention.feature_maps import Elu
 from lmlong.cli.main import lmlong as command
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.importing import import_model
 from lmlong.interop.onnx.export import export_onnx
 from lmlong.model.loop_guard import LoopGuard
 from lmlong.model.sampling_options import DEFAULTS
+from lmlong.native.spec import NativeSpec
 
 State = dict[str, np.ndarray]
 FORMS_HERE = {
@@ -279,6 +281,25 @@ class Doubled(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
+
+
+class Steeper(Elu):
+    """A feature map with a native form of its own, and a graph that it inherits."""
+
+    def query(self, q: torch.Tensor) -> torch.Tensor:
+        return super().query(2 * q)
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("steeper")
+
+
+def test_a_graph_that_a_class_inherits_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    from lmlong.interop.onnx.model import onnx_model
+
+    model = write_run(tmp_path / "run", **FORMS["elu"])
+    model.blocks[0].mixer.attention.feature_map = Steeper(8)
+    with pytest.raises(UsageError, match="Steeper has no method onnx"):
+        onnx_model(model)
 
 
 def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:

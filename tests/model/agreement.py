@@ -22,7 +22,7 @@ from models import stirred
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
-from lmlong.data.tokenizer import ByteTokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import RecipeError
 from lmlong.inference import state_file
 from lmlong.inference.session import prefill

@@ -60,7 +60,7 @@ class FadingDecode(DecodeKind[FadingState]):
     state = structure("FadingSum::State", *pointers("S"))
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        return self.weights(packer.open(attention, "fading_sum", ("kept",)).options["kept"])
+        return self.weights(packer.open(attention, "fading_sum").options["kept"])
 
     def fields(self, state: FadingState) -> tuple[int, ...]:
         return (state.S.data_ptr(),)

@@ -12,8 +12,8 @@ from interop.exported import write_run
 
 import lmlong
 from lmlong import recipe
-from lmlong.data import tokenizers
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.engine import Engine
 from lmlong.serving.request import Event, Request
@@ -42,7 +42,7 @@ def subwords() -> Tokenizer:
     """Pieces of words, so that the end of a prompt is open."""
     draw = random.Random(0)
     text = "".join(draw.choice(["abacad", "cab", "bad", "dab"]) + draw.choice([" ", ", ", "\n"]) for _ in range(3000))
-    return tokenizers.train([text], recipe.Tokenizer(vocabulary=320))
+    return train_tokenizer([text], recipe.Tokenizer(vocabulary=320))
 
 
 class Told:

@@ -10,7 +10,7 @@ from serving.servers import served
 
 import lmlong
 from lmlong.cli.main import lmlong as command
-from lmlong.data.character_tokenizer import CharacterTokenizer
+from lmlong.data.tokenizers.characters import CharacterTokenizer
 
 PROMPT = "GATTACA" * 5
 

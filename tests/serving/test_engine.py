@@ -12,7 +12,7 @@ from machine import needs_compiler
 from serving.engines import Told, loaded, running, subwords
 
 from lmlong.attention.base import state_tensors
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampler, Sampling

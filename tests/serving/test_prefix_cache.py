@@ -11,7 +11,7 @@ from interop.exported import FORMS
 from serving.engines import Told, loaded, running, subwords
 from torch import Tensor
 
-from lmlong.data.tokenizer import Tokenizer
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
 from lmlong.model.state import state_bytes

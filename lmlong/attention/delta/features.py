@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, Side
 from lmlong.native.spec import NativeSpec
 
 TINY = 1e-6
@@ -24,7 +26,10 @@ class Silu(FeatureMap):
         return silu(q)
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("silu", {"features": self.features})
+        return NativeSpec("silu")
+
+    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
+        return x * x.graph.op("Sigmoid", x)
 
 
 class UnitFeatures(FeatureMap):
@@ -38,7 +43,11 @@ class UnitFeatures(FeatureMap):
         return _unit(self.inner.query(q.to(torch.promote_types(q.dtype, torch.float32))))
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("unit", {"features": self.features}, parts={"inner": self.inner})
+        return NativeSpec("unit", parts={"inner": self.inner})
+
+    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
+        x = reader.build(reader.open(self).parts["inner"], x, side)
+        return x / x.graph.op("Sqrt", (x * x).sum() + TINY)
 
 
 def _unit(x: Tensor) -> Tensor:

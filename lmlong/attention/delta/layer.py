@@ -13,10 +13,13 @@ from lmlong.attention.delta.chunk import Scan
 from lmlong.attention.delta.features import UnitFeatures
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native.decode import DECODE
+from lmlong.attention.delta.onnx import delta_graph
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import ScanInputs, without_autocast
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 BETA_START = 2.0
@@ -80,3 +83,6 @@ class DeltaAttention(Recurrence[DeltaState]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
+
+    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
+        return delta_graph(reader, reader.open(self), x)

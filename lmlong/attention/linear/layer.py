@@ -14,8 +14,11 @@ from lmlong.attention.linear import chunk, native, triton
 from lmlong.attention.linear.autograd import Scan, scan_forward
 from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
 from lmlong.attention.linear.native.decode import DECODE
+from lmlong.attention.linear.onnx import linear_graph
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import IdentityFeatures, ScanInputs, without_autocast
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 
@@ -93,3 +96,6 @@ class LinearAttention(Recurrence[LinearState]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
+
+    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
+        return linear_graph(reader, reader.open(self), x)

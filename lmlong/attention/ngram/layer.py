@@ -15,10 +15,13 @@ from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.decode import DECODE
 from lmlong.attention.ngram.native.kernel import scan as native_scan
+from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.scan import scan as torch_scan
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, check_integers, empty_state
 from lmlong.attention.ngram.step import settle, step
 from lmlong.attention.scan import without_autocast
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
@@ -100,3 +103,6 @@ class NgramAttention(CausalAttention[NgramState]):
     def native_spec(self) -> NativeSpec:
         weights = {"number_weight": self.number_weight, "raw_smoothing": self.raw_smoothing}
         return NativeSpec("ngram", {"sizes": tuple(self.sizes), "rows": self.buckets}, weights)
+
+    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
+        return ngram_graph(reader, reader.open(self), x)

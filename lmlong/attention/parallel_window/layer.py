@@ -17,6 +17,8 @@ from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError
 from lmlong.attention.window.layer import WindowAttention
 from lmlong.native.decode.kind import DecodeKind
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 
@@ -84,6 +86,13 @@ class ParallelWindow(CausalAttention[ParallelState]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("parallel_window", parts={"recurrence": self.recurrence, "window": self.window})
+
+    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
+        parts = reader.open(self).parts
+        far = reader.build(parts["recurrence"], x)
+        near = reader.build(parts["window"], x._replace(qk=x.rotated))
+        share = x.gates["window_share"].unsqueeze(3)
+        return share * near + (-share + 1.0) * far
 
 
 def _rotated(q: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:

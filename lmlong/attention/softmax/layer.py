@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.softmax.native.decode import DECODE
+from lmlong.attention.softmax.onnx import softmax_graph
 from lmlong.attention.softmax.state import (
     KeyValues,
     KVCache,
@@ -22,6 +23,8 @@ from lmlong.attention.softmax.state import (
     without_unused,
 )
 from lmlong.attention.state_check import StateError
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
@@ -124,6 +127,9 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("softmax_attention")
+
+    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
+        return softmax_graph(x)
 
 
 def _ones(k: Tensor) -> Tensor:

@@ -11,8 +11,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.softmax.layer import causal_mask, softmax_reference
+from lmlong.attention.softmax.onnx import softmax_graph
 from lmlong.attention.window.native.decode import DECODE
 from lmlong.attention.window.state import WindowState
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
@@ -72,6 +75,9 @@ class WindowAttention(CausalAttention[WindowState]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("window", {"window": self.window})
+
+    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
+        return softmax_graph(x, reader.open(self).options["window"])
 
     def _mask(self, document: Tensor, block: int) -> Tensor:
         """Return (B N, C, W - 1 + C), true where a query sees a key: within the window, in the same document."""

@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
-from lmlong.data.character_tokenizer import REPLACEMENT, CharacterTokenizer
-from lmlong.data.huggingface_tokenizer import BYTE_OF, HuggingFaceTokenizer, lossless
-from lmlong.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.characters import REPLACEMENT, CharacterTokenizer
+from lmlong.data.tokenizers.huggingface import BYTE_OF, HuggingFaceTokenizer, lossless
+from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from lmlong.interop.gguf_tokenizer import added_token, by_scores, byte_level, whole
 
 BEGIN, END = "<s>", "</s>"

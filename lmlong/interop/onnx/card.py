@@ -8,8 +8,8 @@ import numpy as np
 
 from lmlong.interop.card import card
 from lmlong.interop.exporting import Source
-from lmlong.interop.onnx.graph import State
 from lmlong.model.sampling_options import DEFAULTS
+from lmlong.native.onnx.graph import State
 
 USE = """## Use
 

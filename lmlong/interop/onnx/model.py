@@ -14,18 +14,11 @@ from torch import Tensor
 from lmlong import __version__
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.errors import UsageError
-from lmlong.interop.onnx.attention import Heads, attention
-from lmlong.interop.onnx.graph import BATCH, FUSED, TIME, Graph, State, Value
-from lmlong.interop.onnx.modules import Modules, array
-from lmlong.interop.onnx.tokens import Tokens
 from lmlong.model.language_model import LanguageModel
-from lmlong.native.spec import NativeSpec
-
-SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
-GATES = ("log_decay", "beta", "window_share", "read_gate")
-"""What an attention may ask for that a layer projects."""
-OTHERS = ("ngram", "rotated_q", "rotated_k")
-"""What else."""
+from lmlong.native.onnx.graph import BATCH, FUSED, TIME, Graph, State, Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs, array
+from lmlong.native.onnx.tokens import Tokens
+from lmlong.native.spec import NativeSpec, NoNativeForm
 
 
 class OnnxModel(NamedTuple):
@@ -35,126 +28,128 @@ class OnnxModel(NamedTuple):
 
 def onnx_model(model: LanguageModel) -> OnnxModel:
     """Return the graph of a model, with its weights in float32."""
-    graph = Graph()
-    modules = Modules(graph, model)
-    spec = modules.open(model)
-    if spec.parts["hourglass"] is not None:
+    try:
+        return _language_model(GraphReader(Graph(), model), model)
+    except NoNativeForm as error:
+        raise UsageError(f"model: {error}, so it has no form in ONNX. Use `--to hf`.") from None
+
+
+def _language_model(reader: GraphReader, model: LanguageModel) -> OnnxModel:
+    graph, spec = reader.graph, reader.open(model)
+    if spec.parts["hourglass"] is not None or spec.options["downsampled_layers"]:
         raise UsageError("model.downsample: an hourglass is not exported. Use a model whose layers read every token.")
     tokens = Tokens(graph, spec.options["past_tokens"] or 0)
-    embedding = modules.weight(modules.open(spec.parts["embedding"]).weights["weight"])
+    embedding = reader.weight(reader.open(spec.parts["embedding"]).weights["weight"])
     x = graph.op("Gather", embedding, tokens.ids) * float(spec.options["embedding_scale"])
     blocks = spec.parts["blocks"]
     assert isinstance(blocks, tuple)
     for number, block in enumerate(blocks):
-        parts = modules.open(block).parts
+        parts = reader.open(block).parts
         with graph.scope(f"blocks.{number}"):
-            x = x + _mixer(modules, parts["mixer"], x, tokens, str(number))
-            x = x + _swiglu(modules, parts["mlp"], x)
-    x = _rms_norm(modules, spec.parts["norm"], x)
-    output = modules.open(modules.open(spec.parts["lm_head"]).parts["matrix"]).weights["weight"]
+            x = x + _mixer(reader, parts["mixer"], x, tokens, str(number))
+            x = x + _swiglu(reader, parts["mlp"], x)
+    x = _rms_norm(reader, spec.parts["norm"], x)
+    output = reader.open(reader.open(spec.parts["lm_head"]).parts["matrix"]).weights["weight"]
     assert output is not None
     vocabulary, width = output.shape
-    logits = graph.op("Gemm", x.reshape(-1, width), modules.weight(output), transB=1)  # the embedding's, if it is tied
+    logits = graph.op("Gemm", x.reshape(-1, width), reader.weight(output), transB=1)  # the embedding's, if it is tied
     shape = graph.concat(graph.op("Shape", tokens.ids), np.array([vocabulary]), axis=0)
     graph.output("logits", graph.op("Reshape", logits, shape), np.float32, [BATCH, TIME, vocabulary])
-    modules.check_all_used()
+    reader.check_all_read()
     return OnnxModel(graph.model("lmlong", __version__), graph.states)
 
 
-def _mixer(modules: Modules, module: object, x: Value, tokens: Tokens, layer: str) -> Value:
+def _mixer(reader: GraphReader, module: object, x: Value, tokens: Tokens, layer: str) -> Value:
     """Return what the attention of a layer adds to x (B, T, width)."""
-    spec = modules.open(module)
-    heads, kv_heads, head_dim, value_dim = sizes = [spec.options[name] for name in SIZES]
+    spec = reader.open(module)
+    sizes = [spec.options[name] for name in ("heads", "kv_heads", "head_dim", "value_dim")]
+    heads, kv_heads, head_dim, value_dim = sizes
     has_keys = spec.options["has_keys"]
     widths = [heads * head_dim, kv_heads * head_dim] if has_keys else []
-    x = _rms_norm(modules, spec.parts["norm"], x)
-    qkv, *gate = _matmul(modules, spec.parts["in_proj"], x).split(
+    x = _rms_norm(reader, spec.parts["norm"], x)
+    qkv, *gate = _matmul(reader, spec.parts["in_proj"], x).split(
         sum(widths) + kv_heads * value_dim, *([heads * value_dim] if spec.options["gated"] else [])
     )
-    qkv = _short_conv(modules, spec.parts["convolution"], qkv, layer)
+    qkv = _short_conv(reader, spec.parts["convolution"], qkv, layer)
     *both, v = qkv.split(*([sum(widths)] if has_keys else []), kv_heads * value_dim)
-    plain = rotated = both  # queries and keys side by side
+    rotated = both  # queries and keys side by side
     if spec.options["frequencies"] is not None:
         rotated = [_rotate(qk, spec.options["frequencies"], heads + kv_heads, tokens) for qk in both]
-        plain = rotated if spec.options["uses_rope"] else both
-    gates = _gates(modules, spec, x)
+    gates = _gates(reader, spec, x)
     read, near = (
-        Heads([part for qk in way for part in qk.split(*widths)], v, gates, *sizes) for way in (plain, rotated)
+        [part for qk in way for part in qk.split(*widths)]
+        for way in (rotated if spec.options["uses_rope"] else both, rotated)
     )
-    y = attention(modules, spec.parts["attention"], read, near, tokens, layer)
+    y = reader.build(spec.parts["attention"], LayerInputs(layer, tokens, read, near, v, gates, *sizes))
     if spec.parts["head_norm"] is not None:
-        y = _head_norm(modules, spec.parts["head_norm"], y)
+        y = _head_norm(reader, spec.parts["head_norm"], y)
     y = y.reshape(0, 0, -1)
     if gate:
         y = y * _silu(gate[0])
-    return _matmul(modules, spec.parts["out_proj"], y)
+    return _matmul(reader, spec.parts["out_proj"], y)
 
 
-def _swiglu(modules: Modules, module: object, x: Value) -> Value:
-    spec = modules.open(module)
-    x = _matmul(modules, spec.parts["in_proj"], _rms_norm(modules, spec.parts["norm"], x))
+def _swiglu(reader: GraphReader, module: object, x: Value) -> Value:
+    spec = reader.open(module)
+    x = _matmul(reader, spec.parts["in_proj"], _rms_norm(reader, spec.parts["norm"], x))
     gate, value = x.graph.ops("Split", 2, x, axis=-1, num_outputs=2)
-    return _matmul(modules, spec.parts["out_proj"], _silu(gate) * value)
+    return _matmul(reader, spec.parts["out_proj"], _silu(gate) * value)
 
 
-def _matmul(modules: Modules, module: object, x: Value) -> Value:
-    return x @ modules.weight(modules.open(module).weights["weight"], transposed=True)
+def _matmul(reader: GraphReader, module: object, x: Value) -> Value:
+    return x @ reader.weight(reader.open(module).weights["weight"], transposed=True)
 
 
-def _rms_norm(modules: Modules, module: object, x: Value) -> Value:
-    spec = modules.open(module)
-    gain = modules.weight(spec.weights["weight"])
+def _rms_norm(reader: GraphReader, module: object, x: Value) -> Value:
+    spec = reader.open(module)
+    gain = reader.weight(spec.weights["weight"])
     return x.graph.op("RMSNormalization", x, gain, axis=-1, epsilon=spec.options["epsilon"])
 
 
-def _head_norm(modules: Modules, module: object, x: Value) -> Value:
+def _head_norm(reader: GraphReader, module: object, x: Value) -> Value:
     """Return x (B, T, H, V) after the norm of each head, whose gains (H, V) are its own."""
-    spec = modules.open(module)
+    spec = reader.open(module)
     gain = spec.weights["weight"]
     assert gain is not None
     ones = np.ones(gain.shape[1], np.float32)
     normed = x.graph.op("RMSNormalization", x, ones, axis=-1, epsilon=spec.options["epsilon"])
-    return normed * modules.weight(gain)
+    return normed * reader.weight(gain)
 
 
-def _short_conv(modules: Modules, module: object, x: Value, layer: str) -> Value:
+def _short_conv(reader: GraphReader, module: object, x: Value, layer: str) -> Value:
     """Return y_t = sum_j weight_j x_(t-j) of x (B, T, channels), each channel by itself."""
     if module is None:
         return x
-    weight = modules.open(module).weights["weight"]
+    spec = reader.open(module)
+    weight, width = spec.weights["weight"], spec.options["width"]
     assert weight is not None
-    channels, width = weight.shape
     if width == 1:
-        modules.know(weight)
         return x * array(weight[:, 0])
-    graph, kernel = x.graph, modules.weight(weight).unsqueeze(1)
-    before = graph.state(f"{layer}.conv", np.float32, channels, width - 1)
+    graph, kernel = x.graph, reader.weight(weight).unsqueeze(1)
+    before = graph.state(f"{layer}.conv", np.float32, len(weight), width - 1)
     y, after = graph.ops("CausalConvWithState", 2, x.transpose(0, 2, 1), kernel, None, before, domain=FUSED)
     graph.set_state(before, after)
     return y.transpose(0, 2, 1)
 
 
-def _gates(modules: Modules, spec: NativeSpec, x: Value) -> dict[str, Value]:
+def _gates(reader: GraphReader, spec: NativeSpec, x: Value) -> dict[str, Value]:
     """Return the gates that the attention asks for, (B, T, H) or (B, T, H F)."""
-    names, made = spec.options["inputs"], spec.parts["gates"]
-    if strange := [name for name in names if name not in (*GATES, *OTHERS)]:
-        raise UsageError(f"model.attention: it asks for {strange[0]}, which has no form in ONNX. Use `--to hf`.")
-    assert isinstance(made, list)
-    return {
-        name: _gate(modules, module, x)
-        for name, module in zip((name for name in names if name in GATES), made, strict=True)
-    }
+    names, gates = spec.options["gates"], spec.parts["gates"]
+    assert isinstance(gates, list)
+    return {name: _gate(reader, gate, x) for name, gate in zip(names, gates, strict=True)}
 
 
-def _gate(modules: Modules, module: object, x: Value) -> Value:
-    spec, op = modules.open(module), x.graph.op
+def _gate(reader: GraphReader, module: object, x: Value) -> Value:
+    spec, op = reader.open(module), x.graph.op
     if spec.weights["down"] is not None:
-        x = x @ modules.weight(spec.weights["down"], transposed=True)
-    x = x @ modules.weight(spec.weights["weight"], transposed=True) + modules.weight(spec.weights["bias"])
-    if spec.options["activation"] == "sigmoid":
+        x = x @ reader.weight(spec.weights["down"], transposed=True)
+    x = x @ reader.weight(spec.weights["weight"], transposed=True) + reader.weight(spec.weights["bias"])
+    activation = spec.options["activation"]
+    if activation == "sigmoid":
         return op("Sigmoid", x)
-    if spec.options["activation"] == "log_sigmoid":
+    if activation == "log_sigmoid":
         return op("Max", -op("Softplus", -x), MIN_LOG_DECAY)
+    assert activation == "identity"
     return x
 
 

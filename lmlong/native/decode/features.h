@@ -82,7 +82,7 @@ void taylor_features(const float* u, Int inner, float* y) {
 // As in attention/linear/native/features.h, of one query or key. The constants of a head: the scale of keys of mean
 // square 1, half the square of their length, and what is taken off the exponents, `Favor.bounds`
 void favor_features(const Features& features, Int head, bool is_key, float* x, Int head_dim, float* y) {
-    const float* constants = features.favor_constants + 3 * head;
+    const float* constants = features.constants + 3 * head;
     const float factor = rms_norm_scale(x, head_dim) * constants[0];
     float square = 0;
     for (Int i = 0; i < head_dim; i++) x[i] *= factor, square += x[i] * x[i];

@@ -16,7 +16,7 @@ struct Matrix {  // (outputs, inputs)
 struct Features {  // a feature map, in the weights of an attention that has one
     Int map, size, inner;                            // inner: size of what the map projects
     const float *query_projection, *key_projection;  // (heads, inner, head dim); null where it projects nothing
-    const float* favor_constants;                    // (heads, 3)
+    const float* constants;                          // of each head
 };
 
 struct Gate {

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,11 +11,11 @@ from lmlong.native.decode.huge_pages import pack_in_huge_pages
 from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.decode.packer import Packer, number_of
 from lmlong.native.decode.structures import Pooling
-from lmlong.native.spec import NativeSpec, NoNativeForm, spec_of
+from lmlong.native.spec import NativeSpec, NoNativeForm
 
 
 def packed_for_decoding(model: nn.Module, kinds: Sequence[DecodeKind[Any]]) -> "PackedModel":
-    """Return a packed model whose matrices have been moved, so that they lie as they are fetched."""
+    """Return a packed model whose matrices have been moved, so that they are in memory in the order of their use."""
     pack_in_huge_pages(PackedModel(model, kinds).matrices)
     return PackedModel(model, kinds)
 
@@ -28,12 +27,10 @@ class PackedModel:
     def __init__(self, model: nn.Module, kinds: Sequence[DecodeKind[Any]]):
         self.kinds: list[DecodeKind[Any]] = []
         """The kind of each layer's attention."""
-        self._compiled, self._packer = kinds, Packer()
+        self._compiled, self._packer = kinds, Packer(model)
         self._attentions: list[ctypes.Structure] = []
         self.model = self._language_model(model)
-        for name, weight in chain(model.named_parameters(), model.named_buffers()):
-            if not self._packer.knows(weight):
-                raise NoNativeForm(model, f"has {name}, which native code does not know")
+        self._packer.check_all_read()
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -41,15 +38,11 @@ class PackedModel:
         return self._packer.matrices
 
     def _language_model(self, module: nn.Module) -> structures.Model:
-        parts = ("embedding", "blocks", "hourglass", "norm", "lm_head")
-        options = ("embedding_scale", "downsampled_layers", "past_tokens")
-        spec = self._packer.open(module, "language_model", options, (), parts)
-        embedding = self._packer.open(spec.parts["embedding"], "matrix", (), ("weight",)).weights["weight"]
+        spec = self._packer.open(module, "language_model")
+        embedding = self._packer.open(spec.parts["embedding"], "matrix").weights["weight"]
         blocks, hourglass, inside = spec.parts["blocks"], spec.parts["hourglass"], spec.options["downsampled_layers"]
-        norm = spec.parts["norm"]
         assert isinstance(embedding, Tensor) and isinstance(blocks, Sequence) and isinstance(inside, range)
-        assert isinstance(norm, nn.Module)
-        self._packer.epsilon = spec_of(norm).options["epsilon"]
+        self._packer.epsilon = self._packer.open(spec.parts["norm"], "rms_norm").options["epsilon"]
         whole = structures.Model(
             layers=len(blocks),
             width=embedding.shape[1],
@@ -57,7 +50,7 @@ class PackedModel:
             past_tokens=spec.options["past_tokens"] or 0,
             norm_epsilon=self._packer.epsilon,
             embedding=self._packer.floats(module, embedding),
-            norm=self._packer.norm(norm),
+            norm=self._packer.norm(spec.parts["norm"]),
         )
         self._layers = (structures.Layer * len(blocks))()
         for layer, block in enumerate(blocks):
@@ -69,15 +62,11 @@ class PackedModel:
         if hourglass is not None and inside.stop == len(blocks):
             self._upsampling(hourglass, whole.hourglass)
         whole.layer = self._layers
-        head = self._packer.open(spec.parts["lm_head"], "lm_head", (), (), ("matrix",))
-        whole.output = self._packer.matrix(head.parts["matrix"])
+        whole.output = self._packer.matrix(self._packer.open(spec.parts["lm_head"], "lm_head").parts["matrix"])
         return whole
 
-    def _hourglass(self, module: Any) -> NativeSpec:
-        return self._packer.open(module, "hourglass", ("factor", "pooling"), (), ("convolution", "norm", "out_proj"))
-
     def _pooling(self, module: Any, layers: range) -> structures.Hourglass:
-        spec = self._hourglass(module)
+        spec = self._packer.open(module, "hourglass")
         packed = structures.Hourglass(
             pooling=number_of(module, Pooling, spec.options["pooling"]),
             factor=spec.options["factor"],
@@ -90,13 +79,13 @@ class PackedModel:
         return packed
 
     def _upsampling(self, module: Any, packed: structures.Hourglass) -> None:
-        packed.out_proj = self._packer.matrix(self._hourglass(module).parts["out_proj"])
+        packed.out_proj = self._packer.matrix(self._packer.open(module, "hourglass").parts["out_proj"])
 
-    def _block(self, module: nn.Module, whole: structures.Model) -> structures.Layer:
-        spec = self._packer.open(module, "block", (), (), ("mixer", "mlp"))
+    def _block(self, module: Any, whole: structures.Model) -> structures.Layer:
+        spec = self._packer.open(module, "block")
         layer = structures.Layer()
         self._mixer(spec.parts["mixer"], layer, whole)
-        mlp = self._packer.open(spec.parts["mlp"], "swiglu", (), (), ("norm", "in_proj", "out_proj"))
+        mlp = self._packer.open(spec.parts["mlp"], "swiglu")
         layer.mlp_norm = self._packer.norm(mlp.parts["norm"])
         layer.mlp_in_proj = self._packer.matrix(mlp.parts["in_proj"])
         layer.mlp_out_proj = self._packer.matrix(mlp.parts["out_proj"])
@@ -104,23 +93,20 @@ class PackedModel:
         return layer
 
     def _mixer(self, module: Any, layer: structures.Layer, whole: structures.Model) -> None:
-        parts = ("norm", "in_proj", "convolution", "attention", "gates", "head_norm", "out_proj")
-        sizes = ("heads", "kv_heads", "head_dim", "value_dim")
-        options = (*sizes, "has_keys", "uses_rope", "frequencies", "gated", "inputs", "gates")
-        spec = self._packer.open(module, "mixer", options, (), parts)
+        spec = self._packer.open(module, "mixer")
         layer.norm = self._packer.norm(spec.parts["norm"])
         if spec.parts["head_norm"] is not None:
             layer.head_norm = self._packer.norm(spec.parts["head_norm"])
         layer.in_proj = self._packer.matrix(spec.parts["in_proj"])
         layer.out_proj = self._packer.matrix(spec.parts["out_proj"])
         if spec.parts["convolution"] is not None:
-            convolution = self._packer.open(spec.parts["convolution"], "short_conv", ("width",), ("weight",))
+            convolution = self._packer.open(spec.parts["convolution"], "short_conv")
             layer.conv_weight = self._packer.floats(module, convolution.weights["weight"], transposed=True)
             whole.conv_width = convolution.options["width"]
         whole.heads, whole.head_dim, whole.value_dim = (spec.options[x] for x in ("heads", "head_dim", "value_dim"))
         layer.uses_rope, layer.gated = spec.options["uses_rope"], spec.options["gated"]
         layer.kv_heads = spec.options["kv_heads"]
-        layer.head_dim = spec.options["head_dim"] if spec.options["has_keys"] else 0
+        layer.head_dim = whole.head_dim if spec.options["has_keys"] else 0
         if spec.options["frequencies"] is not None:
             layer.rotates = whole.any_rope = True
             whole.frequencies = self._packer.address(spec.options["frequencies"])
@@ -130,13 +116,13 @@ class PackedModel:
 
     def _attention(self, module: nn.Module, spec: NativeSpec, layer: structures.Layer) -> DecodeKind[Any]:
         """Pack the attention of a layer and its gates; return its kind."""
-        attention, inputs = spec.parts["attention"], spec.options["inputs"]
-        assert isinstance(attention, nn.Module)
-        spec_of(attention)  # which refuses a class that declares none of its own
+        attention: Any = spec.parts["attention"]
+        self._packer.open(attention)  # which refuses a class that declares no native form of its own
         kind = attention.native_decode
         if kind not in self._compiled:
             raise NoNativeForm(attention, f"{type(attention).__name__} has no native decode step")
         assert isinstance(kind, DecodeKind)
+        inputs = tuple(attention.inputs)
         if inputs not in kind.inputs:
             raise NoNativeForm(module, f"its attention asks for {', '.join(inputs)}, which native code does not make")
         gates = spec.parts["gates"]

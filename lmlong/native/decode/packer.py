@@ -1,10 +1,7 @@
-"""Addresses of the weights of a model, for native code that reads them in place.
+"""Addresses of the weights of a model, for native code that reads them in place."""
 
-Whatever a module declares that is not asked for here raises `NoNativeForm`: it would be left out in silence.
-"""
-
-from collections.abc import Collection
 from enum import IntEnum
+from math import prod
 from typing import Any
 
 import torch
@@ -13,82 +10,41 @@ from torch import Tensor, nn
 from lmlong.native.decode import structures
 from lmlong.native.decode.structures import Dtype
 from lmlong.native.feature_maps import FeatureMap
-from lmlong.native.spec import NativeSpec, NoNativeForm, spec_of
+from lmlong.native.spec import ModelReader, NativeSpec, NoNativeForm
 
 DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16, torch.int8: Dtype.INT8}
 
 
-class Packer:
-    """Weights as addresses, which stay in memory as long as this object."""
+class Packer(ModelReader):
+    """The weights of a model as addresses, which stay in memory as long as this object."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
         self.matrices: list[Tensor] = []
         """Weight matrices, in the order in which a token needs them."""
         self._held: list[Tensor] = []
-        self._known: set[int] = set()
         self.epsilon = 0.0
         """That of all norms."""
 
-    def knows(self, weight: Tensor) -> bool:
-        """Whether a module that was opened has declared a weight."""
-        return id(weight) in self._known
-
-    def open(
-        self,
-        module: Any,
-        kind: str,
-        options: Collection[str] = (),
-        weights: Collection[str] = (),
-        parts: Collection[str] = (),
-    ) -> NativeSpec:
-        """Return what a module declares, which must be of this kind and have these options, weights and parts alone."""
-        spec = spec_of(module)
-        if spec.kind != kind:
-            raise NoNativeForm(module, f"is of kind {spec.kind}, where native code knows {kind}")
-        for found, wanted in ((spec.options, options), (spec.weights, weights), (spec.parts, parts)):
-            if differing := sorted(set(found) ^ set(wanted)):
-                raise NoNativeForm(module, f"native code and the module differ about {', '.join(differing)}")
-        self._known.update(map(id, spec.weights.values()))
-        return spec
-
-    def features(self, module: Any) -> structures.Features:
-        """Return a feature map."""
-        kind = spec_of(module).kind
-        packed = structures.Features(map=number_of(module, FeatureMap, kind))
-        if kind == "taylor":
-            weights = ("query_projection", "key_projection")
-            spec = self.open(module, kind, ("features", "inner"), weights)
-            packed.inner = spec.options["inner"]
-            if spec.weights["query_projection"] is not None:
-                packed.query_projection, packed.key_projection = (
-                    self.floats(module, spec.weights[name], transposed=True) for name in weights
-                )
-        elif kind == "hedgehog":
-            weights = ("query_projection", "key_projection")
-            spec = self.open(module, kind, ("features",), weights)
-            packed.query_projection, packed.key_projection = (
-                self.floats(module, spec.weights[name], transposed=True) for name in weights
-            )
-        elif kind == "favor":
-            spec = self.open(module, kind, ("features",), ("projection", "raw_gain", "constants"))
-            packed.query_projection = self.floats(module, spec.weights["projection"])
-            packed.favor_constants = self.floats(module, spec.weights["constants"])
-            assert spec.weights["projection"] is not None
-            packed.inner = spec.weights["projection"].shape[1]
-        else:
-            spec = self.open(module, kind, ("features",))
-        packed.size = spec.options["features"]
+    def features(self, feature_map: Any) -> structures.Features:
+        """Return a feature map, whose options and weights are the fields of `Features`."""
+        spec = self.open(feature_map)
+        packed = structures.Features(map=number_of(feature_map, FeatureMap, spec.kind), size=feature_map.features)
+        packed.inner = spec.options.get("inner", 0)
+        for name in ("query_projection", "key_projection", "constants"):
+            if spec.weights.get(name) is not None:
+                setattr(packed, name, self.floats(feature_map, spec.weights[name]))
         return packed
 
-    def gate(self, module: Any, activation: str, heads: int) -> structures.Gate:
-        """Return a gate for each head."""
-        gate = self._open_gate(module, activation, (heads,))
-        if gate.weights["down"] is not None:
+    def gate(self, module: Any, activation: str, *shape: int) -> structures.Gate:
+        """Return a gate for each head (H,), or for each feature of it (H, F)."""
+        spec = self._open_gate(module, activation, shape)
+        if spec.weights["down"] is not None:
             raise NoNativeForm(module, "native code has no such gate as a product of two matrices")
-        return structures.Gate(*(self.floats(module, gate.weights[x]) for x in ("weight", "bias")))
+        return self._projection(module, spec)
 
     def forgetting(
-        self, attention: Any, log_decay: Tensor | None, module: nn.Module | None, features: int | None = None
+        self, attention: Any, log_decay: Tensor | None, module: nn.Module | None, features: int = 0
     ) -> structures.Forgetting:
         """Return the decay of a recurrence: a fixed one, a gate for each head, or a gate for each of `features`."""
         packed = structures.Forgetting()
@@ -96,31 +52,35 @@ class Packer:
             packed.log_decay = self.floats(attention, log_decay)
         if module is None:
             return packed
-        down = None if features is None else spec_of(module).weights["down"]
-        if down is None:
+        down = self.open(module, "gate").weights["down"]
+        if down is None or not features:
             packed.gate = self.gate(module, "log_sigmoid", attention.heads)
             return packed
-        assert features is not None
-        gate = self._open_gate(module, "log_sigmoid", (attention.heads, features))
-        packed.gate = structures.Gate(*(self.floats(module, gate.weights[x]) for x in ("weight", "bias")))
+        spec = self._open_gate(module, "log_sigmoid", (attention.heads, features))
+        packed.gate = self._projection(module, spec)
         packed.gate_down, packed.rank = self.floats(module, down), len(down)
         return packed
 
     def _open_gate(self, module: Any, activation: str, shape: tuple[int, ...]) -> NativeSpec:
-        gate = self.open(module, "gate", ("activation", "shape"), ("down", "weight", "bias"))
-        if gate.options != {"activation": activation, "shape": shape}:
-            raise NoNativeForm(module, f"native code has no gate with {dict(gate.options)}")
-        return gate
+        spec = self.open(module, "gate")
+        found, bias = spec.options["activation"], spec.weights["bias"]
+        assert bias is not None
+        size = len(bias)
+        if (found, size) != (activation, prod(shape)):
+            raise NoNativeForm(module, f"native code has no {found} gate of {size} numbers here")
+        return spec
+
+    def _projection(self, module: Any, spec: NativeSpec) -> structures.Gate:
+        return structures.Gate(*(self.floats(module, spec.weights[name]) for name in ("weight", "bias")))
 
     def norm(self, module: Any) -> int:
-        spec = self.open(module, "rms_norm", ("epsilon",), ("weight",))
+        spec = self.open(module, "rms_norm")
         if spec.options["epsilon"] != self.epsilon:
-            raise NoNativeForm(module, "has another epsilon than the last norm, and native code one for all")
+            raise NoNativeForm(module, "has another epsilon than the last norm, and native code has one for all")
         return self.floats(module, spec.weights["weight"])
 
     def matrix(self, module: Any) -> structures.Matrix:
-        spec = spec_of(module)
-        spec = self.open(module, "matrix", (), ("weight", "scales") if "scales" in spec.weights else ("weight",))
+        spec = self.open(module, "matrix")
         weight, scales = spec.weights["weight"], spec.weights.get("scales")
         assert isinstance(weight, Tensor)
         if weight.dtype not in DTYPES:

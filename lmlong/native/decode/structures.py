@@ -31,7 +31,7 @@ class Matrix(ctypes.Structure):
 
 
 class Features(ctypes.Structure):
-    _fields_ = (*ints("map", "size", "inner"), *pointers("query_projection", "key_projection", "favor_constants"))
+    _fields_ = (*ints("map", "size", "inner"), *pointers("query_projection", "key_projection", "constants"))
 
 
 class Gate(ctypes.Structure):

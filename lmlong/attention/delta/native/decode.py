@@ -24,8 +24,8 @@ class DeltaDecode(DecodeKind[DeltaState]):
     constants = MappingProxyType({"UNIT_TINY": TINY})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        spec = packer.open(attention, "delta", (), ("log_decay",), ("feature_map",))
-        unit = packer.open(spec.parts["feature_map"], "unit", ("features",), (), ("inner",))
+        spec = packer.open(attention, "delta")
+        unit = packer.open(spec.parts["feature_map"], "unit")
         forgetting = packer.forgetting(attention, spec.weights["log_decay"], gates.get("log_decay"))
         beta = packer.gate(gates["beta"], "sigmoid", attention.heads)
         return self.weights(packer.features(unit.parts["inner"]), forgetting, beta)

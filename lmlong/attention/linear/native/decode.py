@@ -24,7 +24,7 @@ class LinearDecode(DecodeKind[LinearState]):
     constants = MappingProxyType({"MIN_DENOMINATOR": MIN_DENOMINATOR})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        spec = packer.open(attention, "linear", (), ("log_decay",), ("feature_map",))
+        spec = packer.open(attention, "linear")
         features = packer.features(spec.parts["feature_map"])
         gate = gates.get("log_decay")
         return self.weights(features, packer.forgetting(attention, spec.weights["log_decay"], gate, features.size))

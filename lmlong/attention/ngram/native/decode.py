@@ -36,12 +36,11 @@ class NgramDecode(DecodeKind[NgramState]):
     integers = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        names = ("number_weight", "raw_smoothing")
-        spec = packer.open(attention, "ngram", ("sizes", "rows"), names)
+        spec = packer.open(attention, "ngram")
         sizes = packer.address(torch.tensor(spec.options["sizes"]))
         gate = packer.gate(gates["read_gate"], "identity", attention.heads)
-        number_weight, raw_smoothing = (packer.floats(attention, spec.weights[name]) for name in names)
-        return self.weights(spec.options["rows"], sizes, gate, number_weight, raw_smoothing)
+        weights = (packer.floats(attention, spec.weights[name]) for name in ("number_weight", "raw_smoothing"))
+        return self.weights(spec.options["rows"], sizes, gate, *weights)
 
     def fields(self, state: NgramState) -> tuple[int, ...]:
         return tuple([x.data_ptr() for x in state])

@@ -39,7 +39,7 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
         return {**self.recurrence.headers, **WINDOW.headers, **super().headers}
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        both = packer.open(attention, "parallel_window", (), (), ("recurrence", "window"))
+        both = packer.open(attention, "parallel_window")
         recurrence = self.recurrence.pack(packer, both.parts["recurrence"], gates)
         window = WINDOW.pack(packer, both.parts["window"], {})
         return self.weights(recurrence, window, packer.gate(gates[SHARE], "sigmoid", attention.heads))

@@ -19,7 +19,7 @@ class WindowDecode(DecodeKind[WindowState]):
     state = structure("WindowAttention::State", *pointers("keys", "values", "current"))
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        return self.weights(packer.open(attention, "window", ("window",)).options["window"])
+        return self.weights(packer.open(attention, "window").options["window"])
 
     def fields(self, state: WindowState) -> tuple[int, ...]:
         k, v, current = state

@@ -1,0 +1,22 @@
+"""Linear attention as a graph of ONNX: z is a column of S, that of a value which is 1 for all tokens."""
+
+from typing import Any
+
+from lmlong.native.onnx.graph import Value
+from lmlong.native.onnx.layer import GraphReader, LayerInputs
+from lmlong.native.spec import NativeSpec
+
+TINIEST = 1e-30
+"""The smallest denominator."""
+
+
+def linear_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
+    """S_t = g_t S_(t-1) + fk_t [v_t, 1]^T, and fq_t S_t, whose last column divides the others."""
+    log_decay = x.log_decay(spec.weights["log_decay"])
+    feature_map: Any = spec.parts["feature_map"]
+    fq, fk = x.features(reader, feature_map)
+    v = x.repeated(x.v, x.value_dim).pad(0, 1, 1.0)
+    rule = "linear" if log_decay is None else "gated"
+    y = x.recurrence(rule, fq, fk, v, feature_map.features, x.value_dim + 1, log_decay)
+    numerator, denominator = y.split(x.value_dim, 1)
+    return numerator / x.graph.op("Max", denominator, TINIEST)

@@ -1,0 +1,1 @@
+"""Tokenizers: bytes, characters of an alphabet, sentencepiece models, and tokenizer.json files."""

@@ -1,0 +1,71 @@
+"""The tokens at the end of a text that more text could change.
+
+A tokenizer joins what belongs together: after "of " and "the" come other tokens than after "of the". In the tokens of
+a text and whatever follows, one piece covers the end of the text, or none. Such a piece has the end of the text as its
+beginning, so there are only a few places where it can begin, and the tokens before each of them are those of the text
+up to there. This holds for BPE and for unigram models. Where a text is cut before pieces are joined, the cut may depend
+on the character after it: two line ends are one piece at the end of a text, and two pieces before a word. So the tokens
+before a place are taken from the text with the next character, and at the end of the text with one of each sort.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Cover(NamedTuple):
+    """One possible tokenization across the end of a text."""
+
+    tokens: list[int]  # that end within the text
+    head: bytes  # the rest of the text, with which the next piece begins; may be empty
+
+
+class TokenBoundaries:
+    """The pieces of a tokenizer, sorted, to find those with a given prefix."""
+
+    def __init__(self, table: Sequence[bytes], encode_part: Callable[[str], list[int]], followers: Sequence[str] = ()):
+        pieces = sorted((data, token) for token, data in enumerate(table) if len(data) > 1)
+        self._encode_part = encode_part
+        self._sizes = [len(data) for data in table]
+        self._followers = followers  # one character of each class that affects the cut before it
+        self._pieces = [data for data, _ in pieces]
+        self._tokens = np.array([token for _, token in pieces], dtype=np.int64)
+        self.longest = max(map(len, self._pieces), default=1)
+        """The size of the longest piece in bytes; if it is 1, no text changes the tokens before it."""
+
+    def tokens_beginning_with(self, head: bytes) -> np.ndarray:
+        """Return the ids of all pieces that are longer than `head` and begin with it."""
+        first = bisect_right(self._pieces, head)
+        return self._tokens[first : bisect_left(self._pieces, head + b"\xff", lo=first)]  # no UTF-8 has this byte
+
+    def covers(self, part: str) -> list[Cover]:
+        """Return every possible tokenization across the end of a part, by the start of the piece that crosses it."""
+        whole = [self._encode_part(part), *(self._before(part, follower) for follower in self._followers)]
+        covers = [Cover(list(tokens), b"") for tokens in dict.fromkeys(map(tuple, whole))]
+        head = b""
+        for start in range(len(part) - 1, -1, -1):
+            head = part[start].encode("utf-8", "surrogatepass") + head
+            if len(head) >= self.longest:
+                break
+            if len(self.tokens_beginning_with(head)):
+                following = part[start] if self._followers else ""
+                covers.append(Cover(self._before(part[:start], following), head))
+        return covers
+
+    def _before(self, part: str, following: str) -> list[int]:
+        """Return the tokens of a part followed by `following` if they end where the part does, else of the part
+        alone."""
+        tokens, left = self._encode_part(part + following), len(part.encode("utf-8", "surrogatepass"))
+        for number, token in enumerate(tokens):
+            if left <= 0:
+                return tokens[:number] if left == 0 else self._encode_part(part)
+            left -= self._sizes[token]
+        return tokens if left == 0 else self._encode_part(part)
+
+
+def settled(covers: Sequence[Cover]) -> int:
+    """Return the number of leading tokens of a part that no following text changes."""
+    shortest = min(len(cover.tokens) for cover in covers)
+    return next((n for n in range(shortest) if len({cover.tokens[n] for cover in covers}) > 1), shortest)

@@ -1,0 +1,94 @@
+"""The tokenizer of a recipe: read from a file, or trained on a sample of the training text, once, and cached."""
+
+from collections.abc import Iterable, Iterator
+
+from lmlong import recipe
+from lmlong.data.duplicates import Duplicates, divided, split_key
+from lmlong.data.progress import Progress, size_of
+from lmlong.data.reading import Skipped
+from lmlong.data.sources import Input, check
+from lmlong.data.split import Part
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
+from lmlong.data.tokenizers.sentencepiece import lines
+from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.manifest import Format
+
+FORMAT = Format("tokenizer", 2)  # also raised when the same text and options give another tokenizer
+
+
+def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates = "keep") -> Tokenizer:
+    """Return the tokenizer of a recipe, from its file, from the cache, or trained now."""
+    if not options.trained:
+        return train_tokenizer([], options)
+    weights = [entry.weight for entry in inputs]
+    folder = fetch(
+        cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), weights, *split_key(inputs, duplicates)),
+        FORMAT,
+        lambda temporary: _train(inputs, options, duplicates).save(temporary / "tokenizer.model"),
+    )
+    return load_tokenizer(folder / "tokenizer.model")
+
+
+def _train(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates) -> Tokenizer:
+    """Train on a sample of the training text, to which each source contributes by its weight."""
+    check(inputs)
+    weights = sum(entry.weight for entry in inputs)
+    texts: list[str] = []
+    # those to validate on come last, and are not read
+    sampled = [entry for entry in inputs if int(options.sample_bytes * entry.weight / weights)]
+    with Progress("sample for the tokenizer", size_of(sampled)) as progress:
+        for entry, parts in zip(inputs, divided(inputs, duplicates), strict=True):
+            budget = int(options.sample_bytes * entry.weight / weights)
+            if budget:
+                texts += sample(_training_lines(parts, 4 * budget if entry.source.remote else None, progress), budget)
+    return train_tokenizer(texts, options)
+
+
+def _training_lines(parts: Iterable[Part | Skipped], limit: int | None, progress: Progress) -> Iterator[str]:
+    """Iterate over the lines of training text, of its beginning alone where there is a limit: an even sample of a
+    remote source would cost a second download of everything."""
+    pieces: Iterator[str] = (
+        piece for part in parts if isinstance(part, Part) and part.split == "train" for piece in part.pieces()
+    )
+    if limit is not None:
+        pieces = head(pieces, limit)
+    for piece in pieces:
+        progress.update(len(piece))
+        yield from lines(piece)
+
+
+def sample(texts: Iterable[str], budget: int) -> list[str]:
+    """Return at most `budget` bytes of texts, evenly spread over a stream of unknown length."""
+    kept: list[str] = []
+    size, stride = 0, 1
+    for number, text in enumerate(texts):
+        if number % stride:
+            continue
+        kept.append(text)
+        size += _bytes(text)
+        if size > 2 * budget:
+            kept, stride = kept[::2], 2 * stride
+            size = sum(map(_bytes, kept))
+    return _thin(kept, size, budget)
+
+
+def head(texts: Iterable[str], budget: int) -> Iterator[str]:
+    """Iterate over the first texts, up to `budget` bytes."""
+    for text in texts:
+        budget -= _bytes(text)
+        if budget < 0:
+            return
+        yield text
+
+
+def _thin(texts: list[str], size: int, budget: int) -> list[str]:
+    if size <= budget:
+        return texts
+    share = budget / size
+    even = [text for number, text in enumerate(texts) if int((number + 1) * share) > int(number * share)]
+    return list(head(even, budget))
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,1 @@
+"""Models as graphs of ONNX: each module builds its part."""

@@ -1,0 +1,151 @@
+"""`lmlong.score`: how surprising each unit of a text is to a model, as its bytes come, in constant memory."""
+
+import codecs
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from io import IOBase
+from typing import Any
+
+from lmlong.data.encoding import HOLD_PLACES, PLACEHOLDER
+from lmlong.errors import UsageError
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.session import Session
+from lmlong.io.arriving import CHUNK
+from lmlong.model.precision import Precision, evaluation_precision
+from lmlong.surprisal.token_bits import TextReader
+from lmlong.surprisal.units import Surprise, Totals, Unit, Units
+
+KEPT = 200
+"""Bytes of the beginning of a unit that are told."""
+
+REPLACEMENT = "\ufffd"
+
+
+class TextScore:
+    """One text along one state, whose bytes come in pieces: a token is scored when no further bytes could change it.
+
+    Bytes that are not UTF-8 are read as U+FFFD each, and counted; so are those of characters that have no token, which
+    are not read at all.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedLanguageModel,
+        unit: Unit = "line",
+        source: str = "text",
+        totals: Totals | None = None,
+        session: Session | None = None,
+        keep: int = KEPT,
+        precision: Precision = "32",
+    ):
+        self._tokenizer = trained.tokenizer
+        self._reader = TextReader(trained, session, precision)
+        self.totals = Totals() if totals is None else totals
+        self._units = Units(trained.tokenizer, unit, source, self.totals, keep)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(HOLD_PLACES)
+        self._place = 0  # bytes of the text that were given to the reader
+        self.not_read = 0
+        """Bytes that the model has not read as they are."""
+
+    @property
+    def session(self) -> Session:
+        """The session after all that was given, with what waits for more."""
+        return self._reader.session
+
+    def read(self, data: bytes) -> Iterator[Surprise]:
+        """Iterate over the units that these bytes complete."""
+        yield from self._read(self._decoder.decode(data), more=True)
+
+    def settle(self) -> Iterator[Surprise]:
+        """Read what waits for more bytes as if there were none, and iterate over the units that this completes."""
+        yield from self._read("", more=False)
+
+    def finish(self, end: bool = False) -> Iterator[Surprise]:
+        """Iterate over the rest of the units: no more bytes come. With `end`, that the document ends is part of the
+        last."""
+        yield from self._read(self._decoder.decode(b"", final=True), more=False)
+        if end:
+            yield from self._units.add(self._reader.read_end())
+        yield from self._units.close()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that the rest of the text depends on, beside the session."""
+        undecoded = self._decoder.getstate()[0].hex()
+        return {"place": self._place, "not_read": self.not_read, "undecoded": undecoded} | {
+            "unit": self._units.to_json(),
+            "totals": self.totals.to_json(),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `to_json` was taken from; ValueError, KeyError or TypeError for anything else."""
+        self._place, self.not_read = int(saved["place"]), int(saved["not_read"])
+        self._decoder.setstate((bytes.fromhex(saved["undecoded"]), 0))
+        self._units.restore(saved["unit"])
+
+    def _read(self, text: str, more: bool) -> Iterator[Surprise]:
+        for found in self._reader.read([self._readable(text)], more):
+            yield from self._units.add(found)
+
+    def _readable(self, text: str) -> str:
+        """Return the text that the model reads instead, and note where its bytes are others."""
+        readable = self._tokenizer.representable(text)
+        if PLACEHOLDER not in text and readable == text:
+            self._place += len(text.encode())
+            return text
+        parts = []
+        for character in text:
+            given = 1 if character == PLACEHOLDER else len(character.encode())
+            read = self._tokenizer.representable(REPLACEMENT if character == PLACEHOLDER else character)
+            if character == PLACEHOLDER or read != character:
+                self._units.add_gap(self._place, given - len(read.encode()))
+                self.not_read += given
+            self._place += len(read.encode())
+            parts.append(read)
+        return "".join(parts)
+
+
+def score(
+    model: TrainedLanguageModel,
+    text: str | bytes | Iterable[str | bytes],
+    *,
+    by: Unit = "line",
+    state: Session | None = None,
+    precision: Precision | None = None,
+) -> Iterator[Surprise]:
+    """Iterate over the units of a text with what each cost the model: its bits, how unusual they are, its beginning.
+
+    >>> for line in lmlong.score(model, open("book.txt")):
+    ...     if line.z is not None and line.z > 8:
+    ...         print(line.number, round(line.bits), line.text)
+
+    The text may come in pieces, or be an open file, and need not end: units are `by` token, byte, line, or position,
+    which are stretches each as long as all before. A `state` is continued. `precision` is the number
+    format of the forward pass, "32", "bf16" or "16": by default the one that the model was trained in.
+    """
+    if by not in ("token", "byte", "line", "position"):
+        raise UsageError(f"by: {by!r} is no unit of a text. Choose token, byte, line or position.")
+    chosen = evaluation_precision(precision, model.recipe.training.precision, model.device)
+    scores = TextScore(model, by, session=state, precision=chosen)
+    for piece in _pieces(text):
+        yield from scores.read(piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece)
+    yield from scores.finish()
+
+
+def _pieces(text: str | bytes | Iterable[str | bytes]) -> Iterator[str | bytes]:
+    """Iterate over the pieces that a text comes in; a file is not read line by line, which takes many times as long."""
+    if isinstance(text, (str, bytes)):
+        yield text
+    elif isinstance(text, IOBase) and _is_there(text):
+        while piece := text.read(CHUNK):  # type: ignore[attr-defined]
+            yield piece
+    else:
+        yield from text
+
+
+def _is_there(file: IOBase) -> bool:
+    """Return whether all of a file is there to be read, and not still to come, as from a pipe."""
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:  # in memory
+        return True

@@ -1,0 +1,64 @@
+"""Saved scores with changed values and a digest that is right: refused, or continued, and nothing else.
+
+What a number stands for, and many more of them: `tools/fuzz_files.py --kind scores --files 1 --seed NUMBER`.
+"""
+
+import copy
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from surprisal.crafted_scores import OPTIONS, RECORDS, Place, prepare, try_score, write, write_text
+
+from lmlong.cli.score import score
+from lmlong.errors import LmlongError
+
+USUAL = 100
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return prepare(tmp_path_factory.mktemp("place"))
+
+
+def test_the_first_crafted_scores(place: Place) -> None:
+    tried = {number: try_score(number, place) for number in range(USUAL)}
+    assert {number: complaints for number, (_, complaints) in tried.items() if complaints} == {}
+    assert {what for what, _ in tried.values()} == {"refused", "scored"}
+
+
+def test_a_file_that_is_larger_than_it_seems(place: Place, tmp_path: Path) -> None:
+    about = place.entries["score.json"].decode() + " " * 10**7
+    write(tmp_path / "a.state", about, place.entries, zipfile.ZIP_DEFLATED)
+    done = CliRunner().invoke(
+        score, [str(place.run), *OPTIONS, "--load-state", str(tmp_path / "a.state")], input=RECORDS
+    )
+    assert isinstance(done.exception, LmlongError) and "damaged" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: saved["unit"].update(begin=saved["unit"]["place"] + 16),
+        lambda saved: saved["unit"]["gaps"].update(passed=-(10**6)),
+        lambda saved: saved["unit"]["gaps"].update(ahead=[[0, -26]]),
+        lambda saved: saved["unit"].update(bits=1.7e308),
+        lambda saved: saved["totals"].update(bits=1.7e308),
+        lambda saved: saved["totals"]["scores"].update(spread=5e-324, taken_at=1, bins=[3], counts=[1]),
+    ],
+)
+def test_a_unit_that_no_text_has(place: Place, change: Callable[[dict[str, Any]], None]) -> None:
+    saved = copy.deepcopy(place.about["score"])
+    write_text(place, saved)
+    assert continued(place) is None
+    change(saved)
+    write_text(place, saved)
+    assert isinstance(continued(place), LmlongError)
+
+
+def continued(place: Place) -> BaseException | None:
+    words = [str(place.run), "--load-state", str(place.crafted)]
+    return CliRunner().invoke(score, words, input=b"to be\n").exception

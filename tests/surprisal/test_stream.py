@@ -1,0 +1,205 @@
+"""The bits of all units sum to those of `lmlong eval` on the same tokens, however the text comes."""
+
+import dataclasses
+import io
+import json
+import math
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from inference.conftest import prose, write_run
+from tqdm import tqdm
+
+import lmlong
+from lmlong import recipe
+from lmlong.data.token_file import tokens_of
+from lmlong.data.tokenizers.factory import train_tokenizer
+from lmlong.errors import UsageError
+from lmlong.evaluation import spans as cut
+from lmlong.evaluation.scorer import Scorer
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.model import precision
+from lmlong.surprisal.stream import KEPT, TextScore
+from lmlong.surprisal.units import Surprise
+
+TEXT = prose(700) + "naïve \0 \U0001f600\n\n\n" + prose(300, seed=1) + "the end"
+UNITS = ("token", "byte", "line", "position")
+
+
+@pytest.fixture(scope="module")
+def subword_model(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
+    pieces = train_tokenizer([prose(3000)], recipe.Tokenizer(vocabulary=600))
+    return load(write_run(tmp_path_factory.mktemp("run"), pieces, "sentencepiece", 0.3), "cpu")
+
+
+def eval_bits(trained: TrainedLanguageModel, text: str, end: bool = False) -> float:
+    """The bits of a document as `lmlong eval` reads it."""
+    tokens = tokens_of([text], trained.tokenizer)
+    documents = cut.documents_of(tokens)
+    spans = cut.whole(documents)
+    spans = spans if end else spans._replace(end=spans.end - 1)
+    scorer = Scorer(trained.model, tokens.tokens, documents, trained.tokenizer, trained.device)
+    return float(scorer.sums(spans, tqdm(disable=True)).nats.sum()) / math.log(2)
+
+
+def pieces(data: bytes, seed: int, most: int) -> Iterator[bytes]:
+    draw, place = random.Random(seed), 0
+    while place < len(data):
+        size = draw.randint(1, most)
+        yield data[place : place + size]
+        place += size
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_units_sum_to_what_eval_finds(subword_model: TrainedLanguageModel, unit: str) -> None:
+    found = list(lmlong.score(subword_model, TEXT, by=unit))  # type: ignore[arg-type]
+    assert sum(each.bits for each in found) == pytest.approx(eval_bits(subword_model, TEXT), rel=1e-6)
+    assert sum(each.tokens for each in found) == len(subword_model.tokenizer.encode(TEXT))
+    assert [each.number for each in found] == list(range(1, len(found) + 1))
+    place = 0
+    for each in found:
+        assert each.offset == place
+        place += each.bytes
+    assert place == len(TEXT.encode())
+    assert found[-1].mean == pytest.approx(sum(each.bits for each in found) / place)
+
+
+def test_lines_are_lines_and_each_has_its_text(subword_model: TrainedLanguageModel) -> None:
+    found = list(lmlong.score(subword_model, TEXT))
+    lines = [line + "\n" for line in TEXT.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    assert [each.bytes for each in found] == [len(line.encode()) for line in lines]
+    assert [each.text for each in found] == [line.encode()[:KEPT].decode("utf-8", "replace") for line in lines]
+
+
+def test_positions_are_stretches_each_as_long_as_all_before(subword_model: TrainedLanguageModel) -> None:
+    found = list(lmlong.score(subword_model, TEXT, by="position"))
+    assert [each.tokens for each in found[:-1]] == [1, *(2**n for n in range(len(found) - 2))]
+
+
+@pytest.mark.parametrize(("seed", "most"), [(0, 1), (1, 7), (2, 300), (3, 5000)])
+def test_any_pieces_give_the_same_units(subword_model: TrainedLanguageModel, seed: int, most: int) -> None:
+    text = TEXT[-900:] if most == 1 else TEXT  # byte by byte is slow
+    whole = list(lmlong.score(subword_model, text))
+    scores = TextScore(subword_model)
+    found = [unit for piece in pieces(text.encode(), seed, most) for unit in scores.read(piece)]
+    assert_alike([*found, *scores.finish()], whole)
+
+
+def test_a_file_may_be_of_text_or_of_bytes_or_a_pipe(subword_model: TrainedLanguageModel, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(TEXT.encode())
+    whole = list(lmlong.score(subword_model, TEXT))
+    with path.open(encoding="utf-8", newline="") as text, path.open("rb") as data:
+        assert list(lmlong.score(subword_model, text)) == list(lmlong.score(subword_model, data)) == whole
+    assert list(lmlong.score(subword_model, io.BytesIO(TEXT.encode()))) == whole
+    reader, writer = os.pipe()
+    with open(reader, "rb") as coming, open(writer, "wb") as going:
+        going.write(b"to be\nor not\nto")
+        going.flush()
+        assert next(lmlong.score(subword_model, coming)).text == "to be\n"  # though more may come
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_going_on_from_a_state_gives_the_same_units(
+    subword_model: TrainedLanguageModel, unit: str, tmp_path: Path
+) -> None:
+    data = TEXT.encode()
+    whole = list(lmlong.score(subword_model, TEXT, by=unit))  # type: ignore[arg-type]
+    for place in (3, 1001, data.index("ï".encode()) + 1, len(data) - 2):
+        first = TextScore(subword_model, unit)  # type: ignore[arg-type]
+        found = list(first.read(data[:place]))
+        subword_model.save_state(first.session, tmp_path / "state")
+        saved = json.loads(json.dumps(first.to_json()))
+        totals = type(first.totals).from_json(saved["totals"])
+        session = subword_model.load_state(tmp_path / "state")
+        second = TextScore(subword_model, unit, totals=totals, session=session)  # type: ignore[arg-type]
+        second.restore(saved)
+        assert_alike([*found, *second.read(data[place:]), *second.finish()], whole)
+
+
+def test_bytes_that_are_no_text_are_told_as_they_were_read(subword_model: TrainedLanguageModel) -> None:
+    data = b"to be\xff\xfe or\nnot \xe2\x82\nto be\xf0\x9f"
+    for step in (1, 2, 100):
+        scores = TextScore(subword_model)
+        found = [unit for place in range(0, len(data), step) for unit in scores.read(data[place : place + step])]
+        found += scores.finish()
+        assert [each.bytes for each in found] == [len(line) for line in data.splitlines(keepends=True)]
+        assert scores.not_read == 6
+        assert found[0].text == "to be\ufffd\ufffd or\n"
+
+
+def test_a_line_of_broken_bytes_that_never_ends_takes_no_memory(subword_model: TrainedLanguageModel) -> None:
+    scores = TextScore(subword_model)
+    sizes = []
+    for _ in range(4):
+        assert not list(scores.read(b"\xff\xfeA" * 10_000))
+        sizes.append(len(json.dumps(scores.to_json())))
+    assert max(sizes[1:]) < sizes[0] + 100
+    (found,) = scores.finish()
+    assert found.bytes == 120_000 and scores.not_read == 80_000
+
+
+def test_settled_text_goes_on(subword_model: TrainedLanguageModel) -> None:
+    scores = TextScore(subword_model)
+    found = [*scores.read(b"to be or not\n")]
+    found += scores.settle()
+    assert [each.text for each in found] == ["to be or not\n"]  # told, though the next line might change its last token
+    found += [*scores.read(b"to be"), *scores.finish()]
+    assert [each.bytes for each in found] == [13, 5]
+
+
+def test_the_end_of_a_document_is_scored_where_it_is_wanted(subword_model: TrainedLanguageModel) -> None:
+    scores = TextScore(subword_model)
+    found = [*scores.read(TEXT.encode()), *scores.finish(end=True)]
+    assert sum(each.bits for each in found) == pytest.approx(eval_bits(subword_model, TEXT, end=True), rel=1e-6)
+
+
+def test_one_long_line_has_all_its_bits_and_little_text(subword_model: TrainedLanguageModel) -> None:
+    text = prose(4000).replace("\n", " ")
+    (found,) = lmlong.score(subword_model, [text])
+    assert found.bytes == len(text) and len(found.text) == KEPT
+    assert found.bits == pytest.approx(eval_bits(subword_model, text), rel=1e-6)
+
+
+def test_a_unit_that_is_none_is_told(subword_model: TrainedLanguageModel) -> None:
+    with pytest.raises(UsageError, match="by: 'word'"):
+        list(lmlong.score(subword_model, "to be", by="word"))  # type: ignore[arg-type]
+
+
+def assert_alike(found: list[Surprise], expected: list[Surprise]) -> None:
+    exact = ("source", "number", "offset", "bytes", "tokens", "text")
+    assert [[getattr(each, name) for name in exact] for each in found] == [
+        [getattr(each, name) for name in exact] for each in expected
+    ]
+    for name in ("bits", "mean"):
+        assert [getattr(each, name) for each in found] == pytest.approx(
+            [getattr(each, name) for each in expected], rel=1e-4, abs=1e-4
+        )
+
+
+def test_a_text_is_scored_in_the_precision_of_training(
+    subword_model: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(precision, "computes_in_bf16", lambda device: True)
+    training = subword_model.recipe.training.model_copy(update={"precision": "bf16"})
+    recipe = subword_model.recipe.model_copy(update={"training": training})
+    trained = dataclasses.replace(subword_model, recipe=recipe)
+    own, rounded, exact = (
+        sum(each.bits for each in lmlong.score(trained, TEXT, precision=chosen)) for chosen in (None, "bf16", "32")
+    )
+    assert own == rounded != exact == sum(each.bits for each in lmlong.score(subword_model, TEXT))
+    assert own == pytest.approx(exact, rel=0.02)
+
+
+def test_a_state_that_was_read_in_bf16_can_be_saved(subword_model: TrainedLanguageModel, tmp_path: Path) -> None:
+    score = TextScore(subword_model, precision="bf16")
+    assert list(score.read(TEXT.encode()))
+    subword_model.save_state(score.session, tmp_path / "a.state")
+    session = subword_model.load_state(tmp_path / "a.state")
+    again = TextScore(subword_model, session=session, precision="bf16")
+    own, restored = ([line.bits for line in one.read(b"the end\n" * 9)][-5:] for one in (score, again))
+    assert own == restored and len(own) == 5
