@@ -36,6 +36,11 @@ def cell(text: str) -> str:
     return re.sub(r"[|*]", r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
 
 
+def code(text: str) -> str:
+    """Return code for a cell of a table: backticks keep the backslash of an escaped bar."""
+    return f"<code>{text.replace('<', '&lt;').replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -68,7 +73,7 @@ def paragraphs(text: str) -> str:
 
 def options_of(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
     records = [each.get_help_record(context) for each in command.params if isinstance(each, click.Option)]
-    return [(f"`{cell(name).replace(' RANGE', '')}`", cell(text)) for name, text in filter(None, records)]
+    return [(code(name.replace(" RANGE", "")), cell(text)) for name, text in filter(None, records)]
 
 
 def commands() -> str:
@@ -90,7 +95,7 @@ def commands() -> str:
         parts += [f"## {name}", f"```text\n{name} {' '.join(usage)}\n```", paragraphs(command.help or "")]
         options = options_of(command, context)
         own = [option for option in options if option not in shared]
-        common = [option.split("`")[1].split()[0] for option, text in options if (option, text) in shared]
+        common = [re.findall(r"--[\w-]+", option)[0] for option, text in options if (option, text) in shared]
         parts += [table(("option", "meaning"), own)] if own else []
         common = [f"`{option}`" for option in common if option != "--plugin"]
         parts += [f"Common options: {', '.join(common)}."] if common else []
@@ -103,8 +108,8 @@ def is_section(option: Option) -> bool:
 
 def option_row(option: Option) -> tuple[str, str, str, str]:
     key = f"`{option.key}`" + (f" (kind: {option.kind})" if option.kind else "")
-    default = "required" if option.required else "" if is_section(option) else f"`{json.dumps(option.default)}`"
-    return key, cell(option.type), cell(default), cell(option.meaning)
+    default = "required" if option.required else "" if is_section(option) else code(json.dumps(option.default))
+    return key, cell(option.type), default, cell(option.meaning)
 
 
 def recipe_options() -> str:
@@ -153,7 +158,7 @@ def fields(value: type) -> list[tuple[str, ...]]:
         documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
         comment = lines[(node.end_lineno or 0) - 1].partition("# ")[2]
         text = str(after.value.value) if documented else comment  # type: ignore[union-attr]
-        rows.append((f"`{ast.unparse(node.target)}`", f"`{cell(ast.unparse(node.annotation))}`", cell(text)))
+        rows.append((f"`{ast.unparse(node.target)}`", code(ast.unparse(node.annotation)), cell(text)))
     return rows
 
 
