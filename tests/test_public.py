@@ -182,7 +182,9 @@ def test_a_notebook_s_stop_button_saves_and_leaves_the_kernel_as_it_was(here: Pa
         assert cell("import lmlong\nrecipe = lmlong.Recipe.load('mine.yaml', {'training.steps': 3000})")
         stopped = cell("lmlong.train(recipe)", interrupt_at="step 300/3000")
         assert (stopped["status"], stopped["ename"]) == ("error", "KeyboardInterrupt")
-        assert re.fullmatch(r"stopped after step \d+, saved in runs/mine; resume='auto' goes on", stopped["evalue"])
+        assert re.fullmatch(
+            r"stopped after step \d+, saved in runs/mine; resume='auto' continues it", stopped["evalue"]
+        )
         step = int(re.findall(r"step (\d+)", stopped["evalue"])[0])
         assert 300 <= step < 3000
         going_on = (

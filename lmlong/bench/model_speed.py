@@ -14,7 +14,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
 from lmlong.training.optimizer import make_optimizer
-from lmlong.training.setup import check_kernel, set_kernel
+from lmlong.training.prepare import check_kernel, set_kernel
 
 GENERATED = 16
 """Tokens generated in one pass."""

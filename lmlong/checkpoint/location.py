@@ -1,5 +1,6 @@
-"""Finding the checkpoint of a run by its folder, its name, or its own path. Imports no torch."""
+"""Finding the checkpoints of a run by its folder, its name, or their own paths. Imports no torch."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,11 @@ from lmlong.io.links import follow
 
 EXPORTED = ("modeling_lmlong.py", "model.onnx")
 LATEST, BEST = "latest", "best"
+NAME = re.compile(r"step-(\d{8,})")
+"""The names of checkpoints; anything else beside them belongs to the user, and is left alone."""
+LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
+LEFT_LINK = re.compile(r"\.(latest|best)\.partial")
+"""What a process leaves that is stopped while it writes or removes a checkpoint, or a link to one."""
 
 
 def run_path(run: str | Path) -> Path:
@@ -30,6 +36,27 @@ def find(run: str | Path) -> Path:
     except OSError as error:
         raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
     raise CheckpointError(f"{path}: {_why_not(path)}")
+
+
+def checkpoints_in(run: Path) -> list[Path]:
+    """Return the checkpoints of a run folder from the oldest to the newest."""
+    return sorted(filter(_is_checkpoint, (run / "checkpoints").glob("step-*")), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether this is a checkpoint of the step in its name, or was one that is damaged, which is reported when a
+    run would resume from it."""
+    if not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        return manifest.read(path).step == step_of(path)
+    except (CheckpointError, OSError):
+        return True
 
 
 def _why_not(path: Path) -> str:

@@ -25,10 +25,10 @@ class Manifest(NamedTuple):
     trained_tokens: int | None = None  # those of the runs it began from among them; None in checkpoints of before
 
 
-def verify(folder: Path, names: Iterable[str] = FILES) -> None:
-    """Refuse a checkpoint unless these of its files are as they were saved."""
+def verify(folder: Path, names: Iterable[str] = FILES, digests: bool = True) -> None:
+    """Refuse a checkpoint unless these of its files are as they were saved; without `digests`, of the same size."""
     try:
-        manifest.verify(folder, FORMAT, names)
+        manifest.verify(folder, FORMAT, names, manifest.has_digest if digests else lambda path, digest: True)
     except Damaged as error:
         raise CheckpointError(f"{error} Use another checkpoint.") from None
 

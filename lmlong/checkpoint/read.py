@@ -1,4 +1,8 @@
-"""Reading a checkpoint: found by run, by name or by path; every file verified before it is opened."""
+"""Reading a checkpoint, found by run, by name or by path.
+
+Each file is verified before it is opened, unless `verify` is false since that was done already. Its content is
+validated in any case: a digest detects accidents, not attacks.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,9 +59,10 @@ def trained_tokens(checkpoint: Path) -> int:
     return says.step * read_recipe(checkpoint).tokens_per_step if says.trained_tokens is None else says.trained_tokens
 
 
-def read_recipe(checkpoint: Path) -> Recipe:
+def read_recipe(checkpoint: Path, verify: bool = True) -> Recipe:
     """Return the recipe that the weights were trained by."""
-    manifest.verify(checkpoint, [RECIPE])
+    if verify:
+        manifest.verify(checkpoint, [RECIPE])
     try:
         # without a `load_plugin`: what stands in a checkpoint must not decide what is imported
         return recipe_file.load(str(checkpoint / RECIPE), as_trained=True)
@@ -67,18 +72,20 @@ def read_recipe(checkpoint: Path) -> Recipe:
         raise CheckpointError(f"{checkpoint / RECIPE}: not of this version of lmlong.\n{error}") from error
 
 
-def read_tokenizer(checkpoint: Path) -> Tokenizer:
+def read_tokenizer(checkpoint: Path, verify: bool = True) -> Tokenizer:
     """Return the tokenizer that the weights were trained with, verified."""
-    manifest.verify(checkpoint, [TOKENIZER])
+    if verify:
+        manifest.verify(checkpoint, [TOKENIZER])
     try:
         return load_tokenizer(checkpoint / TOKENIZER)
     except UsageError as error:
         raise CheckpointError(f"{error} Use another checkpoint.") from error
 
 
-def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+def read_weights(checkpoint: Path, verify: bool = True) -> dict[str, Tensor]:
     """Return the weights, verified, on the CPU."""
-    manifest.verify(checkpoint, [WEIGHTS])
+    if verify:
+        manifest.verify(checkpoint, [WEIGHTS])
     with _opening(checkpoint / WEIGHTS):
         weights = load_file(checkpoint / WEIGHTS)
     for name, tensor in weights.items():
@@ -105,9 +112,10 @@ def _opening(weights: Path) -> Iterator[None]:
         raise CheckpointError(f"{weights}: removed while it was read. Use another checkpoint.") from error
 
 
-def read_training(checkpoint: Path) -> dict[str, Any]:
+def read_training(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
     """Return the training state, verified; only tensors and plain values are ever built from it."""
-    manifest.verify(checkpoint, [TRAINING])
+    if verify:
+        manifest.verify(checkpoint, [TRAINING])
     path = checkpoint / TRAINING
     try:
         with ZipFile(path) as archive:  # torch writes it uncompressed; a small file must not unpack to a large one
@@ -120,19 +128,19 @@ def read_training(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read safely. Use another checkpoint.") from error
 
 
-def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False) -> None:
+def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False, verify: bool = True) -> None:
     """Load the weights of a checkpoint into a model of the same shape.
 
     With `new_attention`, weights that only one kind of attention has may be missing, and stay as the model has them, or
     be unexpected, and are left out: queries, keys and values mean the same to every kind. A convolution that is missing
     begins as the identity, and gains of heads stay as they are.
     """
-    weights, wanted = read_weights(checkpoint), model.state_dict()
+    weights, own = read_weights(checkpoint, verify), model.state_dict()
     if new_attention:
         weights = _identities(model) | weights
-        weights = {name: tensor for name, tensor in weights.items() if name in wanted or not _of_attention(name)}
-        weights |= {name: wanted[name] for name in wanted.keys() - weights.keys() if _may_be_missing(name)}
-    _compare(checkpoint, _shapes(weights), _shapes(wanted))
+        weights = {name: tensor for name, tensor in weights.items() if name in own or not _of_attention(name)}
+        weights |= {name: own[name] for name in own.keys() - weights.keys() if _may_be_missing(name)}
+    _compare(checkpoint, _shapes(weights), _shapes(own))
     model.load_state_dict(weights)
 
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lmlong.checkpoint.location import LEFT_FOLDER, LEFT_LINK
 from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING, WEIGHTS, read
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.io import links
@@ -26,9 +27,6 @@ from lmlong.io.system_errors import named
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Dtypes by their names in safetensors."""
-
-LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
-LEFT_LINK = re.compile(r"\.(latest|best)\.partial")
 
 
 class Contents(NamedTuple):
@@ -46,7 +44,7 @@ class Contents(NamedTuple):
 def write(folder: Path, contents: Contents) -> None:
     """Write a checkpoint so that `folder` is absent or complete whenever the machine stops."""
     staged = folder.with_name(f".{folder.name}.partial")
-    with named(folder, "Mend that, and go on with --resume auto."):
+    with named(folder, "Mend that, and resume with --resume auto."):
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
         try:
@@ -146,7 +144,7 @@ def _check_space(staged: Path, contents: Contents, cause: Exception | None = Non
         return
     missing = f"{need - there:,} are missing" if need > there else "the disk or a quota is full"
     raise LmlongError(
-        f"{staged.parent}: a checkpoint takes {need:,} bytes, {missing}. Free some space and go on with --resume auto."
+        f"{staged.parent}: a checkpoint takes {need:,} bytes, {missing}. Free some space and resume with --resume auto."
     ) from cause
 
 

@@ -55,9 +55,9 @@ def convert(
     check_files(json_file, None)
     from lmlong.inference.samples import join_samples, write_samples
     from lmlong.report.json_values import json_values
-    from lmlong.training import conversion, conversion_report, first_look
+    from lmlong.training import conversion, conversion_report, run_folder
 
-    folder = out or first_look.default_folder(chosen)
+    folder = out or run_folder.default_folder(chosen)
     planned = conversion.stages(chosen, run, folder)
     conversion.check_model(chosen, run)
     if not (resume or overwrite or dry_run):
@@ -70,7 +70,7 @@ def convert(
         write_samples(run, samples, from_teacher, length, chosen.seed)
         planned = conversion.on_samples(planned)
         join_samples(planned[0].recipe.text, conversion.joined_file(folder))
-    first_look.check(planned[0].recipe, None, None, False)
+    run_folder.check_sources(planned[0].recipe)
     conversion.check_text(run, planned)
     if dry_run:
         for number, text in enumerate(conversion.plan(planned)):

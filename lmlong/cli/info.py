@@ -44,8 +44,8 @@ def _installation() -> dict[str, Any]:
 
     from lmlong.attention.linear.native import library
     from lmlong.model.device import pick_device
+    from lmlong.model.precision import computes_in_bf16
     from lmlong.native.build import find_compiler
-    from lmlong.training.setup import computes_in_bf16
 
     device = pick_device("auto")
     return {

@@ -43,11 +43,13 @@ def train(
     chosen = load_recipe(recipe, [*overrides, *([f"device={device}"] if device else [])])
     if memory and not dry_run:
         raise click.UsageError("--memory plans a run and needs --dry-run.")
-    from lmlong.training import first_look
+    from lmlong.training import run_folder
 
-    folder = None if dry_run else out or first_look.default_folder(chosen)
-    first_look.check(chosen, folder, resume, overwrite)
-    if folder is None:
+    folder = out or run_folder.default_folder(chosen)
+    if not dry_run and not run_folder.is_locked(folder):
+        run_folder.check_folder(folder, chosen, resume, overwrite)
+    run_folder.check_sources(chosen, resume)
+    if dry_run:
         from lmlong.training.plan import make_plan, parse_memory
 
         click.echo(make_plan(chosen, parse_memory(memory) if memory else None).text())

@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import indent
@@ -11,23 +12,24 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from lmlong.attention.favor import Favor
-from lmlong.data.data_module import DataModule
-from lmlong.errors import LmlongError
+from lmlong.checkpoint.write import Contents
 from lmlong.model.base import TextModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, loss_totals
+from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import CheckpointStore
-from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import all_reduce_sum, is_main_process
+from lmlong.training.metrics_log import METRICS as LOG
 from lmlong.training.metrics_log import MetricsLog
 from lmlong.training.module import TrainingModule, as_tensors
+from lmlong.training.prepare import PreparedRun
 from lmlong.training.progress import Progress
+from lmlong.training.run_folder import check_exists
 from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
-from lmlong.training.state import Owners, random_states, restore
 from lmlong.training.state_health import StateHealth
+from lmlong.training.training_state import restore, training_state
 
-RECENT = 20
 SPIKE = 1.5
 """A loss above this many times the median of the last steps is logged."""
 
@@ -35,69 +37,66 @@ SPIKE = 1.5
 class TrainingCallback(Callback):
     """The callback at the end of each optimizer step, the only point where a run may be saved or stopped."""
 
-    def __init__(
-        self,
-        run: Path,
-        data: DataModule,
-        clock: TrainingClock,
-        signals: StopOnSignal,
-        tokens_before: int,
-        owners: Owners,
-    ):
-        self.run, self.data, self.clock, self.signals = run, data, clock, signals
-        self.tokens_before = tokens_before  # trained on by the run that this one began from
-        self.owners = owners
-        options = data.recipe.training
-        self.metric = METRICS[data.recipe.objective]
+    def __init__(self, folder: Path, prepared: PreparedRun, signals: StopOnSignal):
+        self.folder, self.prepared, self.signals = folder, prepared, signals
+        self.data = prepared.data
+        options = prepared.recipe.training
+        self.metric = METRICS[prepared.recipe.objective]
         self.of_training = self.metric if options.teacher_of == "predictions" else None
-        self.metrics_log = MetricsLog(run / "metrics.jsonl", silent=not is_main_process())
-        self.checkpoints = CheckpointStore(run / "checkpoints", options.keep_last, options.keep_every)
+        self.metrics_log = MetricsLog(folder / LOG, silent=not is_main_process())
+        self.checkpoints = CheckpointStore(folder / "checkpoints", options.keep_last, options.keep_every)
         self.progress: Progress | None = None
-        self.recent: deque[float] = deque(maxlen=RECENT)  # losses, to detect a spike
         self.final: LossTotals | None = None
-        self.sampled = False  # whether that is not of the whole validation text
-        self._random: dict[str, Any] = {}  # to be restored
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"recent": list(self.recent), **self.owners._asdict(), "random": random_states()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.recent.extend(state_dict["recent"])
-        self._random = state_dict["random"]
+        self.sampled = False  # whether `final` is not of the whole validation text
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if self._random:
-            restore(self._random)
-        self.metrics_log.cut_back(trainer.global_step)
-        recipe, silent = self.data.recipe, not trainer.is_global_zero
+        if self.prepared.state:
+            restore(pl_module, self.prepared.state)
+        recipe, clock, step = self.prepared.recipe, pl_module.clock, pl_module.step
+        self.metrics_log.cut_back(step)
         tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
-        self.progress = Progress(self.clock, trainer.global_step, silent, self.of_training, tokens_per_target)
-        self.clock.start()
+        self.progress = Progress(clock, step, not trainer.is_global_zero, self.of_training, tokens_per_target)
+        clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        options = pl_module.recipe.training
+        options = self.prepared.recipe.training
         if (batch_idx + 1) % options.accumulate:
             return
-        assert self.progress is not None
-        step, taken = trainer.global_step, self.clock.step(trainer)
-        last = self.clock.ends_at(step)
-        self._log_step(step, pl_module, taken)
-        with self.clock.pause():
+        step, clock = pl_module.step, pl_module.clock
+        taken = clock.step(trainer)
+        last = clock.ends_at(step)
+        self._log_step(pl_module, taken)
+        with clock.pause():
             validated = None
             if last or step % options.validate_every == 0:
-                validated = self._validate(trainer, pl_module)
-                self.final = self._final(trainer, pl_module, validated) if last else None
+                validated = self._validate(pl_module)
+                self.final = self._final(pl_module, validated) if last else None
                 if options.sample_tokens:
-                    self._sample(trainer, pl_module, options.sample_tokens)
+                    self._sample(pl_module, options.sample_tokens)
             stop = self.signals.agree(trainer)
             if last or stop or step % options.checkpoint_every == 0:
-                check_there(self.run)
-                self.metrics_log.flush()
-                worth = self.metric.of(validated) if validated else None
                 with self.signals.saving():
-                    self.checkpoints.save(trainer, worth, self.tokens_at(step))
+                    self._save(pl_module, validated)
                 stop = stop or self.signals.agree(trainer)  # one that came meanwhile needs no further step
             trainer.should_stop = trainer.should_stop or stop or last
+
+    def _save(self, module: TrainingModule, validated: LossTotals | None) -> None:
+        """Write a checkpoint of the step just done; all ranks call this, since each may hold a part of the state."""
+        check_exists(self.folder)
+        self.metrics_log.flush()
+        strategy, prepared = module.trainer.strategy, self.prepared
+        contents = Contents(
+            strategy.lightning_module_state_dict(),
+            training_state(module),
+            recipe_file.dump(prepared.recipe),
+            prepared.tokens.tokenizer.file,
+            module.step,
+            self.metric.of(validated) if validated else None,
+            self.tokens_at(module.step),
+        )
+        if strategy.is_global_zero:
+            self.checkpoints.save(contents)
+        strategy.barrier()
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._close()
@@ -105,16 +104,15 @@ class TrainingCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self._close()
 
-    def _log_step(self, step: int, module: TrainingModule, taken: float) -> None:
+    def _log_step(self, module: TrainingModule, taken: float) -> None:
         """Show the step, and log it every `log_every` steps."""
         assert self.progress is not None
         totals, module.step_totals = all_reduce_sum(module.trainer, module.step_totals), LossTotals()
-        options = module.recipe.training
-        learning_rate = module.learning_rate
+        step, learning_rate = module.step, module.learning_rate
         speed = self.progress.step(step, totals, learning_rate, taken)
-        self._log_event(step, totals.nats_per_token, module.skipped)
-        if step % options.log_every == 0 or self.clock.ends_at(step):
-            check_there(self.run)
+        self._log_event(module, totals.nats_per_token)
+        if step % module.recipe.training.log_every == 0 or module.clock.ends_at(step):
+            check_exists(self.folder)
             metrics = {
                 "loss": totals.nats_per_token,
                 **({self.of_training.name: self.of_training.of(totals)} if self.of_training else {}),
@@ -126,91 +124,87 @@ class TrainingCallback(Callback):
             for logger in module.trainer.loggers:
                 logger.log_metrics(metrics, step)
 
-    def _log_event(self, step: int, loss: float, skipped: int) -> None:
+    def _log_event(self, module: TrainingModule, loss: float) -> None:
         """Log a skipped step, or a loss far above those before it."""
-        usual = statistics.median(self.recent) if self.recent else math.inf
+        usual = statistics.median(module.recent) if module.recent else math.inf
         event = ""
-        if skipped:
-            event = f"left out, its gradient was not finite ({skipped} in a row)"
+        if module.skipped:
+            event = f"left out, its gradient was not finite ({module.skipped} in a row)"
         elif loss > SPIKE * usual:
             event = f"the loss is {loss:.3f} after a usual {usual:.3f}"
         if math.isfinite(loss):
-            self.recent.append(loss)
+            module.recent.append(loss)
         if event:
             assert self.progress is not None
-            self.progress.say(f"{self.progress.name(step)}: {event}")
-            self.metrics_log.write(step=step, event=event)
+            self.progress.say(f"{self.progress.name(module.step)}: {event}")
+            self.metrics_log.write(step=module.step, event=event)
 
-    def _final(self, trainer: Trainer, module: TrainingModule, sample: LossTotals) -> LossTotals:
+    def _final(self, module: TrainingModule, sample: LossTotals) -> LossTotals:
         """Return the loss after the last step: that of the even sample, unless more of the text is to be scored."""
-        options, tokens = module.recipe.training, len(self.data.tokens.validation.tokens)
+        options, tokens = module.recipe.training, len(self.prepared.tokens.validation.tokens)
         limit = options.final_validation_tokens
         self.sampled = limit is not None and max(limit, options.validation_tokens) < tokens
         if min(tokens, tokens if limit is None else limit) <= options.validation_tokens:
             return sample
-        totals = self._score(trainer, module, limit)
-        self._log_validation(trainer, "final_validation", totals)
+        totals = self._score(module, limit)
+        self._log_validation(module, "final_validation", totals)
         return totals
 
-    def _validate(self, trainer: Trainer, module: TrainingModule) -> LossTotals:
-        """Return the loss on the even sample, and log it, and what the states of the model keep."""
+    def _validate(self, module: TrainingModule) -> LossTotals:
+        """Return the loss on the even sample, and log it with the health of the model's states."""
         health = StateHealth(module.model)
         with health.watch():
-            totals = self._score(trainer, module, module.recipe.training.validation_tokens)
-        by_layer = health.by_layer(trainer)
-        self._log_validation(trainer, "validation", totals, **({"state": by_layer} if by_layer else {}))
+            totals = self._score(module, module.recipe.training.validation_tokens)
+        by_layer = health.by_layer(module.trainer)
+        self._log_validation(module, "validation", totals, **({"state": by_layer} if by_layer else {}))
         return totals
 
-    def _score(self, trainer: Trainer, module: TrainingModule, limit: int | None) -> LossTotals:
+    def _score(self, module: TrainingModule, limit: int | None) -> LossTotals:
         """Return the loss on the validation text or an even sample of it, in sequences as long as those of training."""
-        carry_state = module.recipe.training.carry_state
+        trainer, carry_state = module.trainer, module.recipe.training.carry_state
         share = self.data.validation(limit, trainer.global_rank, trainer.world_size)
         batches = (to_device(as_tensors(batch), module.device) for batch in share)
-        module.eval()
-        with trainer.precision_plugin.forward_context():
+        with evaluating(module):
             own = loss_totals(module.model, batches, module.token_bytes, carry_state)
-        module.train()
         return all_reduce_sum(trainer, own)
 
-    def _log_validation(self, trainer: Trainer, name: str, totals: LossTotals, **more: Any) -> None:
+    def _log_validation(self, module: TrainingModule, name: str, totals: LossTotals, **more: Any) -> None:
         assert self.progress is not None
-        metric = self.metric
+        metric, step = self.metric, module.step
         ratios = {"nats_per_token": totals.nats_per_token, metric.name: metric.of(totals)}
-        self.metrics_log.write(step=trainer.global_step, **{name: {**asdict(totals), **ratios}, **more})
-        for logger in trainer.loggers:
-            logger.log_metrics({f"{name}/{key}": value for key, value in ratios.items()}, trainer.global_step)
+        self.metrics_log.write(step=step, **{name: {**asdict(totals), **ratios}, **more})
+        for logger in module.trainer.loggers:
+            logger.log_metrics({f"{name}/{key}": value for key, value in ratios.items()}, step)
         label = name.replace("_", " ")
         self.progress.say(
-            f"{self.progress.name(trainer.global_step)}: {label} {metric.of(totals):.3f} {metric.unit}, "
+            f"{self.progress.name(step)}: {label} {metric.of(totals):.3f} {metric.unit}, "
             f"{totals.nats_per_token:.3f} nats/token over {totals.tokens:,} tokens"
         )
 
-    def _sample(self, trainer: Trainer, module: TrainingModule, tokens: int) -> None:
+    def _sample(self, module: TrainingModule, tokens: int) -> None:
         """Show a text that the model writes; all ranks write it, since each may hold only a part of the weights."""
         assert self.progress is not None and isinstance(module.model, LanguageModel)
-        module.eval()
-        with trainer.precision_plugin.forward_context():
-            text = write_sample(module.model, self.data.tokens.tokenizer, tokens, self.data.recipe.seed)
-        module.train()
-        self.metrics_log.write(step=trainer.global_step, sample=text)
-        self.progress.say(f"{self.progress.name(trainer.global_step)}: a sample\n{indent(text, '    ')}")
+        with evaluating(module):
+            text = write_sample(module.model, self.prepared.tokens.tokenizer, tokens, module.recipe.seed)
+        self.metrics_log.write(step=module.step, sample=text)
+        self.progress.say(f"{self.progress.name(module.step)}: a sample\n{indent(text, '    ')}")
 
     def tokens_at(self, step: int) -> int:
         """Return the tokens trained on after a step, those of the run that this one began from among them."""
-        return self.tokens_before + step * self.data.recipe.tokens_per_step
+        return self.prepared.tokens_before + step * self.prepared.recipe.tokens_per_step
 
     def _close(self) -> None:
         if self.progress is not None:
             self.progress.close()
 
 
-def check_there(run: Path) -> None:
-    """Refuse to go on without the run folder: a new one of its name would hold the rest of the run alone."""
-    if not run.is_dir():
-        raise LmlongError(
-            f"{run}: the run folder was moved or removed while it trained. Go on from its last checkpoint by "
-            "--resume auto, with --out where it is now."
-        )
+@contextmanager
+def evaluating(module: TrainingModule) -> Iterator[None]:
+    """Switch a module to evaluation, in the number format of training."""
+    module.eval()
+    with module.trainer.precision_plugin.forward_context():
+        yield
+    module.train()
 
 
 def to_device(tensors: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
@@ -230,7 +224,7 @@ class ResampleFeatures(Callback):
         self.number = 0  # the current draw; the model was built with draw 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        number = trainer.global_step // self.every
+        number = pl_module.step // self.every
         if number == self.number:
             return
         self.number = number

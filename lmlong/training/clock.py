@@ -17,13 +17,13 @@ class TrainingClock:
     """The seconds spent in training steps, waits for their batches among them; set-up, validation, samples and
     checkpoints do not count. With `training.minutes` the clock of the first rank decides for all.
 
-    A checkpoint keeps the seconds, so a run that was killed goes on with those that were left when it was saved.
+    A checkpoint keeps the seconds, so a run that was killed has the time left that it had when it was saved.
     """
 
-    def __init__(self, options: recipe.Training, steps: int):
+    def __init__(self, options: recipe.Training, steps: int, seconds: float = 0.0):
         self.steps = steps  # by training.steps and training.tokens
         self.budget = None if options.minutes is None else 60 * options.minutes
-        self.seconds = 0.0
+        self.seconds = seconds
         self._since = time.perf_counter()
 
     def start(self) -> None:
@@ -53,11 +53,15 @@ class TrainingClock:
         return self.budget is not None and self.seconds >= self.budget
 
     def ends_at(self, step: int) -> bool:
-        """Return whether a run ends after so many steps."""
+        """Return whether a run ends after this step."""
         return step >= self.steps or self.is_over
 
+    def remaining_steps(self, step: int) -> int:
+        """Return the number of steps after `step` that a run may take."""
+        return 0 if self.is_over else max(self.steps - step, 0)
+
     def expected_steps(self, step: int) -> int:
-        """Return how many steps a run will have taken at its end, from the mean time of its first `step` steps."""
+        """Return the number of steps of the whole run, estimated from the mean time of its first `step` steps."""
         share = self.seconds / self.budget if self.budget else 0.0
         if not share:
             return self.steps

@@ -20,8 +20,8 @@ from lmlong.errors import LmlongError, UsageError
 from lmlong.io.signals import Handlers
 from lmlong.recipe import Conversion, Recipe, Stage
 from lmlong.recipe import file as recipe_file
-from lmlong.training.first_look import check_free
 from lmlong.training.plan import make_plan
+from lmlong.training.run_folder import check_folder
 from lmlong.training.signals import STOPPING
 
 SAME = (
@@ -102,8 +102,7 @@ def check_model(recipe: Recipe, teacher: str) -> None:
 def check_folders(planned: list[StageRun]) -> None:
     """Refuse to begin where a conversion has begun."""
     for stage in planned:
-        if stage.folder.is_dir():
-            check_free(stage.folder)
+        check_folder(stage.folder, stage.recipe, None, False)
     if (samples := samples_file(planned[-1].folder)).exists():
         raise UsageError(f"{samples}: exists. Go on by --resume, replace it by --overwrite, or choose --out.")
 

@@ -21,8 +21,8 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import LossTotals, loss_totals
 from lmlong.recipe import Recipe
 from lmlong.report.table import Column, format_table
-from lmlong.training.alignment import layer_errors
 from lmlong.training.conversion import StageRun
+from lmlong.training.distillation import layer_errors
 from lmlong.training.module import as_tensors
 
 EXACT = ("window", "softmax")

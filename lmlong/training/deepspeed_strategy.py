@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor
 
 from lmlong import recipe
@@ -112,10 +112,6 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             state[number] = {n: steps[0].clone() if n == "step" else self._whole(weight, n) for n in names}
         return {"state": state}
 
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        return True
-
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load this rank's part of the optimizer's moments."""
         (saved,) = checkpoint["optimizer_states"]
@@ -132,13 +128,6 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             for name in names:
                 if name != "step":
                     self._take(weight, name, saved["state"][number][name])
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Do nothing: the model had the checkpoint's weights before they were divided."""
-
-    # a checkpoint is written and read as without DeepSpeed
-    save_checkpoint = Strategy.save_checkpoint
-    load_checkpoint = Strategy.load_checkpoint
 
     @property
     def text_model(self) -> TextModel:

@@ -29,7 +29,7 @@ def is_main_process() -> bool:
     return int(os.environ.get(rank, "0")) == 0
 
 
-def tell(line: str) -> None:
+def print_once(line: str) -> None:
     """Print a line on standard error, once for all processes of a run."""
     if is_main_process():
         print(line, file=sys.stderr)

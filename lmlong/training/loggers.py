@@ -89,12 +89,12 @@ def log_end(loggers: Sequence[Logger], step: int, callback: TrainingCallback, ba
     """Tell loggers of a run that ends after a step: its last figures, unless it was stopped, and its learning curve."""
     if not loggers:
         return
-    recipe, metric, found = callback.data.recipe, callback.metric, callback.final
+    recipe, metric, final = callback.prepared.recipe, callback.metric, callback.final
     others = baselines.bits_per_byte if baselines else {}
     curve = learning_curve(read_entries(callback.metrics_log.path), metric, callback.tokens_at, others)
     for logger in loggers:
-        if found:
-            figures = {metric.name: metric.of(found), "tokens": found.tokens, "bytes": found.bytes, **others}
+        if final:
+            figures = {metric.name: metric.of(final), "tokens": final.tokens, "bytes": final.bytes, **others}
             _log_figures(logger, {f"final/{name}": number for name, number in figures.items()}, step, recipe)
         if curve:
             _log_curve(logger, curve, step)

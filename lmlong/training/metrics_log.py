@@ -10,7 +10,8 @@ from typing import Any
 from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import named
 
-REMEDY = "Mend that, and go on with --resume auto."
+METRICS = "metrics.jsonl"
+REMEDY = "Mend that, and resume with --resume auto."
 
 LARGEST, LARGEST_STEP = 1e300, 1 << 40
 """Bounds of the numbers in a log, and of its steps."""

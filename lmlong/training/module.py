@@ -1,6 +1,13 @@
-"""One training step, for Lightning: loss of a batch, a clipped gradient, the optimizer."""
+"""One training step, from a batch to the update of the weights.
+
+Lightning calls the methods of `TrainingModule` in this order. For each of the `training.accumulate` batches of a step:
+`on_train_batch_start` sets the learning rate, `training_step` returns the loss, and Lightning adds up the gradient. At
+the last batch `configure_gradient_clipping` then clips or rejects the gradient, and `optimizer_step` updates the
+weights. (DeepSpeed clips and updates by itself: `DeepSpeedAutocast.optimizer_step`.)
+"""
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,85 +20,86 @@ from lmlong.attention.state_check import StateError
 from lmlong.data.batches import Arrays, TrainingBatches
 from lmlong.data.shuffle import draw
 from lmlong.errors import CheckpointError, DivergedError
-from lmlong.model.base import TextModel
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import LossTotals, count_bytes
 from lmlong.model.state import detach_state, rebuild_state, where_state
-from lmlong.recipe import Recipe
 from lmlong.training.clock import TrainingClock
-from lmlong.training.distributed import all_gather, rank_slice
-from lmlong.training.optimizer import ENDLESS, learning_rate_factor, make_optimizer
-from lmlong.training.state import loops_at
-from lmlong.training.teacher import Teacher, taught_loss
+from lmlong.training.distillation import taught_loss
+from lmlong.training.optimizer import learning_rate_factor, make_optimizer
+from lmlong.training.prepare import PreparedRun
 
 PASSED = 1
 """Part of the key of the draws that choose the rows of `state_passing`."""
 
+RECENT = 20
+"""Number of recent losses that are kept, to detect a spike."""
+
 
 class TrainingModule(LightningModule):
-    """The Lightning module of a run; the loss of a step is kept as totals for the callbacks."""
+    """The Lightning module of a run, with the figures of the current step for the callbacks."""
 
     token_bytes: Tensor
 
-    def __init__(
-        self,
-        model: TextModel,
-        recipe: Recipe,
-        clock: TrainingClock,
-        token_bytes: Tensor,
-        batches: TrainingBatches,
-        teacher: Teacher | None = None,
-    ):
+    def __init__(self, prepared: PreparedRun, clock: TrainingClock):
         super().__init__()
-        self.model = model
-        self.recipe = recipe
-        self.clock, self.batches, self.teacher = clock, batches, teacher
-        self.register_buffer("token_bytes", token_bytes, persistent=False)
+        self.prepared, self.clock = prepared, clock
+        self.model, self.recipe, self.teacher = prepared.model, prepared.recipe, prepared.teacher
+        self.batches = prepared.data.training()
+        self.first_batch = prepared.first_step * self.recipe.training.accumulate
+        self.register_buffer("token_bytes", torch.from_numpy(prepared.tokens.tokenizer.token_bytes), persistent=False)
         self.step_totals = LossTotals()  # of the current optimizer step
         self.learning_rate = math.nan  # of the current optimizer step
         self.gradient_norm = math.nan
-        self.skipped = 0  # steps skipped in a row so far
-        self.carried: Any = None  # the state after the batch before; only its tensors when they come from a checkpoint
+        self.skipped = 0  # consecutive steps skipped so far
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.carried: Any = None  # the state after the previous batch; a list of its tensors if from a checkpoint
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken since the run began, those before a resume included."""
+        return self.prepared.first_step + self.trainer.global_step
 
     def on_fit_start(self) -> None:
         if self.teacher:
             self.teacher.model.to(self.device)  # of each process
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
-        tokens, targets, mask = batch
-        self._seed(batch_idx)
-        state, mask = self._initial_state(tokens, mask, batch_idx)
-        with self.trainer.precision_plugin.forward_context():
-            segment = self.recipe.training.segment
-            learned, nll, state = taught_loss(self.model, self.teacher, tokens, targets, mask, state, segment)
-        if self.recipe.training.passes_states:
-            self.carried = detach_state(state)
-        loss = float(learned.detach())
-        # several ranks check the gradient, which all of them see: one that stopped alone would hang the others
-        alone = self.trainer.world_size == 1
-        if not math.isfinite(loss) and alone and self.recipe.training.on_nonfinite == "stop":
-            raise DivergedError(self._diverged(f"the loss of batch {batch_idx} is {loss}"))
-        self.step_totals += LossTotals(
-            float(nll), int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes)
-        )
-        # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
-        return learned / (len(targets) * self.recipe.targets_per_sequence)
-
     def train_dataloader(self) -> "Loader":
-        """Return the batches from the run's current step on."""
-        first = self.global_step * self.recipe.training.accumulate
-        return Loader(self.batches, first, self.trainer.global_rank, self.trainer.world_size)
+        """Return the batches of the remaining steps."""
+        remaining = self.clock.remaining_steps(self.prepared.first_step) * self.recipe.training.accumulate
+        numbers = range(self.first_batch, self.first_batch + remaining)
+        return Loader(self.batches, numbers, self.trainer.global_rank, self.trainer.world_size)
 
     def configure_optimizers(self) -> Any:
         return make_optimizer(self.model, self.recipe.training)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Set the learning rate, which depends on the step, and on the time trained where that ends the run."""
-        options, step = self.recipe.training, self.global_step
-        factor = learning_rate_factor(step, self.clock.expected_steps(step), options)
+        options = self.recipe.training
+        factor = learning_rate_factor(self.step, self.clock.expected_steps(self.step), options)
         self.learning_rate = options.learning_rate * factor
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate * group["lr_scale"]
+
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+        tokens, targets, mask = batch
+        number = self.first_batch + batch_idx
+        self._seed(number)
+        state, mask = self._initial_state(tokens, mask, number)
+        with self.trainer.precision_plugin.forward_context():
+            segment = self.recipe.training.segment
+            learned, nll, state = taught_loss(self.model, self.teacher, tokens, targets, mask, state, segment)
+        if self.recipe.training.passes_states:
+            self.carried = detach_state(state)
+        loss = float(learned.detach())
+        # several ranks check the gradient, which all of them see: a rank that stopped alone would hang the others
+        alone = self.trainer.world_size == 1
+        if not math.isfinite(loss) and alone and self.recipe.training.on_nonfinite == "stop":
+            raise DivergedError(self._diverged(f"the loss of batch {number} is {loss}"))
+        self.step_totals += LossTotals(
+            float(nll), int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes)
+        )
+        # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
+        return learned / (len(targets) * self.recipe.targets_per_sequence)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip)
@@ -100,8 +108,8 @@ class TrainingModule(LightningModule):
                 weight.grad = None  # without one the optimizer updates neither a weight nor its state
 
     def accept(self, norm: float) -> bool:
-        """Return whether a gradient of this norm may update the weights: one that is not finite, as of any loss that is
-        not, must not."""
+        """Return whether a gradient of this norm may update the weights: only a finite one may. A loss that is not
+        finite has no finite gradient."""
         training = self.recipe.training
         self.gradient_norm = norm
         # float16 overflows now and then by design: its gradient scaler skips such a step and lowers the scale
@@ -116,36 +124,23 @@ class TrainingModule(LightningModule):
         self.carried = None  # it may hold what is not finite
         return False
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["skipped"] = self.skipped
-        checkpoint["seconds"] = self.clock.seconds
-        checkpoint["carried"] = [all_gather(self.trainer, tensor) for tensor in state_tensors(self.carried)]
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        fresh = self.trainer.fit_loop.state_dict()
-        checkpoint["loops"] = {"fit_loop": loops_at(fresh, checkpoint["global_step"], self.recipe.training.accumulate)}
-        options = make_optimizer(self.model, self.recipe.training).state_dict()["param_groups"]
-        checkpoint["optimizer_states"][0]["param_groups"] = options
-        self.skipped = checkpoint["skipped"]
-        self.clock.seconds = checkpoint["seconds"]
-        self.carried = [rank_slice(self.trainer, tensor) for tensor in checkpoint["carried"]] or None
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Update the weights. The closure computes the gradient of the step's last batch, and clips their sum."""
+        optimizer.step(optimizer_closure)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the weights of the model alone, under the model's own names."""
         return self.model.state_dict()
 
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.model.load_state_dict(state_dict)
-
-    def _initial_state(self, tokens: Tensor, mask: Tensor, batch_idx: int) -> tuple[Any, Tensor]:
+    def _initial_state(self, tokens: Tensor, mask: Tensor, number: int) -> tuple[Any, Tensor]:
         """Return the state to read a batch from, and its mask: with `state_passing` a share of the rows, drawn by batch
-        and row, begins with the state after the same row of the batch before, where no document starts."""
+        and row, begins with the state after the same row of the previous batch, where no document starts."""
         carried, share = self._carried(tokens), self.recipe.training.state_passing
         if carried is None or not share:
             return carried, mask
         first = self.global_rank * len(tokens)
         passed = torch.tensor(
-            [draw(self.recipe.seed, PASSED, batch_idx, first + row) < share * 2**64 for row in range(len(tokens))],
+            [draw(self.recipe.seed, PASSED, number, first + row) < share * 2**64 for row in range(len(tokens))],
             device=tokens.device,
         )
         mask = mask.clone()
@@ -153,7 +148,7 @@ class TrainingModule(LightningModule):
         return where_state(passed, carried, self.model.init_state(len(tokens))), mask
 
     def _carried(self, tokens: Tensor) -> Any:
-        """Return the state after the batch before, where the recipe passes it on."""
+        """Return the state after the previous batch, where the recipe passes it on."""
         if isinstance(self.carried, list):
             empty = self.model.init_state(len(tokens))
             try:
@@ -166,29 +161,29 @@ class TrainingModule(LightningModule):
             self.carried = carried
         return self.carried
 
-    def _seed(self, batch_idx: int) -> None:
+    def _seed(self, number: int) -> None:
         """Seed dropout, the only draw of a forward pass, by the batch, so that it is the same after a resume."""
         if self.recipe.model.dropout:
-            torch.manual_seed(hash((self.recipe.seed, batch_idx, self.global_rank)) % 2**63)
+            torch.manual_seed(hash((self.recipe.seed, number, self.global_rank)) % 2**63)
 
     def _diverged(self, what: str) -> str:
         return (
-            f"step {self.global_step + 1}: {what}. The weights are those of step {self.global_step}. "
-            "Lower training.learning_rate, or go on from the last checkpoint with --resume auto."
+            f"step {self.step + 1}: {what}. The weights are those of step {self.step}. "
+            "Lower training.learning_rate, or resume from the last checkpoint with --resume auto."
         )
 
 
 class Loader:
-    """Endless batches from `first` on."""
+    """The batches of these numbers, for one rank."""
 
-    def __init__(self, batches: TrainingBatches, first: int, rank: int, ranks: int):
-        self.batches, self.first, self.rank, self.ranks = batches, first, rank, ranks
+    def __init__(self, batches: TrainingBatches, numbers: range, rank: int, ranks: int):
+        self.batches, self.numbers, self.rank, self.ranks = batches, numbers, rank, ranks
 
-    def __len__(self) -> int:
-        return ENDLESS  # Lightning needs a length in order not to prefetch a batch, which a resume would miss
+    def __len__(self) -> int:  # without a length, Lightning would prefetch a batch
+        return len(self.numbers)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for number in range(self.first, ENDLESS):
+        for number in self.numbers:
             yield as_tensors(self.batches.batch(number, self.rank, self.ranks))
 
 

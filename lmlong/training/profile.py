@@ -18,9 +18,9 @@ from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import peak_memory, synchronize
 from lmlong.recipe import Recipe
 from lmlong.recipe.root import recipe_class
+from lmlong.training.distillation import taught_loss
 from lmlong.training.optimizer import make_optimizer
-from lmlong.training.setup import Setup, set_up
-from lmlong.training.teacher import taught_loss
+from lmlong.training.prepare import PreparedRun, prepare_run
 
 TIMED, ENOUGH, LONG = 7, 4.0, 10.0
 """Number of timed steps, the seconds after which fewer are enough, and those after which the first alone is."""
@@ -68,40 +68,40 @@ def profile_step(recipe: Recipe, shape: BatchShape, exact: bool = False) -> Step
 
 def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     import_module("lightning.pytorch")  # it takes memory in a real run too
-    setup = set_up(recipe)
-    model = setup.model.to(setup.device)
-    if setup.teaching:
-        setup.teaching.teacher.model.to(setup.device)
-    optimizer = make_optimizer(model, setup.recipe.training)
+    prepared = prepare_run(recipe)
+    model = prepared.model.to(prepared.device)
+    if prepared.teacher:
+        prepared.teacher.model.to(prepared.device)
+    optimizer = make_optimizer(model, prepared.recipe.training)
     works, updates = [], []
     for number in range(1 + timed):
         begun = time.perf_counter()
-        parts = min(setup.recipe.training.accumulate, 2)
+        parts = min(prepared.recipe.training.accumulate, 2)
         for _ in range(parts):
-            _backward(model, setup, shape)
-        synchronize(setup.device)
+            _backward(model, prepared, shape)
+        synchronize(prepared.device)
         works.append((time.perf_counter() - begun) / parts)
         begun = time.perf_counter()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), setup.recipe.training.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), prepared.recipe.training.clip)
         optimizer.step()
         optimizer.zero_grad()
-        synchronize(setup.device)
+        synchronize(prepared.device)
         updates.append(time.perf_counter() - begun)
         if sum(works) > (ENOUGH if number else LONG):
             break
     # the first includes one-time work, which is little beside a long step
     work, update = (statistics.median(times[1:] or times) for times in (works, updates))
     state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(1)))
-    peak = peak_memory(setup.device)
+    peak = peak_memory(prepared.device)
     if peak is None:
         raise LmlongError("this system does not tell the memory of a process")
     kept = sum(moment.numel() for moments in optimizer.state.values() for moment in moments.values())
     return StepProfile(peak, work, update, count_parameters(model), kept, state)
 
 
-def _backward(model: TextModel, setup: Setup, shape: BatchShape) -> None:
+def _backward(model: TextModel, prepared: PreparedRun, shape: BatchShape) -> None:
     """Add the gradient of one batch of random text."""
-    recipe, teacher = setup.recipe, setup.teaching.teacher if setup.teaching else None
+    recipe = prepared.recipe
     device = model.embedding.weight.device
     # an encoder's last embedding is that of the mask, which is never a target
     tokens = torch.randint(model.embedding.num_embeddings - 1, (shape.rows, shape.time), device=device)
@@ -110,7 +110,7 @@ def _backward(model: TextModel, setup: Setup, shape: BatchShape) -> None:
     mask = document_starts if recipe.objective == "causal" else torch.zeros_like(document_starts)
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(recipe.training.precision)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        loss, _, _ = taught_loss(model, teacher, tokens, tokens, mask, segment=shape.segment)
+        loss, _, _ = taught_loss(model, prepared.teacher, tokens, tokens, mask, segment=shape.segment)
     (loss / tokens.numel()).backward()
 
 

@@ -1,14 +1,22 @@
-"""Resuming a run: from which checkpoint, and whether the recipe is still of the same run."""
+"""Resuming a run: from which checkpoint, by which recipe, and with one history of checkpoints in its folder."""
 
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmlong.checkpoint import manifest, read
+from lmlong.checkpoint import manifest, read, write
+from lmlong.checkpoint.location import checkpoints_in, step_of
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.io.files import atomic_write
 from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
-from lmlong.training.distributed import tell
+from lmlong.training.distributed import is_main_process, print_once
+from lmlong.training.metrics_log import METRICS
+from lmlong.training.prepare import PreparedRun, prepare_run
+from lmlong.training.run_folder import ABANDONED, RECORDS
+from lmlong.training.training_state import read_state
 
 FIXED = (
     "seed",
@@ -26,7 +34,7 @@ FIXED = (
 SHARES = ("devices", "nodes", "training.batch_size", "training.accumulate")
 """How the sequences of a step are divided: this may change, but not their number."""
 
-WHERE = ("text.sources", "text.validation.sources")
+PATHS = ("text.sources", "text.validation.sources")
 """Paths of the text, which may change as long as the text does not: its tokens are compared when training begins."""
 
 LEFT_TO_THE_MACHINE = ("device", "training.precision")
@@ -34,26 +42,27 @@ LEFT_TO_THE_MACHINE = ("device", "training.precision")
 
 
 def resume_point(folder: Path, resume: str) -> Path | None:
-    """Return the checkpoint of --resume: `auto` is the newest of the run that verifies, or none before the first."""
+    """Return the checkpoint of --resume: `auto` is the newest of the run that is undamaged, or None before the first.
+
+    The main process alone verifies digests, and moves damaged checkpoints aside before the others train.
+    """
     if resume != "auto":
         checkpoint = read.find(resume)
-        manifest.verify(checkpoint)
+        manifest.verify(checkpoint, digests=is_main_process())
         return checkpoint
-    checkpoints = CheckpointStore(folder / "checkpoints").all()
+    checkpoints = checkpoints_in(folder)
     if checkpoints and manifest.TRAINING not in manifest.read(checkpoints[-1]).files:
         raise UsageError(
             f"{folder}: holds imported weights, and no training to resume. Start one: training.init_from={folder}."
         )
     for path in reversed(checkpoints):
         try:
-            manifest.verify(path)
+            manifest.verify(path, digests=is_main_process())
             return path.resolve()
         except (CheckpointError, OSError) as error:
-            tell(f"passed over: {error}")
+            print_once(f"skipped: {error}")
     if checkpoints:
-        raise CheckpointError(
-            f"{folder}: none of its checkpoints can be gone on from, see above. Choose another --out."
-        )
+        raise CheckpointError(f"{folder}: none of its checkpoints can be resumed, see above. Choose another --out.")
     if list(folder.glob("abandoned-*")):
         raise CheckpointError(
             f"{folder}: has no checkpoint but those moved aside. Name one of abandoned-*/checkpoints by --resume."
@@ -61,7 +70,17 @@ def resume_point(folder: Path, resume: str) -> Path | None:
     return None
 
 
-def same_run(old: Recipe, new: Recipe) -> Recipe:
+def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
+    """Return a run that resumes from a checkpoint of `resume_point`."""
+    old = read.read_recipe(checkpoint, verify=False)
+    prepared = prepare_run(resumed_recipe(old, recipe), checkpoint, verify=False)
+    state = read_state(checkpoint, prepared.model, prepared.recipe.training, prepared.sources)
+    trained = manifest.read(checkpoint).trained_tokens
+    before = 0 if trained is None else trained - state["step"] * old.tokens_per_step
+    return prepared._replace(start=checkpoint, state=state, tokens_before=before)
+
+
+def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:
     """Return the recipe to resume with: the new one, with as many sequences a step. Print what has changed since the
     checkpoint, and refuse changes that would make it another run."""
     old = _with_optimizer(old, "adamw")
@@ -69,12 +88,12 @@ def same_run(old: Recipe, new: Recipe) -> Recipe:
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in LEFT_TO_THE_MACHINE and now == "auto":
             continue
-        if key in WHERE and _weights(before) == _weights(now):
-            tell(f"changed since the checkpoint: {key}")
+        if key in PATHS and _weights(before) == _weights(now):
+            print_once(f"changed since the checkpoint: {key}")
             continue
         if key.startswith(FIXED) or (key in SHARES and old.training.passes_states):
             raise _another_run(key, f"was {before} in this run and is {now} now. Put it back")
-        tell(f"changed since the checkpoint: {key} from {before} to {now}")
+        print_once(f"changed since the checkpoint: {key} from {before} to {now}")
     return new
 
 
@@ -121,3 +140,44 @@ def changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> Iter
             yield from changes(before, now, f"{section}{key}.")
         elif before != now:
             yield f"{section}{key}", before, now
+
+
+def make_newest(folder: Path, checkpoint: Path, store: CheckpointStore) -> None:
+    """Make the checkpoint that a run resumes from its newest, so that its checkpoints are one history.
+
+    Later checkpoints are moved aside, not removed. A checkpoint of another run is copied, with the metrics up to it.
+    What a kill left undone after a save is done now.
+    """
+    store.folder.mkdir(parents=True, exist_ok=True)
+    write.clean(store.folder)
+    step = manifest.read(checkpoint).step
+    if checkpoint.resolve() in [path.resolve() for path in store.all()]:
+        _move_aside(folder, store, step)
+    else:
+        # the metrics up to it; unknown where the checkpoint was taken out of its run
+        log = checkpoint.parents[1] / METRICS if checkpoint.parent.name == "checkpoints" else None
+        metrics = log.read_text(encoding="utf-8", errors="replace") if log and log.is_file() else ""
+        _move_aside(folder, store, -1)
+        atomic_write(folder / METRICS, metrics)
+        write.copy(checkpoint, store.path(step))
+    store.link()
+    store.prune()
+
+
+def _move_aside(folder: Path, store: CheckpointStore, step: int) -> None:
+    """Move the checkpoints after a step into a run folder of their own, the newest first: whenever the machine stops,
+    those that stay are the first ones of the history."""
+    later = [path for path in store.all() if step_of(path) > step]
+    if not later:
+        return
+    numbers = [int(name[1]) for path in folder.iterdir() if (name := ABANDONED.fullmatch(path.name))]
+    abandoned = folder / f"abandoned-{max(numbers, default=0) + 1}"
+    aside = CheckpointStore(abandoned / "checkpoints")
+    aside.folder.mkdir(parents=True)
+    for record in RECORDS:
+        if (folder / record).is_file():
+            shutil.copyfile(folder / record, abandoned / record)
+    for path in reversed(later):
+        shutil.move(path, aside.folder / path.name)  # copies where `checkpoints` is on another disk
+        aside.link()
+    print(f"moved aside to {abandoned}: {', '.join(path.name for path in later)}", file=sys.stderr)

@@ -1,10 +1,14 @@
-"""A training run from its recipe to its last checkpoint."""
+"""A training run from its recipe to its last checkpoint: set-up, Lightning's Trainer, fit, result."""
 
+import json
 import logging
+import platform
 import signal
 import sys
+import time
 import warnings
 from contextlib import nullcontext
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,38 +18,33 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import Strategy
 
-from lmlong.checkpoint import manifest, read
+from lmlong.attention.plugins import LOADED
+from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
 from lmlong.data.notes import text_notes
 from lmlong.errors import LmlongError, UsageError
+from lmlong.io.files import atomic_write
 from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
-from lmlong.training.checkpoint_store import FolderIO
 from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
-from lmlong.training.first_look import check_free, check_options, default_folder
 from lmlong.training.loggers import check_loggers, finish_loggers, log_end, make_loggers
-from lmlong.training.metrics_log import read_entries
+from lmlong.training.metrics_log import METRICS, read_entries
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import ENDLESS
-from lmlong.training.resume import resume_point, same_run
-from lmlong.training.run_folder import (
-    METRICS,
-    check_kept,
-    check_own,
-    check_replaceable,
-    clear,
-    go_on_from,
-    locked,
-    note,
-)
-from lmlong.training.setup import LIGHTNING, Setup, set_up
+from lmlong.training.prepare import PreparedRun, prepare_new_run
+from lmlong.training.resume import make_newest, prepare_resumed_run, resume_point
+from lmlong.training.run_folder import ENVIRONMENT, check_folder, clear, default_folder, locked
 from lmlong.training.signals import StopAtOnce, StopOnSignal
-from lmlong.training.state import Owners, read_state
+
+PACKAGES = ("lmlong", "torch", "lightning", "sentencepiece", "safetensors", "numpy")
+
+PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
+"""The number formats of recipes, by Lightning's names."""
 
 
 class TrainingResult(NamedTuple):
@@ -85,7 +84,7 @@ def train(
     >>> result.validation.bits_per_byte
     >>> model = lmlong.load(result.run)
 
-    `resume` is "auto", to go on from the newest checkpoint of the run, or a checkpoint; `overwrite` replaces a run.
+    `resume` is "auto", to resume from the newest checkpoint of the run, or a checkpoint; `overwrite` replaces a run.
     Progress is printed on stderr. Ctrl-C, or the stop button of a notebook, finishes the step, saves, and raises
     KeyboardInterrupt; the third one raises it at once. The other signals that `lmlong.training.signals` lists save too,
     and raise SystemExit. In a thread other than the main one, none of them stops training.
@@ -97,7 +96,7 @@ def train(
         )
     result = run(recipe_file.with_absolute_paths(recipe), Path(out or default_folder(recipe)), resume, overwrite)
     if result.signal == signal.SIGINT:
-        raise KeyboardInterrupt(f"stopped after step {result.step}, saved in {result.run}; resume='auto' goes on")
+        raise KeyboardInterrupt(f"stopped after step {result.step}, saved in {result.run}; resume='auto' continues it")
     if result.signal is not None:
         raise SystemExit(128 + result.signal)
     return result
@@ -105,59 +104,38 @@ def train(
 
 def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrite: bool = False) -> TrainingResult:
     """Train for the command `lmlong train`, which owns this process: it is started again for each further device, and
-    what a signal means for it is told by the result."""
+    the result reports the signal that stopped it."""
     check_launch(recipe)
     check_loggers(recipe.training.loggers)
-    check_options(resume, overwrite)
+    resume = str(resume) if resume else None
     with locked(folder) if is_main_process() else nullcontext():
         if is_main_process():
-            check = check_own if resume else check_replaceable if overwrite else check_free
-            check(folder)
-        return _run(recipe, folder, str(resume) if resume else None, overwrite)
+            check_folder(folder, recipe, resume, overwrite)
+        checkpoint = resume_point(folder, resume) if resume else None
+        if resume and not checkpoint and is_main_process():
+            print(f"{folder}: no checkpoint yet, so a new run begins", file=sys.stderr)
+        prepared = prepare_resumed_run(recipe, checkpoint) if checkpoint else prepare_new_run(recipe)
+        signals = StopOnSignal(recipe.processes)
+        callback = TrainingCallback(folder, prepared, signals)
+        if is_main_process():
+            if overwrite:
+                clear(folder)
+            if checkpoint:
+                make_newest(folder, checkpoint, callback.checkpoints)
+            _record(folder, prepared)
+            _print_start(prepared)
+        return _fit(prepared, callback, signals)
 
 
-def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> TrainingResult:
-    resume_from = resume_point(folder, resume) if resume else None
-    if resume and not resume_from and is_main_process():
-        print(f"{folder}: no checkpoint yet, so a new run begins", file=sys.stderr)
-    source = None if resume_from else recipe.training.init_from
-    tokens_before = 0
-    if not resume_from:
-        check_kept(recipe.training, folder)
-    if resume_from:
-        old = read.read_recipe(resume_from)
-        recipe = same_run(old, recipe)
-        tokens_before = read.trained_tokens(resume_from) - manifest.read(resume_from).step * old.tokens_per_step
-        setup = set_up(recipe, resume_from)
-    elif source:
-        setup, tokens_before = read.reading(
-            source, lambda start: (set_up(recipe, start, new_attention=True), read.trained_tokens(start))
-        )
-    else:
-        setup = set_up(recipe)
-    owners = Owners(setup.tokens.identity, setup.teaching.weights_hash if setup.teaching else "")
-    state = read_state(resume_from, setup.model, setup.recipe.training, owners) if resume_from else None
-    if is_main_process():
-        if overwrite:
-            clear(folder)
-        if resume_from:
-            resume_from = go_on_from(folder, resume_from, recipe.training)
-        note(folder, setup)
-        _say(setup, resume_from or source)
-
-    signals = StopOnSignal(recipe.processes)
-    clock = TrainingClock(recipe.training, setup.steps)
-    callback = TrainingCallback(folder, setup.data, clock, signals, tokens_before, owners)
-    callbacks: list[Callback] = [signals, callback]
-    if every := recipe.model.attention.favor.resample_every:
-        callbacks.append(ResampleFeatures(setup.model, recipe.seed, every))
-    trainer = _trainer(folder, setup, callbacks, state, _last_step(clock, state))
-    token_bytes = torch.from_numpy(setup.tokens.tokenizer.token_bytes)
-    teacher = setup.teaching.teacher if setup.teaching else None
-    module = TrainingModule(setup.model, setup.recipe, clock, token_bytes, setup.data.training(), teacher)
+def _fit(prepared: PreparedRun, callback: TrainingCallback, signals: StopOnSignal) -> TrainingResult:
+    """Take the remaining steps of a run."""
+    seconds = prepared.state["seconds"] if prepared.state else 0.0
+    clock = TrainingClock(prepared.recipe.training, prepared.steps, seconds)
+    module = TrainingModule(prepared, clock)
+    trainer = _make_trainer(prepared, callback, signals, clock.remaining_steps(prepared.first_step))
     try:
         with signals:
-            trainer.fit(module, ckpt_path=resume_from, weights_only=True)
+            trainer.fit(module)
     except StopAtOnce as stop:
         if stop.signal_number == signal.SIGINT:
             raise KeyboardInterrupt("stopped at once") from None
@@ -167,68 +145,82 @@ def _run(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> T
             raise LmlongError(why) from error
         raise
     else:
-        step, final = trainer.global_step, callback.final if is_main_process() else None
-        tokens, others = setup.tokens, None
-        if final and recipe.objective == "causal":
-            others = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer)
-        if is_main_process() and step > (state["step"] if state else 0):
-            log_end(trainer.loggers, step, callback, others)
-        return TrainingResult(folder, step, final, others, signals.agreed, callback.sampled, is_main_process())
+        return _result(module, callback, signals)
     finally:
         finish_loggers(trainer.loggers)
 
 
-def _last_step(clock: TrainingClock, state: dict[str, Any] | None) -> int:
-    """Return the step after which no other is taken: the one to resume from, where the time is used up."""
-    if state:
-        clock.seconds = state["seconds"]
-    return state["step"] if state and clock.is_over else clock.steps
+def _result(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal) -> TrainingResult:
+    """Return the result of a run that ended, with the baselines of its text, after it is logged."""
+    prepared, tokens, step, is_main = module.prepared, module.prepared.tokens, module.step, is_main_process()
+    validation, others = callback.final if is_main else None, None
+    if validation and prepared.recipe.objective == "causal":
+        others = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer)
+    if is_main and step > prepared.first_step:
+        log_end(module.trainer.loggers, step, callback, others)
+    return TrainingResult(callback.folder, step, validation, others, signals.agreed, callback.sampled, is_main)
 
 
-def _say(setup: Setup, start: Path | str | None) -> None:
-    """Print what begins to stderr."""
-    for line in text_notes(setup.tokens.info):
+def _record(folder: Path, prepared: PreparedRun) -> None:
+    """Write the recipe, the tokenizer and the environment of a run into its folder."""
+    environment = {
+        "command": sys.argv,
+        "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "plugins": {name: LOADED[name].sha256 for name in prepared.recipe.plugins},
+        "machine": platform.platform(),
+        "device": torch.cuda.get_device_name() if prepared.device.type == "cuda" else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "parameters": count_parameters(prepared.model),
+        "text": prepared.tokens.info,
+    }
+    atomic_write(folder / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+    atomic_write(folder / RECIPE, recipe_file.dump(prepared.recipe))
+    prepared.tokens.tokenizer.save(folder / TOKENIZER)
+
+
+def _print_start(prepared: PreparedRun) -> None:
+    """Print what is trained to stderr."""
+    training = prepared.recipe.training
+    length = f"{prepared.steps:,} steps"
+    if training.minutes is not None:
+        limit = "minutes, steps" if prepared.steps == ENDLESS else f"minutes or {length}"
+        length = f"{training.minutes:g} {limit}"
+    for line in text_notes(prepared.tokens.info):
         print(line, file=sys.stderr)
     print(
-        f"{count_parameters(setup.model):,} parameters, {_length(setup)} of {setup.tokens_per_step:,} tokens, "
-        f"{setup.recipe.training.precision} on {setup.device.type}" + (f", from {start}" if start else ""),
+        f"{count_parameters(prepared.model):,} parameters, {length} of {prepared.recipe.tokens_per_step:,} tokens, "
+        f"{training.precision} on {prepared.device.type}" + (f", from {prepared.start}" if prepared.start else ""),
         file=sys.stderr,
     )
 
 
-def _length(setup: Setup) -> str:
-    """Return how long a run trains, for people."""
-    minutes = setup.recipe.training.minutes
-    if minutes is None:
-        return f"{setup.steps:,} steps"
-    return f"{minutes:g} minutes, steps" if setup.steps == ENDLESS else f"{minutes:g} minutes or {setup.steps:,} steps"
-
-
-def _trainer(
-    folder: Path, setup: Setup, callbacks: list[Callback], state: dict[str, Any] | None, last_step: int
-) -> Trainer:
+def _make_trainer(prepared: PreparedRun, callback: TrainingCallback, signals: StopOnSignal, steps: int) -> Trainer:
     """Return Lightning's Trainer without what is done here: progress bars, checkpoints, samplers, summaries."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
-    training = setup.recipe.training
-    plugins: list[Any] = [FolderIO(recipe_file.dump(setup.recipe), setup.tokens.tokenizer.file, state)]
-    if launcher() == "srun":
-        plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are handled here
+    recipe, training = prepared.recipe, prepared.recipe.training
+    callbacks: list[Callback] = [signals, callback]
+    if every := recipe.model.attention.favor.resample_every:
+        callbacks.append(ResampleFeatures(prepared.model, recipe.seed, every))
+    # signals are handled here
+    plugins: list[Any] = [SLURMEnvironment(auto_requeue=False)] if launcher() == "srun" else []
     return Trainer(
-        accelerator={"cuda": "gpu"}.get(setup.device.type, setup.device.type),
-        devices=setup.recipe.devices,
-        num_nodes=setup.recipe.nodes,
-        strategy=_strategy(setup),
-        precision=None if training.strategy == "deepspeed" else LIGHTNING[training.precision],  # type: ignore[arg-type]
-        max_steps=last_step,
+        accelerator={"cuda": "gpu"}.get(prepared.device.type, prepared.device.type),
+        devices=recipe.devices,
+        num_nodes=recipe.nodes,
+        strategy=_strategy(prepared),
+        precision=None if training.strategy == "deepspeed" else PRECISIONS[training.precision],  # type: ignore[arg-type]
+        max_steps=steps,
         max_epochs=-1,
         accumulate_grad_batches=training.accumulate,
         gradient_clip_val=training.clip,
         callbacks=callbacks,
         plugins=plugins,
-        logger=make_loggers(setup.recipe, folder, state["step"] if state else 0),
+        logger=make_loggers(recipe, callback.folder, prepared.first_step),
         log_every_n_steps=training.log_every,
         use_distributed_sampler=False,
         enable_checkpointing=False,
@@ -237,13 +229,13 @@ def _trainer(
     )
 
 
-def _strategy(setup: Setup) -> Strategy | str:
+def _strategy(prepared: PreparedRun) -> Strategy | str:
     """Return Lightning's strategy for the processes of a run."""
-    training = setup.recipe.training
+    training = prepared.recipe.training
     if training.strategy == "deepspeed":
         if find_spec("deepspeed") is None:
             raise UsageError("training.strategy: deepspeed is not installed, it is made for Linux. Use ddp or auto.")
         from lmlong.training.deepspeed_strategy import DeepSpeedTraining
 
-        return DeepSpeedTraining(training, setup.device)
-    return "ddp" if training.strategy == "ddp" or setup.recipe.processes > 1 else "auto"
+        return DeepSpeedTraining(training, prepared.device)
+    return "ddp" if training.strategy == "ddp" or prepared.recipe.processes > 1 else "auto"

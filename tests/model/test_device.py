@@ -17,7 +17,7 @@ from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import loss_totals
 from lmlong.recipe import Attention, Favor, Model
-from lmlong.training.setup import resolve
+from lmlong.training.prepare import resolve
 
 META = torch.device("meta")
 

@@ -11,8 +11,8 @@ from lmlong.errors import UsageError
 from lmlong.model.loss import IGNORED
 from lmlong.recipe import Recipe
 from lmlong.training.module import as_tensors
+from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
-from lmlong.training.setup import set_up
 
 from .conftest import assert_resumes_exactly, losses
 
@@ -25,7 +25,7 @@ def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -
     train(recipe_of(), tmp_path / "base")  # for a fresh model makes nothing of its state
     still = [f"training.init_from={tmp_path / 'base'}", "training.learning_rate=1e-30", "training.steps=3", CARRY]
     train(recipe_of(*still), tmp_path / "run")
-    setup = set_up(recipe_of(*still), read.find(tmp_path / "base"))
+    setup = prepare_run(recipe_of(*still), read.find(tmp_path / "base"))
     parts = [as_tensors(setup.data.training().batch(number)) for number in range(3)]
     tokens, targets, starts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_it_is_validated_along_its_state(recipe_of: Recipes, tmp_path: Path) -> 
     """The figure is that of the parts of the text, each read at once, and not that of short windows."""
     options = (CARRY, "training.steps=40", "text.validation.fraction=0.2")
     outcome = train(recipe_of(*options), tmp_path / "run")
-    setup = set_up(recipe_of(*options), read.find(tmp_path / "run"))
+    setup = prepare_run(recipe_of(*options), read.find(tmp_path / "run"))
     batches = [as_tensors(batch) for batch in setup.data.validation()]
     nats = 0.0
     half = len(batches) // 2  # of the batches: 8 parts are read 4 at a time

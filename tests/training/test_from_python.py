@@ -158,7 +158,7 @@ def test_ctrl_c_saves_the_step_and_is_a_keyboard_interrupt(tiny: Path, tmp_path:
     assert script.process.returncode == 0, errors
     step = metrics(tmp_path / "run")[-1]["step"]
     run = tmp_path / "run"
-    assert output == f"stopped after step {step}, saved in {run}; resume='auto' goes on True SIG_DFL\n"
+    assert output == f"stopped after step {step}, saved in {run}; resume='auto' continues it True SIG_DFL\n"
     assert read.find(run).name == f"step-{step:08d}"
     assert lmlong.train(recipe_of(f"training.steps={step + 1}"), run, resume="auto").step == step + 1
 

@@ -74,15 +74,9 @@ def checkpoints(tmp_path: Path) -> Path:
     """A run of three checkpoints of which one was worth nothing that is a number."""
     from lmlong.training.checkpoint_store import CheckpointStore
 
-    class Trainer:
-        is_global_zero, global_step = True, 0
-
-        def save_checkpoint(self, path: Path, storage_options: dict) -> None:
-            write.write(path, write.Contents({"a": torch.ones(1)}, {}, "", b"", self.global_step, **storage_options))
-
-    trainer, kept = Trainer(), CheckpointStore(tmp_path / "checkpoints", keep_last=9)
-    for trainer.global_step, validated in ((1, float("nan")), (2, 3.0), (3, float("inf")), (4, 3.0)):
-        kept.save(trainer, validated)  # type: ignore[arg-type]
+    kept = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
+    for step, validated in ((1, float("nan")), (2, 3.0), (3, float("inf")), (4, 3.0)):
+        kept.save(write.Contents({"a": torch.ones(1)}, {}, "", b"", step, validated))
     return tmp_path
 
 
@@ -258,7 +252,7 @@ def test_only_a_run_is_overwritten(recipe_of: Recipes, tmp_path: Path) -> None:
     thesis = tmp_path / "mine" / "thesis.tex"
     thesis.parent.mkdir()
     thesis.write_text("years of work")
-    with pytest.raises(UsageError, match=r"mine: no run of lmlong, so --overwrite leaves it alone"):
+    with pytest.raises(UsageError, match=r"mine: not a run of lmlong, so --overwrite leaves it alone"):
         train(recipe_of("training.steps=1"), tmp_path / "mine", overwrite=True)
     (tmp_path / "mine" / "recipe.yaml").write_text("my own")
     for how in ({"overwrite": True}, {"resume": "auto"}, {}):
@@ -306,7 +300,7 @@ def test_a_link_within_a_run_is_not_followed_into_what_it_names(recipe_of: Recip
 def test_weights_are_not_taken_from_the_folder_that_is_emptied(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.steps=1"), tmp_path / "run")
     for key in ("init_from", "teacher"):
-        with pytest.raises(UsageError, match=rf"training\.{key}: .* lies in .*, which --overwrite empties"):
+        with pytest.raises(UsageError, match=rf"training\.{key}: .* is in .*, which --overwrite empties"):
             train(recipe_of(f"training.{key}={tmp_path / 'run'}"), tmp_path / "run", overwrite=True)
     assert linked(tmp_path / "run", "latest") == 1
 

@@ -13,8 +13,8 @@ from lmlong.errors import CheckpointError, UsageError
 from lmlong.model.metrics import loss_totals
 from lmlong.recipe import Recipe
 from lmlong.training.module import as_tensors
+from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
-from lmlong.training.setup import set_up
 
 from .conftest import lmlong, metrics
 
@@ -71,7 +71,7 @@ def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_p
 
 def test_the_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -> None:
     outcome = train(masked(), tmp_path / "run")
-    setup = set_up(masked(), read.find(tmp_path / "run"))
+    setup = prepare_run(masked(), read.find(tmp_path / "run"))
     batches = [as_tensors(batch) for batch in setup.data.validation()]
     again = loss_totals(setup.model.eval(), batches, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
     assert outcome.validation is not None
@@ -128,7 +128,7 @@ def test_parts_and_processes_are_the_step_of_the_whole_batch(
 
 @pytest.mark.parametrize("rows", ["windows", "documents"])
 def test_blocks_change_nothing_of_what_is_read(masked: Recipes, rows: str) -> None:
-    flat, hourglass = (set_up(masked(f"text.rows={rows}", *options)).data for options in ([], KINDS["hourglass"]))
+    flat, hourglass = (prepare_run(masked(f"text.rows={rows}", *options)).data for options in ([], KINDS["hourglass"]))
     for step in range(3):
         pairs = zip(flat.training().batch(step), hourglass.training().batch(step), strict=True)
         assert all(np.array_equal(mine, others) for mine, others in pairs)

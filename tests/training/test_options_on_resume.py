@@ -9,7 +9,7 @@ import pytest
 from lmlong.checkpoint import read
 from lmlong.errors import UsageError
 from lmlong.recipe import Recipe, Training
-from lmlong.training.resume import same_run
+from lmlong.training.resume import resumed_recipe
 from lmlong.training.run import train
 
 from .conftest import metrics
@@ -155,7 +155,7 @@ def test_what_would_make_another_run_is_refused(recipe_of: Recipes, begun: Calla
 def test_a_teacher_goes_on_teaching_the_same(recipe_of: Recipes, name: str) -> None:
     taught = ("training.optimizer=muon", "training.teacher=/nowhere")
     with pytest.raises(UsageError, match=f"--resume: training.{name}"):
-        same_run(recipe_of(*taught), recipe_of(*taught, f"training.{name}={OF_A_TEACHER[name]}"))
+        resumed_recipe(recipe_of(*taught), recipe_of(*taught, f"training.{name}={OF_A_TEACHER[name]}"))
 
 
 @pytest.mark.parametrize("name", FROM_THE_RECIPE)
@@ -163,7 +163,7 @@ def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, begun: Callable, 
     new = recipe_of("training.optimizer=muon", f"training.{name}={FROM_THE_RECIPE[name]}")
     old = read.read_recipe(read.find(begun("run")))
     assert getattr(new.training, name) != getattr(old.training, name)
-    assert same_run(old, new) == new
+    assert resumed_recipe(old, new) == new
 
 
 def test_a_text_that_has_moved_is_the_same_text(

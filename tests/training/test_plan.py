@@ -12,8 +12,8 @@ from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import Recipe
 from lmlong.training import plan, profile
+from lmlong.training.prepare import prepare_run
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
-from lmlong.training.setup import set_up
 
 Recipes = Callable[..., Recipe]
 LONG = ["text.sequence_length=4096", "text.rows=documents", "model.width=64", "training.batch_size=4"]
@@ -32,7 +32,7 @@ def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short
     measured = profile_step(recipe, BatchShape(4, 4096, None)).peak
     # what an allocator holds on to differs from time to time by more than one would like: tools/plan_accuracy.py
     assert growth.cost(4, None).bytes == pytest.approx(measured, rel=0.35)
-    assert growth.second.parameters == count_parameters(set_up(recipe).model)
+    assert growth.second.parameters == count_parameters(prepare_run(recipe).model)
 
     of_two, of_four = growth.cost(2, None), growth.cost(4, None)
     little = of_two.bytes + (of_four.bytes - of_two.bytes) // 4

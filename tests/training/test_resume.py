@@ -12,9 +12,9 @@ from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.io.manifest import make
 from lmlong.recipe import Recipe
-from lmlong.training.resume import changes, resume_point, same_run
+from lmlong.training.resume import changes, resume_point, resumed_recipe
 from lmlong.training.run import train
-from lmlong.training.state import random_states, restore
+from lmlong.training.training_state import random_states, restore_random_states
 
 from .conftest import assert_resumes_exactly
 
@@ -96,7 +96,7 @@ def test_random_states_are_put_back_exactly() -> None:
     states = random_states()
     drawn = (random.random(), np.random.rand(3).tolist(), torch.rand(3).tolist())
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    restore(states)
+    restore_random_states(states)
     assert (random.random(), np.random.rand(3).tolist(), torch.rand(3).tolist()) == drawn
 
 
@@ -124,7 +124,7 @@ def test_random_states_of_gpus_are_restored_as_far_as_there_are_gpus(
     given: dict[int, int] = {}
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: given.update({device: int(state[0])}))
     cuda = [torch.full((16,), number, dtype=torch.uint8) for number in range(saved)]
-    restore({**random_states(), "cuda": cuda}, gpus)
+    restore_random_states({**random_states(), "cuda": cuda}, gpus)
     assert given == {number: number for number in restored}
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -142,13 +142,13 @@ def test_each_optimizer_resumes_exactly_and_need_not_be_named_again(recipe_of: R
         assert_resumes_exactly(recipe_of, tmp_path / optimizer, named)
         state = read.read_training(read.find(tmp_path / optimizer / "whole"))
         assert any(moments in kept for number, kept in state["optimizer"].items() if number)
-        assert same_run(recipe_of(named), recipe_of()).training.optimizer == optimizer
+        assert resumed_recipe(recipe_of(named), recipe_of()).training.optimizer == optimizer
 
 
 def test_a_run_from_before_there_was_a_choice_goes_on_with_adamw(recipe_of: Recipes) -> None:
-    assert same_run(recipe_of(), recipe_of()).training.optimizer == "adamw"
+    assert resumed_recipe(recipe_of(), recipe_of()).training.optimizer == "adamw"
     with pytest.raises(UsageError, match=r"training\.optimizer: was adamw in this run and is muon now"):
-        same_run(recipe_of(), recipe_of("training.optimizer=muon"))
+        resumed_recipe(recipe_of(), recipe_of("training.optimizer=muon"))
 
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
@@ -160,5 +160,5 @@ def test_what_changed_is_told_by_one_process_of_all(
     times: int,
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", rank)
-    same_run(recipe_of(), recipe_of("training.learning_rate=1e-4"))
+    resumed_recipe(recipe_of(), recipe_of("training.learning_rate=1e-4"))
     assert capsys.readouterr().err.count("changed since the checkpoint: training.learning_rate") == times

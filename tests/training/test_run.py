@@ -18,9 +18,9 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import loss_totals
 from lmlong.recipe import Recipe
 from lmlong.training.module import as_tensors
+from lmlong.training.prepare import prepare_run
 from lmlong.training.resume import resume_point
 from lmlong.training.run import train
-from lmlong.training.setup import set_up
 
 from .conftest import metrics
 
@@ -41,7 +41,7 @@ def test_a_run_learns_and_its_last_figure_is_that_of_its_weights(recipe_of: Reci
     first, last = losses(tmp_path / "run")[0], losses(tmp_path / "run")[-1]
     assert first > 5.4 and last < 2.5  # ln 258 = 5.55; the text's own letters alone give about 2.8
 
-    setup = set_up(recipe_of(), read.find(tmp_path / "run"))
+    setup = prepare_run(recipe_of(), read.find(tmp_path / "run"))
     tokens = setup.tokens
     batches = validation_batches(
         scored_tokens(tokens.validation.tokens, tokens.tokenizer.bos, tokens.tokenizer.eos), 64, 3
@@ -82,7 +82,7 @@ def test_a_run_that_reads_blocks_learns_and_scores_as_many_bytes(recipe_of: Reci
     blocks = recipe_of("training.steps=40", "model.downsample={factor: 4, layers: 1}", f"text.rows={rows}")
     outcome = train(blocks, tmp_path / "run")
     assert losses(tmp_path / "run")[-1] < 2.7 and outcome.validation is not None
-    setup = set_up(blocks, read.find(tmp_path / "run"))
+    setup = prepare_run(blocks, read.find(tmp_path / "run"))
     tokens, tokenizer = setup.tokens.validation.tokens, setup.tokens.tokenizer
     assert outcome.validation.bytes == len(tokenizer.decode_bytes(tokens))
     # padding changes no figure: blocks that documents cut short are read to the same loss
@@ -166,19 +166,19 @@ def test_fine_tuning_may_change_the_attention(recipe_of: Recipes, tmp_path: Path
     attention = [f"model.attention.{word}" for word in change]
     train(recipe_of("model.attention.kind=softmax"), tmp_path / "base")
     recipe = recipe_of(*attention)
-    fresh, tuned = set_up(recipe).model.state_dict(), set_up(recipe, read.find(tmp_path / "base"), True).model
+    fresh, tuned = prepare_run(recipe).model.state_dict(), prepare_run(recipe, read.find(tmp_path / "base"), True).model
     base = weights(tmp_path / "base")
     for name, tensor in tuned.state_dict().items():
         assert torch.equal(tensor, base.get(name, fresh[name])), name
     with pytest.raises(CheckpointError, match=r"mixer\.(attention|forget)"):
-        set_up(recipe, read.find(tmp_path / "base"))
+        prepare_run(recipe, read.find(tmp_path / "base"))
     train(recipe_of("model.attention.kind=softmax", f"training.init_from={tmp_path / 'base'}"), tmp_path / "back")
 
 
 def test_what_delta_needs_and_softmax_lacks_begins_without_effect(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("model.attention.kind=softmax", "model.head_norm=false", "model.convolution=0"), tmp_path / "base")
     recipe = recipe_of("model.attention.kind=delta", "model.convolution=3")
-    mixer = set_up(recipe, read.find(tmp_path / "base"), True).model.blocks[0].mixer
+    mixer = prepare_run(recipe, read.find(tmp_path / "base"), True).model.blocks[0].mixer
     assert (mixer.head_norm.weight == 1).all() and torch.equal(mixer.convolution.weight, mixer.convolution.identity())
 
 
@@ -263,7 +263,7 @@ def test_kernels_need_triton_and_a_gpu(recipe_of: Recipes, monkeypatch: pytest.M
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     missing = "device is cpu" if find_spec("triton") else "triton is not installed"
     with pytest.raises(UsageError, match=rf"training\.kernel: triton cannot be used here: .*{missing}.* Use torch"):
-        set_up(recipe_of("training.kernel=triton", "device=cpu"))
+        prepare_run(recipe_of("training.kernel=triton", "device=cpu"))
 
 
 @needs_triton
@@ -272,7 +272,7 @@ def test_a_run_by_kernels_learns_what_a_run_by_torch_learns(recipe_of: Recipes, 
         small = ("model.layers=1", "training.batch_size=1", "training.steps=3", "training.validation_tokens=100")
         train(recipe_of(f"training.kernel={kernel}", *small), tmp_path / kernel)
     assert losses(tmp_path / "triton") == pytest.approx(losses(tmp_path / "torch"), rel=1e-5)
-    model = set_up(recipe_of("training.kernel=triton")).model
+    model = prepare_run(recipe_of("training.kernel=triton")).model
     assert isinstance(model, LanguageModel)
     assert all(block.mixer.attention.kernel is triton.load_scan() for block in model.blocks)
 

@@ -13,8 +13,8 @@ from lmlong.cli.info import info
 from lmlong.evaluation.state_health import denominators
 from lmlong.recipe import Recipe
 from lmlong.training.module import as_tensors
+from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
-from lmlong.training.setup import set_up
 
 from .conftest import metrics
 
@@ -53,7 +53,7 @@ def test_learned_gates_begin_there_and_change(recipe_of: Recipes, tmp_path: Path
 
 def test_denominators_are_the_smallest_of_the_validation_text(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of(), tmp_path / "run")
-    setup = set_up(recipe_of(), read.find(tmp_path / "run"))
+    setup = prepare_run(recipe_of(), read.find(tmp_path / "run"))
     smallest = min(
         found.smallest
         for tokens, _, starts in map(as_tensors, setup.data.validation())

@@ -14,8 +14,8 @@ from lmlong.model.loss import IGNORED
 from lmlong.model.state import detach_state, where_state
 from lmlong.recipe import Recipe
 from lmlong.training.module import PASSED, as_tensors
+from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
-from lmlong.training.setup import set_up
 
 from .conftest import assert_resumes_exactly, equal, lmlong, losses, metrics
 
@@ -28,7 +28,7 @@ def test_a_share_of_the_rows_reads_on_from_another_text(recipe_of: Recipes, tmp_
     train(recipe_of(), tmp_path / "base")  # for a fresh model makes nothing of its state
     still = [f"training.init_from={tmp_path / 'base'}", "training.learning_rate=1e-30", "training.steps=6", HALF]
     train(recipe_of(*still), tmp_path / "run")
-    setup = set_up(recipe_of(*still), read.find(tmp_path / "base"))
+    setup = prepare_run(recipe_of(*still), read.find(tmp_path / "base"))
     before, expected, rows = None, [], []
     for number in range(6):
         tokens, targets, starts = as_tensors(setup.data.training().batch(number))

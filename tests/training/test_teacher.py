@@ -12,9 +12,9 @@ from lmlong.errors import RecipeError, UsageError
 from lmlong.inference.loading import load
 from lmlong.model.loss import Softening
 from lmlong.recipe import Recipe
+from lmlong.training.distillation import Teacher, taught_loss
 from lmlong.training.plan import make_plan
 from lmlong.training.run import train
-from lmlong.training.teacher import Teacher, taught_loss
 
 from .conftest import assert_resumes_exactly, lmlong, metrics
 
@@ -44,7 +44,8 @@ def divergence(student: Path, teacher: Path) -> float:
     tokens = torch.tensor([ours.tokenizer.encode("the cat sat on the mat and then a bird flew over the dog")])
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     with torch.no_grad():
-        loss, _, _ = taught_loss(ours.model, Teacher(theirs.model, Softening(1.0, 1.0)), tokens, tokens, starts)
+        soft = Teacher(theirs.model, Softening(1.0, 1.0), theirs.tokenizer, theirs.weights_hash)
+        loss, _, _ = taught_loss(ours.model, soft, tokens, tokens, starts)
     return float(loss) / tokens.numel()
 
 

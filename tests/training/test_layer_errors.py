@@ -4,7 +4,7 @@ import torch
 
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model
-from lmlong.training.alignment import LEAST, layer_errors
+from lmlong.training.distillation import LEAST, layer_errors
 
 TEACHER = Model(width=16, layers=3, heads=2, attention=Attention(kind="softmax"))
 STUDENT = TEACHER.model_copy(update={"attention": Attention(kind="linear")})

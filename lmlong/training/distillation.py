@@ -1,0 +1,132 @@
+"""Distillation: a model learns the predictions of a trained one, its teacher, or the outputs of the teacher's layers.
+
+B batch, T time.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lmlong import recipe
+from lmlong.checkpoint import manifest, read
+from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.errors import UsageError
+from lmlong.model.base import TextModel
+from lmlong.model.build import build
+from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.loss import IGNORED, Softening, TeacherOutput
+
+LEAST = 1e-4
+"""Added to the mean square of an output, so that a token to which a layer adds nothing does not outweigh all others."""
+
+
+class Teacher(NamedTuple):
+    """A language model that is not trained, and how a student learns from it: its predictions, or without `soft` the
+    outputs of its layers. Neither its weights nor its memory are in any checkpoint of the student."""
+
+    model: LanguageModel
+    soft: Softening | None
+    tokenizer: Tokenizer
+    weights_hash: str
+
+    @torch.no_grad()
+    def hidden_states(self, tokens: Tensor, document_starts: Tensor | None = None) -> Tensor:
+        """Return its last hidden states (B, T, width), read from an empty state piece by piece."""
+        state, pieces = self.model.init_state(len(tokens)), []
+        for begin in range(0, tokens.shape[1], PIECE):
+            piece = slice(begin, begin + PIECE)
+            starts = None if document_starts is None else document_starts[:, piece]
+            hidden, state = self.model.hidden_states(tokens[:, piece], state, starts)
+            pieces.append(hidden)
+        return torch.cat(pieces, dim=1)
+
+
+def load_teacher(options: recipe.Training) -> Teacher | None:
+    """Return the teacher that a recipe names, if any."""
+    if options.teacher is None:
+        return None
+    softening = Softening(options.teacher_share, options.teacher_temperature)
+    soft = softening if options.teacher_of == "predictions" else None
+    return read.reading(options.teacher, lambda checkpoint: _load(checkpoint, options.teacher, soft))
+
+
+def _load(checkpoint: Path, name: str | None, soft: Softening | None) -> Teacher:
+    trained, tokenizer = read.read_recipe(checkpoint), read.read_tokenizer(checkpoint)
+    read.check_size(checkpoint, trained, lambda trained: build(trained, tokenizer.vocabulary))
+    model = build(trained, tokenizer.vocabulary)
+    if not isinstance(model, LanguageModel):
+        raise UsageError(f"training.teacher: {name} is an encoder, which predicts no next token. Name another run.")
+    read.load_weights(model, checkpoint)
+    weights_hash = manifest.read(checkpoint).files[manifest.WEIGHTS]["sha256"]
+    return Teacher(model.eval().requires_grad_(False), soft, tokenizer, weights_hash)
+
+
+def train_mixers_alone(student: TextModel, teacher: LanguageModel) -> None:
+    """Freeze all weights of a student but its mixers', whose outputs are to be those of a teacher."""
+    assert isinstance(student, LanguageModel)
+    (layers, width), (teacher_layers, teacher_width) = (
+        (len(model.blocks), model.embedding.embedding_dim) for model in (student, teacher)
+    )
+    if (layers, width) != (teacher_layers, teacher_width):
+        raise UsageError(
+            f"training.teacher_of: the teacher has {teacher_layers} layers of width {teacher_width}, the model "
+            f"{layers} of width {width}. To learn its layers, both must match; otherwise leave out teacher_of."
+        )
+    if student.hourglass or teacher.hourglass:
+        raise UsageError("training.teacher_of: layers of a shortened sequence are not compared. Leave it out.")
+    student.requires_grad_(False)
+    for block in student.blocks:
+        block.mixer.requires_grad_(True)
+
+
+def taught_loss(
+    model: TextModel,
+    teacher: Teacher | None,
+    tokens: Tensor,
+    targets: Tensor,
+    mask: Tensor,
+    state: Any = None,
+    segment: int | None = None,
+) -> tuple[Tensor, Tensor, Any]:
+    """Return the loss to minimize, the reported loss, and the state after. The reported loss is the summed -log p of
+    the targets; where the layers of a teacher are learned, the mean of their errors for each target."""
+    if teacher is None:
+        losses, state = model.loss(tokens, targets, mask, state, segment)
+        return losses, losses.detach(), state
+    assert isinstance(model, LanguageModel)
+    if teacher.soft is None:
+        error = layer_errors(model, teacher.model, tokens, mask).mean()
+        return error * targets.numel(), error.detach() * (targets != IGNORED).sum(), None
+    output = TeacherOutput(teacher.hidden_states(tokens, mask), teacher.model.lm_head.weight, teacher.soft)
+    losses, state = model.loss(tokens, targets, mask, state, segment, output)
+    return losses[0], losses[1].detach(), state
+
+
+def layer_errors(
+    student: LanguageModel, teacher: LanguageModel, tokens: Tensor, document_starts: Tensor | None
+) -> Tensor:
+    """Return, for each layer, the squared error of the student's mixer relative to the teacher's output, the mean over
+    all tokens (B, T). Both read what the teacher's layer reads; no gradient passes from one layer to another."""
+    state, teacher_state = (model.init_state(len(tokens)) for model in (student, teacher))
+    _, positions = student.embed(tokens, state, document_starts)
+    with torch.no_grad():
+        x, teacher_positions = teacher.embed(tokens, teacher_state, document_starts)
+    errors = []
+    for block, teacher_block, inner, teacher_inner in zip(
+        student.blocks, teacher.blocks, state.blocks, teacher_state.blocks, strict=True
+    ):
+        with torch.no_grad():
+            target, _ = teacher_block.mixer(x, teacher_inner, teacher_positions)
+        if student.activation_checkpointing and torch.is_grad_enabled():
+            output, _ = checkpoint(block.mixer, x, inner, positions, use_reentrant=False)
+        else:
+            output, _ = block.mixer(x, inner, positions)
+        target32, output32 = (y.to(torch.promote_types(y.dtype, torch.float32)) for y in (target, output))
+        error = (output32 - target32).square().mean(-1) / (target32.square().mean(-1) + LEAST)
+        errors.append(error.mean())
+        with torch.no_grad():
+            x = teacher_block.add(x, target)
+    return torch.stack(errors)

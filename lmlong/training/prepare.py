@@ -1,0 +1,134 @@
+"""What a run needs before its first step, from its recipe: the tokens, the model and its teacher."""
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from lmlong.attention.linear import triton
+from lmlong.checkpoint import read
+from lmlong.data.data_module import DATA_MODULES, DataModule
+from lmlong.data.token_dataset import TokenDataset, prepare
+from lmlong.errors import UsageError
+from lmlong.model.base import TextModel
+from lmlong.model.build import build
+from lmlong.model.device import pick_device
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.memory import check_memory
+from lmlong.model.precision import Precision, computes_in_bf16
+from lmlong.recipe import Recipe
+from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone
+from lmlong.training.optimizer import count_steps
+
+
+class PreparedRun(NamedTuple):
+    """A run before its first step."""
+
+    recipe: Recipe  # with `auto` resolved for this machine
+    tokens: TokenDataset
+    model: TextModel
+    device: torch.device
+    teacher: Teacher | None = None
+    start: Path | str | None = None  # the checkpoint or run with whose weights it begins
+    state: dict[str, Any] | None = None  # the training state to resume from
+    tokens_before: int = 0  # trained on by the run that this one began from
+
+    @property
+    def steps(self) -> int:
+        return count_steps(self.recipe.training, self.recipe.tokens_per_step)
+
+    @property
+    def first_step(self) -> int:
+        """The optimizer steps taken before this process began."""
+        return self.state["step"] if self.state else 0
+
+    @property
+    def data(self) -> DataModule:
+        """Return the data module of the recipe."""
+        return DATA_MODULES[self.recipe.objective](self.recipe, self.tokens)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The hashes of what a run learns from: with another text or teacher it would be another run."""
+        return {"text": self.tokens.identity, "teacher": self.teacher.weights_hash if self.teacher else ""}
+
+
+def prepare_new_run(recipe: Recipe) -> PreparedRun:
+    """Return a run that begins with the weights of `training.init_from`, if any; its attention may be another one."""
+    source = recipe.training.init_from
+    if source is None:
+        return prepare_run(recipe)
+    prepared, tokens_before = read.reading(
+        source, lambda start: (prepare_run(recipe, start, new_attention=True), read.trained_tokens(start))
+    )
+    return prepared._replace(start=source, tokens_before=tokens_before)
+
+
+def prepare_run(
+    recipe: Recipe, start: Path | None = None, new_attention: bool = False, verify: bool = True
+) -> PreparedRun:
+    """Read the text and build the model, with the tokenizer and weights of the checkpoint `start`, if any, else with
+    the tokenizer of the teacher, if any.
+
+    With `new_attention` the checkpoint's attention may differ from the recipe's; all else must fit.
+    """
+    recipe, device = _resolve(recipe)
+    training = recipe.training
+    teacher = load_teacher(training)
+    tokenizer = read.read_tokenizer(start, verify) if start else teacher.tokenizer if teacher else None
+    tokens = prepare(recipe.text, tokenizer)
+    if teacher and teacher.tokenizer.hash != tokens.tokenizer.hash:
+        raise UsageError(
+            f"training.teacher: {training.teacher} has another tokenizer than training.init_from. Choose two runs with "
+            "the same, or leave one out."
+        )
+    check_memory(recipe, tokens.tokenizer.vocabulary, device)
+    torch.manual_seed(recipe.seed)
+    model = build(recipe, tokens.tokenizer.vocabulary)
+    if start:
+        read.load_weights(model, start, new_attention, verify)
+    if teacher and training.teacher_of == "layers":
+        train_mixers_alone(model, teacher.model)
+    if isinstance(model, LanguageModel):
+        set_kernel(model, training.kernel)
+    if training.compile:
+        model.compile_blocks()
+    return PreparedRun(recipe, tokens, model, device, teacher)
+
+
+def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
+    """Return the recipe with `auto` resolved for this machine, and its device; refuse what the device cannot do."""
+    device = pick_device(recipe.device)
+    if device.type == "mps" and (recipe.processes > 1 or recipe.training.strategy == "deepspeed"):
+        raise UsageError("device: on mps one process trains, without deepspeed. Use devices: 1, or device: cpu.")
+    check_kernel(recipe.training.kernel, device)
+    optimizer = "muon" if recipe.training.optimizer == "auto" else recipe.training.optimizer
+    resolved = {"precision": resolve(recipe.training.precision, device), "optimizer": optimizer}
+    training = recipe.training.model_copy(update=resolved)
+    return recipe.model_copy(update={"training": training, "device": device.type}), device
+
+
+Kernel = Literal["auto", "torch", "triton"]
+
+
+def check_kernel(kernel: Kernel, device: torch.device) -> None:
+    """Refuse a kernel that cannot run on a device."""
+    if kernel == "triton" and (why := triton.unavailable_reason(device)):
+        raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
+
+
+def set_kernel(model: LanguageModel, kernel: Kernel) -> None:
+    """Let the attentions of a model read many tokens by a kernel; `auto` is what they begin with."""
+    if kernel != "auto":
+        model.use_kernel(kernel)
+
+
+def resolve(precision: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Precision:
+    """Return the number format; `auto` is bf16 where the machine computes in it rather than emulating it."""
+    if precision == "16" and device.type == "cpu":
+        raise UsageError("training.precision: 16 needs a GPU. Use bf16, 32 or auto.")
+    if precision in ("16", "bf16") and device.type == "mps":
+        raise UsageError(f"training.precision: {precision} is not offered on mps. Use 32 or auto.")
+    if precision != "auto":
+        return precision
+    return "bf16" if computes_in_bf16(device) else "32"

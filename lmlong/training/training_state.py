@@ -1,0 +1,218 @@
+"""The training state of a run: what a checkpoint holds beside the weights.
+
+It holds only what cannot be computed: the step, the optimizer's moments, random states, and what is carried from step
+to step. Learning rate, weight decay and the position in the text follow from the recipe and the step, so that an option
+changed during a run takes effect.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+from lmlong import recipe
+from lmlong.attention.base import state_tensors
+from lmlong.checkpoint import manifest
+from lmlong.checkpoint.read import REAL, read_training
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.model.base import TextModel
+from lmlong.training.distributed import all_gather, print_once, rank_slice
+from lmlong.training.module import TrainingModule
+from lmlong.training.optimizer import make_optimizer, moments_of, parameter_groups
+
+LARGEST_GPU_RANDOM_STATE = 1 << 12
+"""Bytes; torch, whose CUDA generators take 16, checks the exact size where there is a GPU."""
+
+INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
+"""Dtypes of positions, counts and masks, which a carried state may also have."""
+
+ADDED = {"seconds": 0.0, "teacher": ""}
+"""Parts that older checkpoints do not have, with the values that they stand for."""
+
+NEVER_NEGATIVE = {"step", "exp_avg_sq"}
+
+
+def training_state(module: TrainingModule) -> dict[str, Any]:
+    """Return the state after a step; all ranks call this, since each may hold a part of it."""
+    trainer = module.trainer
+    return {
+        "step": module.step,
+        "optimizer": trainer.strategy.optimizer_state(trainer.optimizers[0])["state"],
+        "scaler": trainer.precision_plugin.state_dict() or None,  # of float16
+        "skipped": module.skipped,
+        "carried": [all_gather(trainer, tensor) for tensor in state_tensors(module.carried)],
+        "seconds": module.clock.seconds,
+        "recent": list(module.recent),
+        **module.prepared.sources,
+        "random": random_states(),
+    }
+
+
+def restore(module: TrainingModule, state: dict[str, Any]) -> None:
+    """Restore a state before the first step of a resumed run: the weights are those of the checkpoint already. The
+    moments are moved out of it, since they may take much memory."""
+    trainer = module.trainer
+    options = make_optimizer(module.model, module.recipe.training).state_dict()["param_groups"]
+    moments = {"state": state.pop("optimizer"), "param_groups": options}
+    trainer.strategy.load_optimizer_state_dict({"optimizer_states": [moments]})
+    if state["scaler"] is not None:
+        trainer.precision_plugin.load_state_dict(state["scaler"])
+    module.skipped = state["skipped"]
+    module.carried = [rank_slice(trainer, tensor) for tensor in state["carried"]] or None
+    module.recent.extend(state["recent"])
+    restore_random_states(state["random"])
+
+
+def read_state(
+    checkpoint: Path, model: TextModel, options: recipe.Training, sources: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the training state of a checkpoint; refuse one that is not of this model, or of other sources. Every rank
+    validates it, though only one has verified the digest."""
+    state = read_training(checkpoint, verify=False)
+    if isinstance(state, dict):
+        state = {**ADDED, **state}
+    moments = [
+        {name: torch.Size() if name == "step" else weight.shape for name in moments_of(group)}
+        for group in parameter_groups(model, options)
+        for weight in group["params"]
+    ]
+    if wrong := _first_mistake(state, moments):
+        raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
+    if state["step"] != manifest.read(checkpoint).step:
+        raise CheckpointError(f"{checkpoint}: its manifest has another step. Use another checkpoint.")
+    for name, its_hash in sources.items():
+        if state[name] != its_hash:
+            raise UsageError(
+                f"--resume: the {name} has changed since the run began. Put it back, or begin another run."
+            )
+    return state
+
+
+Moments = list[dict[str, torch.Size]]
+"""The names and shapes of what the optimizer keeps for each weight, in the order in which it numbers them."""
+
+
+def _first_mistake(state: Any, moments: Moments) -> str:
+    """Return the name of the first part that is invalid for such a model, or an empty string."""
+    if not isinstance(state, dict):
+        return "form"
+    if "optimizer" not in state or not _are_moments(state["optimizer"], moments):
+        return "optimizer"
+    return next((name for name, is_valid in PARTS.items() if name not in state or not is_valid(state[name])), "")
+
+
+def _are_moments(value: Any, moments: Moments) -> bool:
+    """Return whether these are the optimizer's moments of all weights, or none as before the first step."""
+    if not isinstance(value, dict) or (value and list(value) != list(range(len(moments)))):
+        return False
+    return all(_are_moments_of(value[number], shapes) for number, shapes in enumerate(moments if value else []))
+
+
+def _are_moments_of(value: Any, shapes: dict[str, torch.Size]) -> bool:
+    if not isinstance(value, dict) or value.keys() != shapes.keys():
+        return False
+    valid = all(_is_finite(tensor, shapes[name]) for name, tensor in value.items())
+    return valid and all(bool((value[name] >= 0).all()) for name in NEVER_NEGATIVE & value.keys())
+
+
+def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:
+    """Return whether this is a tensor of finite numbers, which float32 can hold, of a shape."""
+    if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided or value.is_meta:
+        return False
+    size = value.numel() * value.element_size()  # checked before any computation on it
+    if value.untyped_storage().nbytes() < size or (shape is not None and value.shape != shape):
+        return False
+    if not value.is_floating_point():
+        return shape is None and value.dtype in INTEGER_DTYPES
+    return value.dtype in REAL and bool(value.float().isfinite().all())
+
+
+def _is_scaler(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and value.keys() == GradScaler("cpu").state_dict().keys()
+        and all(type(number) in (int, float) and math.isfinite(number) for number in value.values())
+    )
+
+
+def _are_random_states(value: Any) -> bool:
+    """Return whether these are random states, those of any number of GPUs among them."""
+    own = random_states()
+    if not isinstance(value, dict) or value.keys() != own.keys():
+        return False
+    if not isinstance(value["cuda"], list) or not all(map(_is_gpu_random_state, value["cuda"])):
+        return False
+    return all(_has_form_of(own[name], value[name]) for name in own if name != "cuda")
+
+
+def _is_gpu_random_state(value: Any) -> bool:
+    """Return whether this has the form of a CUDA generator's state, which is checked without a GPU too."""
+    is_flat = _is_finite(value) and value.dtype == torch.uint8 and value.dim() == 1
+    return is_flat and 0 < len(value) <= LARGEST_GPU_RANDOM_STATE
+
+
+def _has_form_of(own: Any, value: Any) -> bool:
+    """Return whether a value has the structure and types of one of this process."""
+    if isinstance(own, list):
+        return isinstance(value, list) and len(value) == len(own) and all(map(_has_form_of, own, value))
+    if isinstance(own, Tensor):
+        return isinstance(value, Tensor) and value.dtype == own.dtype and value.shape == own.shape
+    return type(value) is type(own)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 40
+
+
+PARTS: dict[str, Callable[[Any], bool]] = {
+    "step": lambda value: _is_count(value) and value > 0,
+    "scaler": _is_scaler,
+    "skipped": _is_count,
+    "carried": lambda value: isinstance(value, list) and all(map(_is_finite, value)),  # `TrainingModule` checks shapes
+    "seconds": lambda value: type(value) is float and 0 <= value < math.inf,
+    "recent": lambda value: (
+        isinstance(value, list) and all(type(loss) is float and math.isfinite(loss) for loss in value)
+    ),
+    "text": lambda value: isinstance(value, str),
+    "teacher": lambda value: isinstance(value, str),
+    "random": _are_random_states,
+}
+"""The parts of a training state beside the optimizer's, with their validity checks."""
+
+
+def random_states() -> dict[str, Any]:
+    """Return the random states of Python, numpy, torch and each GPU."""
+    kind, words, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "python": list(random.getstate()[1]),
+        "numpy": [kind, np.asarray(words).tolist(), position, has_gauss, gauss],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all(),
+    }
+
+
+def restore_random_states(states: dict[str, Any], gpus: int | None = None) -> None:
+    """Restore random states; those of GPUs for up to `gpus` of them, by default all that are visible."""
+    gpus = torch.cuda.device_count() if gpus is None else gpus
+    saved = states["cuda"]
+    try:
+        if not 0 <= states["numpy"][2] <= 624:  # else numpy reads out of bounds
+            raise ValueError("numpy's position is out of range")
+        random.setstate((random.getstate()[0], tuple(states["python"]), None))
+        np.random.set_state(tuple(states["numpy"]))
+        torch.set_rng_state(states["torch"])
+        for number, state in enumerate(saved[:gpus]):
+            torch.cuda.set_rng_state(state, number)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint's random states are not valid ({error}). Use another one.") from error
+    if len(saved) != gpus:
+        print_once(
+            f"random states: the checkpoint has those of {len(saved)} GPUs and {gpus} are visible, "
+            f"{min(len(saved), gpus)} restored"
+        )
