@@ -143,7 +143,7 @@ def definition(function: ast.FunctionDef, name: str) -> str:
     arguments = re.sub(r"^(self|cls)(, )?", "", ast.unparse(function.args)).replace("=", " = ")
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return textwrap.fill(
-        f"{name}({arguments}){returns}".replace("'", '"'), 100, subsequent_indent="    ", break_long_words=False
+        f"{name}({arguments}){returns}".replace("'", '"'), 84, subsequent_indent="    ", break_long_words=False
     )
 
 
