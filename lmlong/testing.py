@@ -26,6 +26,7 @@ from lmlong.attention.plugin_checks import explain, file_of
 from lmlong.attention.plugins import Plugin, in_words
 from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
 from lmlong.errors import LmlongError, UsageError
+from lmlong.report.json_values import json_keys
 
 HEADS, HEAD_DIM, VALUE_DIM, BATCH, TIME = 3, 8, 6, 2, 100
 """Of the attentions that are made here, and of the texts."""
@@ -41,6 +42,7 @@ class BrokenLaw(LmlongError):
     """An attention or a feature map does not keep the laws."""
 
 
+@json_keys("name", "kept", "laws=verdicts")
 class Report(NamedTuple):
     """How far an attention or a feature map is from each law, where it is furthest."""
 

@@ -29,6 +29,7 @@ from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.parsed import shipped_recipes
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -149,7 +150,7 @@ def examples() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         yield from ((page, line) for block in blocks(page, "sh") for line in block.splitlines())
         yield from ((page, command) for command in named(page))
-    for name, path in recipe_file.shipped_recipes().items():
+    for name, path in shipped_recipes().items():
         yield from ((name, line[2:]) for line in path.read_text().splitlines() if line.startswith("# lmlong"))
     for words in every_command():
         lines = (find(words).help or "").splitlines()
@@ -248,7 +249,7 @@ def test_a_command_over_several_lines_can_be_pasted(page: str) -> None:
 def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:
     table = re.findall(r"^\| `([\w-]+)` \|.*?\| ([\d.]+) M \|", PAGES["docs/guides/recipes.md"], flags=re.MULTILINE)
     rows = dict(table)
-    loaded = {name: recipe_file.load(name) for name in recipe_file.shipped_recipes()}
+    loaded = {name: recipe_file.load(name) for name in shipped_recipes()}
     sized = {name for name, each in loaded.items() if not each.training.init_from and each.conversion is None}
     assert rows.keys() == sized
     for name, millions in rows.items():
@@ -260,9 +261,9 @@ def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:
         )
 
 
-@pytest.mark.parametrize("name", recipe_file.shipped_recipes())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_every_recipe_says_how_it_is_run_and_builds(name: str) -> None:
-    first = recipe_file.shipped_recipes()[name].read_text().splitlines()[0]
+    first = shipped_recipes()[name].read_text().splitlines()[0]
     assert re.match(rf"# lmlong (train|convert \S+ --to) {name}\b", first)
     overrides = [word for word in shlex.split(first)[4:] if "=" in word]
     recipe = recipe_file.load(name, overrides)

@@ -21,8 +21,8 @@ import click
 
 import lmlong
 from lmlong.cli.main import lmlong as command_line
+from lmlong.recipe.file import recipe_class
 from lmlong.recipe.reference import Option, reference
-from lmlong.recipe.root import recipe_class
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by tools/docs.py: change the code, not this page. -->"

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.inputs import Inputs
+from lmlong.report.json_values import json_keys
 
 Text: TypeAlias = tuple[Tensor | None, ...]
 """Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, dim)."""
@@ -36,6 +37,7 @@ SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
 """Of queries and keys, for law 9, as far as an attention promises to bear them."""
 
 
+@json_keys("number", "law", "measured", "allowed", "kept")
 class Verdict(NamedTuple):
     """One law, and how far an attention or a model is from it."""
 

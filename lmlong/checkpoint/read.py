@@ -26,6 +26,7 @@ from lmlong.model.build import without_memory
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.parsed import MissingPlugin
 
 REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 NUMBERS = {"F64", "F32", "F16", "BF16"}
@@ -66,7 +67,7 @@ def read_recipe(checkpoint: Path, verify: bool = True) -> Recipe:
     try:
         # without a `load_plugin`: what stands in a checkpoint must not decide what is imported
         return recipe_file.load(str(checkpoint / RECIPE), as_trained=True)
-    except recipe_file.MissingPlugin as error:
+    except MissingPlugin as error:
         raise CheckpointError(str(error)) from None
     except RecipeError as error:
         raise CheckpointError(f"{checkpoint / RECIPE}: not of this version of lmlong.\n{error}") from error

@@ -35,7 +35,7 @@ def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
         _check_plugins(as_json)
         return
     from lmlong.evaluation.law_check import check as check_laws
-    from lmlong.evaluation.law_check_report import table, to_json
+    from lmlong.evaluation.law_check import table
     from lmlong.inference.loading import load
     from lmlong.inference.sampled_text import sampled_text
     from lmlong.model.device import float64_device, pick_device
@@ -43,19 +43,19 @@ def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
     # the laws are compared in float64
     loaded = load(run, float64_device(pick_device(device)).type)
     report = check_laws(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
-    show(table(report), to_json(report), STDOUT if as_json else None, None)
+    show(table(report), report, STDOUT if as_json else None, None)
     if not report.kept:
         raise SystemExit(1)
 
 
 def _check_plugins(as_json: bool) -> None:
     from lmlong.attention.plugins import LOADED
-    from lmlong.evaluation.law_check_report import plugins_to_json, table_of_plugins
+    from lmlong.evaluation.law_check import table_of_plugins
     from lmlong.testing import examine_plugin
 
     if not LOADED:
         raise UsageError("check: neither a RUN nor a plug-in. Name a run, or a plug-in by --plugin FILE.")
     reports = [report for plugin in LOADED.values() for report in examine_plugin(plugin)]
-    show(table_of_plugins(reports), plugins_to_json(reports), STDOUT if as_json else None, None)
+    show(table_of_plugins(reports), reports, STDOUT if as_json else None, None)
     if not all(report.kept for report in reports):
         raise SystemExit(1)

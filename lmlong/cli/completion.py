@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 def recipes(context: click.Context, parameter: click.Parameter, word: str) -> list[CompletionItem]:
     """Return the shipped recipes; files are offered where none of them fits."""
-    from lmlong.recipe.file import shipped_recipes
+    from lmlong.recipe.parsed import shipped_recipes
 
     return [CompletionItem(word, type="file"), *_matching(shipped_recipes(), word)]
 
@@ -34,8 +34,8 @@ def overrides(context: click.Context, parameter: click.Parameter, word: str) -> 
     key, equals, value = word.partition("=")
     if equals:
         return [CompletionItem(f"{key}={item.value}") for item in _matching(_words_of(key), value)]
+    from lmlong.recipe.file import recipe_class
     from lmlong.recipe.reference import reference
-    from lmlong.recipe.root import recipe_class
 
     keys = dict.fromkeys(option.key.replace(".N", ".0") for option in reference(recipe_class()))
     sections = {key.rpartition(".")[0] for key in keys}
@@ -44,15 +44,15 @@ def overrides(context: click.Context, parameter: click.Parameter, word: str) -> 
 
 def _words_of(key: str) -> list[str]:
     """Return the words that the value of a key may be; none for numbers and texts."""
-    from lmlong.recipe.reference import Shape, choices, entry, sections, shape_of_field
-    from lmlong.recipe.root import recipe_class
+    from lmlong.recipe.file import recipe_class
+    from lmlong.recipe.reference import choices, entry, sections, shape_of, shape_of_field
     from lmlong.recipe.yaml import undotted
 
-    shape = Shape((recipe_class(),))
+    shape = shape_of(recipe_class())
     for part in undotted(key):
         fields = [section.model_fields[part] for section in sections(shape) if part in section.model_fields]  # type: ignore[index]
-        shape = (entry(shape) if isinstance(part, int) else fields and shape_of_field(fields[0])) or Shape(())
-    return ["true", "false"] if bool in shape.types else choices(shape)
+        shape = entry(shape) if isinstance(part, int) else shape_of_field(fields[0]) if fields else ()
+    return ["true", "false"] if any(branch.type is bool for branch in shape) else choices(shape)
 
 
 def _matching(known: Iterable[str], word: str) -> list[CompletionItem]:

@@ -102,7 +102,7 @@ def _text_of(places: tuple[str, ...], column: str) -> "Text":
     """Return the text of a recipe, or of files by their names, or of standard input."""
     from lmlong.io.standard_input import path_of
     from lmlong.recipe import Files, Text
-    from lmlong.recipe.file import shipped_recipes
+    from lmlong.recipe.parsed import shipped_recipes
 
     if len(places) == 1 and (places[0] in shipped_recipes() or places[0].endswith((".yaml", ".yml"))):
         return load_recipe(places[0], ()).text

@@ -164,8 +164,7 @@ def _eval_encoders(
     device: str,
     precision: "Precision | None",
 ) -> None:
-    from lmlong.evaluation.masked import measure_masked
-    from lmlong.evaluation.masked_report import table, to_json
+    from lmlong.evaluation.masked import measure_masked, table, to_json
     from lmlong.inference.loading import open_run
 
     models = load_runs(runs, lambda run: open_run(run, device), data, tokens)

@@ -126,8 +126,8 @@ def _option_of_recipe(error: click.NoSuchOption, words: list[str]) -> click.Usag
     takes_overrides = error.ctx and any(parameter.name == "overrides" for parameter in error.ctx.command.params)
     if not takes_overrides:
         return None
+    from lmlong.recipe.file import recipe_class
     from lmlong.recipe.mistakes import paths_of
-    from lmlong.recipe.root import recipe_class
 
     number = next((n for n, word in enumerate(words) if word.partition("=")[0] == error.option_name), len(words))
     written = [word.partition("=")[2] for word in words[number : number + 1]] + words[number + 1 : number + 2]

@@ -9,6 +9,7 @@ import click
 
 from lmlong.errors import UsageError
 from lmlong.io.system_errors import named
+from lmlong.report.json_values import json_values
 
 if TYPE_CHECKING:
     from lmlong.report.figure import Figure
@@ -36,8 +37,8 @@ def check_writable(*given: Path | None) -> None:
                 file.unlink()
 
 
-def show(table: str, values: Any, json_file: Path | None, plot: Path | None, figure: "Figure | None" = None) -> None:
-    """Print the table, unless JSON goes to standard output; write the values as JSON and draw the figure if asked."""
+def show(table: str, result: Any, json_file: Path | None, plot: Path | None, figure: "Figure | None" = None) -> None:
+    """Print the table, unless JSON goes to standard output; write the result as JSON and draw the figure if asked."""
     if plot and figure:
         from lmlong.report.plot import save
 
@@ -47,4 +48,4 @@ def show(table: str, values: Any, json_file: Path | None, plot: Path | None, fig
         click.echo(table)
     if json_file:
         with named(json_file), click.open_file(str(json_file), "w", encoding="utf-8") as out:
-            out.write(json.dumps(values, indent=2, allow_nan=False) + "\n")
+            out.write(json.dumps(json_values(result), indent=2, allow_nan=False) + "\n")

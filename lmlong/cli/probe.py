@@ -59,8 +59,7 @@ def probe(
     Example: two runs by distance.
       lmlong probe linear softmax --probe induction,mqar --lengths 64,256,1k
     """
-    from lmlong.evaluation.probe_accuracy import DISTANCES, measure_probes
-    from lmlong.evaluation.probe_report import figure, table, to_json
+    from lmlong.evaluation.probe_accuracy import DISTANCES, figure, measure_probes, table, to_json
     from lmlong.evaluation.probes import PROBES
     from lmlong.inference.loading import load
     from lmlong.recipe.lengths import parse_lengths

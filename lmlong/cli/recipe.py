@@ -37,7 +37,7 @@ def list_recipes() -> None:
     Example:
       lmlong recipe list
     """
-    from lmlong.recipe.file import shipped_recipes
+    from lmlong.recipe.parsed import shipped_recipes
 
     for name, file in shipped_recipes().items():
         command, *description = _leading_comments(file.read_text(encoding="utf-8"))
@@ -54,9 +54,10 @@ def show(name: str, resolved: bool) -> None:
     Example: every option the quickstart runs with.
       lmlong recipe show quickstart --resolved
     """
-    from lmlong.recipe.file import dump, find, read
+    from lmlong.recipe.file import dump
+    from lmlong.recipe.parsed import find_recipe, read_recipe_file
 
-    click.echo(dump(load_recipe(name)) if resolved else read(find(name)), nl=False)
+    click.echo(dump(load_recipe(name)) if resolved else read_recipe_file(find_recipe(name)), nl=False)
 
 
 @recipe.command()
@@ -82,13 +83,13 @@ def copy(name: str, destination: Path) -> None:
     Example:
       lmlong recipe copy quickstart books.yaml
     """
-    from lmlong.recipe.file import find, read
+    from lmlong.recipe.parsed import find_recipe, read_recipe_file
 
-    source = find(name)
+    source = find_recipe(name)
     target = destination / source.name if destination.is_dir() else destination
     try:
         with target.open("x", encoding="utf-8", newline="") as file:
-            file.write(read(source))
+            file.write(read_recipe_file(source))
     except FileExistsError:
         raise UsageError(f"{target}: exists already. Give another name, or remove it first.") from None
     except OSError as error:
@@ -108,8 +109,8 @@ def options(words: tuple[str, ...], as_json: bool) -> None:
       lmlong recipe options training
       lmlong recipe options decay
     """
+    from lmlong.recipe.file import recipe_class
     from lmlong.recipe.reference import reference
-    from lmlong.recipe.root import recipe_class
 
     everything = reference(recipe_class())
     sections = [word for word in words if any(row.key.startswith(f"{word}.") for row in everything)]

@@ -2,14 +2,16 @@
 document, smaller by far than that of either run."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.document_sums import Estimate, Sums
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.recipe.lengths import name_length
-from lmlong.report.table import Column, format_table, plural
+from lmlong.report.json_values import json_keys
+from lmlong.report.table import Column, format_table, plural, with_error
 
 
+@json_keys("length", "difference=bits.value", "error=bits.error", "documents=sums.documents")
 class Difference(NamedTuple):
     """Two runs on the same targets."""
 
@@ -18,16 +20,12 @@ class Difference(NamedTuple):
     base: Sums
 
     @property
-    def difference(self) -> float:
-        """Bits per byte of the run above those of the base."""
-        return self.sums.bits_above(self.base)[0]
-
-    @property
-    def error(self) -> float:
-        """Standard error of the difference, paired by documents."""
-        return self.sums.bits_above(self.base)[1]
+    def bits(self) -> Estimate:
+        """Bits per byte of the run above those of the base; the error is paired by documents."""
+        return self.sums.bits_above(self.base)
 
 
+@json_keys("run=run.name", "base=base.name", "rows")
 class Differences(NamedTuple):
     """A run against the first one."""
 
@@ -44,8 +42,8 @@ def of(reports: Sequence[PerplexityReport]) -> list[Differences]:
 def _rows(report: PerplexityReport, base: PerplexityReport) -> Iterator[Difference]:
     if report.text != base.text:
         return
-    known = {point.length: point.sums for point in base.context}
-    pairs = [(point.length, point.sums, known[point.length]) for point in report.context if point.length in known]
+    of_base = {point.length: point.sums for point in base.context}
+    pairs = [(point.length, point.sums, of_base[point.length]) for point in report.context if point.length in of_base]
     for length, sums, other in [*pairs, (None, report.carried, base.carried)]:
         if sums and other and sums.has_targets_of(other):
             yield Difference(length, sums, other)
@@ -58,42 +56,15 @@ def lines(found: Differences) -> list[str]:
         same = run.text == base.text
         why = "no targets in common. Give --lengths" if same else "measured on another text. Name one by --data"
         return [f"{run.name} minus {base.name}: {why}."]
-    of_what = plural(rows[0].sums.documents, "document" if run.parts_of is None else "part")
     columns = [
-        Column("length", 9),
-        Column("difference", 13, "+.4f"),
-        Column("±", 9, ".4f"),
-        *(Column(report.name, max(14, len(report.name) + 2), ".4f") for report in (run, base)),
+        Column("length", 9, value=lambda row: "whole" if row.length is None else name_length(row.length)),
+        *with_error(Column("difference", 13, "+.4f", value="bits"), 9),
+        Column(run.name, max(14, len(run.name) + 2), ".4f", value="sums.totals.bits_per_byte"),
+        Column(base.name, max(14, len(base.name) + 2), ".4f", value="base.totals.bits_per_byte"),
     ]
-    numbers = [
-        (
-            *("whole" if row.length is None else name_length(row.length), row.difference, row.error),
-            *(sums.totals.bits_per_byte for sums in (row.sums, row.base)),
-        )
-        for row in rows
-    ]
+    documents = plural(rows[0].sums.documents, run.unit)
     return [
-        f"{run.name} minus {base.name}, in bits/byte on the same bytes of {of_what}:",
+        f"{run.name} minus {base.name}, in bits/byte on the same bytes of {documents}:",
         "below 0 the first is better; errors are of the differences, paired",
-        *format_table(columns, numbers),
-    ]
-
-
-def values(reports: Sequence[PerplexityReport]) -> list[dict[str, Any]]:
-    """Return the differences as plain values."""
-    return [
-        {
-            "run": found.run.name,
-            "base": found.base.name,
-            "rows": [
-                {
-                    "length": row.length,
-                    "difference": row.difference,
-                    "error": row.error,
-                    "documents": row.sums.documents,
-                }
-                for row in found.rows
-            ],
-        }
-        for found in of(reports)
+        *format_table(columns, rows),
     ]

@@ -5,12 +5,36 @@ as those of one author, over clusters of them.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from lmlong.model.metrics import LossTotals
+from lmlong.report.json_values import json_keys
 
 
+class Estimate(NamedTuple):
+    """A ratio of sums."""
+
+    value: float
+    error: float  # standard error
+
+
+UNKNOWN = Estimate(math.nan, math.nan)
+
+
+@json_keys(
+    "nats=totals.nats",
+    "tokens=totals.tokens",
+    "bytes=totals.bytes",
+    "documents",
+    "clusters",
+    "nats_per_token=per_token.value",
+    "nats_error",
+    "perplexity=totals.perplexity",
+    "bits_per_byte=per_byte.value",
+    "bits_error",
+)
 class Sums:
     """The nats, tokens and bytes of the targets of each document of a text; `cluster` is the number of each document's
     cluster, by default its own."""
@@ -44,6 +68,16 @@ class Sums:
         return LossTotals(math.fsum(self.nats), int(self.tokens.sum()), int(self.bytes.sum()))
 
     @property
+    def per_token(self) -> Estimate:
+        """The nats per token."""
+        return Estimate(self.totals.nats_per_token, self.nats_error)
+
+    @property
+    def per_byte(self) -> Estimate:
+        """The bits per byte."""
+        return Estimate(self.totals.bits_per_byte, self.bits_error)
+
+    @property
     def nats_error(self) -> float:
         """Standard error of the nats per token."""
         return self._error(self.nats, self.tokens)
@@ -61,17 +95,17 @@ class Sums:
         """Return whether the targets of both are the same bytes of each document, of documents that are the same."""
         return np.array_equal(self.bytes, other.bytes)
 
-    def bits_above(self, other: "Sums") -> tuple[float, float]:
-        """Return by how many bits per byte these exceed others on the same bytes, and the standard error."""
+    def bits_above(self, other: "Sums") -> Estimate:
+        """Return by how many bits per byte these exceed others on the same bytes."""
         assert self.has_targets_of(other), "not the same targets"
         more = (self.nats - other.nats) / math.log(2)
-        return float(more.sum() / self.bytes.sum()), self.bits_error_from(other)
+        return Estimate(float(more.sum() / self.bytes.sum()), self.bits_error_from(other))
 
-    def above(self, other: "Sums") -> tuple[float, float]:
-        """Return by how many nats per token these exceed others on the same targets, and the standard error."""
+    def above(self, other: "Sums") -> Estimate:
+        """Return by how many nats per token these exceed others on the same targets."""
         assert np.array_equal(self.tokens, other.tokens), "not the same targets"
         more, tokens = self.nats - other.nats, self.tokens.sum()
-        return float(more.sum() / tokens) if tokens else math.nan, self._error(more, self.tokens)
+        return Estimate(float(more.sum() / tokens) if tokens else math.nan, self._error(more, self.tokens))
 
     def _error(self, above: np.ndarray, below: np.ndarray) -> float:
         return error_of_ratio(self._by_cluster(above), self._by_cluster(below))

@@ -5,7 +5,7 @@ weights in each layer, is computed in the model's format and in float64, and fou
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -22,12 +22,29 @@ from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import DTYPES, autocast
 from lmlong.model.state_size import size
+from lmlong.report.json_values import json_keys
+from lmlong.report.table import Column, format_range, format_table
+from lmlong.testing import Report
 
 TOKENS = 300
-"""Read by an attention alone."""
+"""Length of the text that an attention alone reads."""
+
+LAWS = [
+    Column("law", 52, align="<", value="law"),
+    Column("error", 9, ".1e", value="measured"),
+    Column("allowed", 10, ".1e", value="allowed"),
+    Column("", 0, align="<", value=lambda verdict: "  kept" if verdict.kept else "  BROKEN"),
+]
+DENOMINATORS = [
+    Column("denominators at position", 28, align="<", value=lambda bucket: format_range(bucket.first, bucket.last)),
+    *(Column(name, 14, ".3g", value=name) for name in ("smallest", "median", "largest")),
+]
 
 
+@json_keys("kept", "precision", "rows", "tokens", "laws=verdicts", "denominators")
 class LawReport(NamedTuple):
+    """The verdict on each law, and the denominators by position."""
+
     verdicts: list[Verdict]
     denominators: list[Denominators]
     precision: str
@@ -170,3 +187,21 @@ def _step_in_torch(model: LanguageModel) -> Iterator[None]:
         yield
     finally:
         model.fast_step = fast_step
+
+
+def table(report: LawReport) -> str:
+    """Return the laws, then the denominators by position, for an 80-column terminal."""
+    lines = format_table(LAWS, report.verdicts)
+    if report.denominators:
+        lines += ["", *format_table(DENOMINATORS, report.denominators)]
+    broken = sum(not verdict.kept for verdict in report.verdicts)
+    text = f"{report.rows} rows of {report.tokens:,} tokens, computed in {report.precision}"
+    lines += ["", f"{broken} of {len(report.verdicts)} laws broken" if broken else "all laws kept", text]
+    return "\n".join(lines)
+
+
+def table_of_plugins(reports: Sequence[Report]) -> str:
+    """Return the laws of each attention and feature map of plug-ins, for an 80-column terminal."""
+    parts = ["\n".join([report.name, "", *format_table(LAWS, report.verdicts)]) for report in reports]
+    broken = [report.name for report in reports if not report.kept]
+    return "\n\n".join([*parts, f"laws broken by {', '.join(broken)}" if broken else "all laws kept"])

@@ -1,6 +1,7 @@
 """Perplexity of an encoder on hidden tokens, hidden at the same positions every time."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import count_parameters
 from lmlong.model.loss import IGNORED
 from lmlong.model.precision import Precision, autocast, evaluation_precision
+from lmlong.report.json_values import declared
+from lmlong.report.table import Column, format_table, with_error
 
 
 class MaskedReport(NamedTuple):
@@ -21,8 +24,8 @@ class MaskedReport(NamedTuple):
     name: str
     checkpoint: str
     parameters: int
-    length: int  # tokens of a sequence, at most
-    rows: str  # windows or documents, which the sums tell apart
+    length: int  # most tokens of a sequence
+    rows: str  # "windows" or "documents": what the sums are kept for
     share: float  # of the tokens, hidden
     sums: Sums
     precision: Precision
@@ -31,6 +34,25 @@ class MaskedReport(NamedTuple):
     def error(self) -> float:
         """Standard error of the perplexity, from that of its logarithm."""
         return self.sums.totals.perplexity * self.sums.nats_error
+
+
+COLUMNS = [
+    Column("", 24, align="<", value=lambda report: report.name[-23:]),
+    *with_error(Column("perplexity", 12, ".3f", value=lambda report: (report.sums.totals.perplexity, report.error)), 9),
+    *with_error(Column("nats/token", 12, ".4f", value="sums.per_token"), 9),
+    Column("hidden", 10, ",", value="sums.totals.tokens"),
+    Column(
+        "  over",
+        0,
+        align="<",
+        value=lambda report: f"  {report.sums.documents:,} {report.rows}, precision {report.precision}",
+    ),
+]
+JSON = (
+    *("name", "checkpoint", "parameters", "trained_length=length", "precision", "hidden_share=share"),
+    *("hidden_tokens=sums.totals.tokens", "nats_per_token=sums.totals.nats_per_token"),
+    *("nats_per_token_error=sums.nats_error", "perplexity=sums.totals.perplexity", "perplexity_error=error"),
+)
 
 
 def measure_masked(
@@ -64,3 +86,17 @@ def measure_masked(
         sums,
         chosen,
     )
+
+
+def table(reports: Sequence[MaskedReport]) -> str:
+    """Return a line for each encoder."""
+    return "\n".join(format_table(COLUMNS, reports))
+
+
+def to_json(reports: Sequence[MaskedReport]) -> dict[str, Any]:
+    """Return the sizes, the options and the ratios of each encoder."""
+    return {
+        "runs": [
+            {**declared(report, JSON), "objective": "masked", report.rows: report.sums.documents} for report in reports
+        ]
+    }

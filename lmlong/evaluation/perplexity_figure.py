@@ -1,79 +1,118 @@
 """Perplexity against length as a plot: a panel for each view."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-from lmlong.evaluation import context_views_report
+from lmlong.evaluation.document_sums import Estimate
+from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
 from lmlong.evaluation.results import PerplexityReport
-from lmlong.evaluation.sums_report import line
 from lmlong.recipe.lengths import name_length
-from lmlong.report.figure import Figure, Level, Line, Mark, Panel, Style, style
+from lmlong.report.figure import Figure, Level, Line, Mark, Panel, Style, line_with_errors, style
 
 PANELS_IN_A_ROW = 3
 
 
 def figure(reports: Sequence[PerplexityReport]) -> Figure:
-    """Describe bits per byte against context, position and window, with bands of two standard errors.
-
-    All contexts have the same targets, so an error in the height of that line shifts all of it alike: its band is that
-    of the change from the shortest context.
-    """
+    """Return bits per byte against context, position and window, then the other views, with bands of two errors."""
     panels = [
-        _panel(reports, label, describe)
-        for view, describe, label in (
-            ("context", _context_lines, "tokens read before the same targets\n(band: the change from the shortest)"),
-            ("position", _position_lines, "tokens before, read from the beginning"),
-            ("windows", _window_lines, "tokens in a window"),
+        _with_trained_lengths(panel, reports)
+        for describe, x_label in (
+            (_context, "tokens read before the same targets\n(band: the change from the shortest)"),
+            (_position, "tokens before, read from the beginning"),
+            (_windows, "tokens in a window"),
         )
-        if any(getattr(report, view) for report in reports)
+        for panel in _panels(reports, describe, x_label)
     ]
     if panels:
         panels[0] = panels[0]._replace(y_label="bits per byte, ± 2 standard errors")
-    panels += context_views_report.panels(reports)
+    if carried := list(_carried(reports)):
+        panels[-1] = panels[-1]._replace(levels=carried)
+    for report in reports:
+        if len(report.recurrence) > 1:
+            panels += [_recurrence(report, kind, f"{report.name}: " if len(reports) > 1 else "") for kind in KINDS]
+    panels += _panels(reports, _divergence, "tokens back to a point", "KL without the text before it, nats/token")
+    hollow = "nats/token that counts add\n(hollow: of all tokens before)"
+    panels += _panels(reports, _cache, "tokens read before the same targets", hollow)
     rows = [panels[first : first + PANELS_IN_A_ROW] for first in range(0, len(panels), PANELS_IN_A_ROW)]
     return Figure(rows, size=(max(6.4, 4.6 * len(rows[0])), 4.4 * len(rows)), legend_columns=3)
 
 
-def _panel(reports: Sequence[PerplexityReport], label: str, describe: Any) -> Panel:
-    """Describe one view of all runs, with a mark at each length that a run was trained at and a shade beyond them."""
-    lines, levels = [], []
-    for number, report in enumerate(reports):
-        more_lines, more_levels = describe(report, style(number))
-        lines += more_lines
-        levels += more_levels
+Describe = Callable[[PerplexityReport, Style], Iterator[Line]]
+"""Yields the lines of one view of a report."""
+
+
+def _panels(reports: Sequence[PerplexityReport], describe: Describe, x_label: str, y_label: str = "") -> list[Panel]:
+    """Return the panel of one view of all runs, or none if no run has it."""
+    lines = [line for number, report in enumerate(reports) for line in describe(report, style(number)) if len(line.x)]
+    return [_panel(lines, x_label, y_label)] if lines else []
+
+
+def _panel(lines: Sequence[Line], x_label: str, y_label: str) -> Panel:
     ticks = sorted({int(x) for line in lines for x in line.x})
+    return Panel(lines, x_label=x_label, y_label=y_label, ticks=ticks, tick_name=name_length)
+
+
+def _with_trained_lengths(panel: Panel, reports: Sequence[PerplexityReport]) -> Panel:
+    """Return a panel with a mark at each length that a run was trained at, and a shade beyond all of them."""
+    first, last = panel.ticks[0], panel.ticks[-1]
     trained = sorted({report.trained_length for report in reports})
-    inside = [length for length in trained if ticks[0] <= length <= ticks[-1]]
-    return Panel(
-        lines,
-        x_label=label,
-        ticks=ticks,
-        tick_name=name_length,
-        levels=levels,
-        marks=[Mark(length, f"trained at {name_length(length)}") for length in inside],
-        shade_from=trained[-1] if ticks[0] <= trained[-1] < ticks[-1] else None,
+    return panel._replace(
+        marks=[Mark(length, f"trained at {name_length(length)}") for length in trained if first <= length <= last],
+        shade_from=trained[-1] if first <= trained[-1] < last else None,
     )
 
 
-Lines = tuple[list[Line], list[Level]]
+def _context(report: PerplexityReport, look: Style) -> Iterator[Line]:
+    """Yield bits per byte by context. All contexts have the same targets, so an error in the height of the line shifts
+    all of it alike: its band is that of the change from the shortest context."""
+    points = [
+        Estimate(sums.totals.bits_per_byte, sums.bits_error_from(report.context[0].sums))
+        for _, sums, _ in report.context
+    ]
+    yield line_with_errors(report.name, [point.length for point in report.context], points, look)
 
 
-def _context_lines(report: PerplexityReport, style: Style) -> Lines:
-    points = [(length, sums) for length, sums, _ in report.context]
-    errors = [sums.bits_error_from(points[0][1]) for _, sums in points]
-    return [line(report.name, points, style, errors)], []
+def _position(report: PerplexityReport, look: Style) -> Iterator[Line]:
+    points = [point.sums.per_byte for point in report.position]
+    yield line_with_errors(report.name, [point.first for point in report.position], points, look)
 
 
-def _position_lines(report: PerplexityReport, style: Style) -> Lines:
-    return [line(report.name, [(first, sums) for first, _, sums in report.position], style)], []
+def _windows(report: PerplexityReport, look: Style) -> Iterator[Line]:
+    """Yield windows that reset (filled) and that slide (hollow)."""
+    for way, hollow in (("reset", False), ("sliding", True)):
+        points = [getattr(window, way).per_byte for window in report.windows]
+        lengths = [window.length for window in report.windows]
+        yield line_with_errors(f"{report.name}, {way}", lengths, points, look._replace(hollow=hollow))
 
 
-def _window_lines(report: PerplexityReport, style: Style) -> Lines:
-    """Describe windows that reset (filled) and slide (hollow), and the loss with a carried state as a level."""
-    reset = line(f"{report.name}, reset", [(length, sums) for length, sums, _ in report.windows], style)
-    hollow = style._replace(hollow=True)
-    sliding = line(f"{report.name}, sliding", [(length, sums) for length, _, sums in report.windows], hollow)
-    if not report.carried or not report.windows:
-        return [reset, sliding], []
-    dotted = Style(style.color, (0, (1, 2)))
-    return [reset, sliding], [Level(report.carried.totals.bits_per_byte, dotted, text="carried", width=1)]
+def _carried(reports: Sequence[PerplexityReport]) -> Iterator[Level]:
+    """Yield the loss of each run with a carried state, as a level among its windows."""
+    for number, report in enumerate(reports):
+        if report.carried and report.windows:
+            dotted = Style(style(number).color, (0, (1, 2)))
+            yield Level(report.carried.totals.bits_per_byte, dotted, text="carried", width=1)
+
+
+def _recurrence(report: PerplexityReport, kind: Kind, run: str) -> Panel:
+    """Return the change of each bucket's loss from the shortest length."""
+    changes = [point.changes(kind, report.recurrence[0]) for point in report.recurrence]
+    lengths = [point.length for point in report.recurrence]
+    lines = [
+        line_with_errors(name, lengths, [each[name].nats for each in changes], style(number))
+        for number, name in enumerate(BUCKETS)
+        if changes[0][name].sums.totals.tokens
+    ]
+    panel = _panel(lines, "tokens read before the same targets", "change in nats/token")
+    return panel._replace(title=f"{run}same {kind} last seen", small=True, legend=True)
+
+
+def _divergence(report: PerplexityReport, look: Style) -> Iterator[Line]:
+    points = [point.sums.per_token for point in report.remembrance]
+    yield line_with_errors(report.name, [point.length for point in report.remembrance], points, look)
+
+
+def _cache(report: PerplexityReport, look: Style) -> Iterator[Line]:
+    """Yield the gain by bigrams and trigrams, of the context (filled) and of the document (hollow)."""
+    for name, hollow in (("context", False), ("document", True)):
+        points = [gain.gains[name].nats for gain in report.cache]
+        label = None if hollow else report.name
+        yield line_with_errors(label, [gain.length for gain in report.cache], points, look._replace(hollow=hollow))

@@ -1,28 +1,58 @@
 """Perplexity against length as tables for an 80-column terminal and as JSON."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lmlong.evaluation import context_views_report, differences
-from lmlong.evaluation.context_views_report import cache_lines, recurrence_lines, remembrance_lines
-from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.results import PerplexityReport
-from lmlong.evaluation.sums_report import BITS, ERROR, NATS, bits, change_values, nats, perplexity, sum_values
+from lmlong.evaluation import differences
+from lmlong.evaluation.document_sums import Estimate, Sums
+from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
+from lmlong.evaluation.results import CACHES, CacheGain, PerplexityReport
 from lmlong.model.state_size import StateSize
 from lmlong.recipe.lengths import name_length
 from lmlong.report.json_values import json_values
-from lmlong.report.table import Column, format_number, format_range, format_table, plural
+from lmlong.report.table import Cell, Column, format_number, format_range, format_table, plural, with_error
 
-CONTEXT = [Column("length", 9), *NATS, Column("perplexity", 13), *BITS, Column("change", 10, "+.4f"), ERROR]
-POSITION = [Column("tokens before", 17), *NATS, *BITS, Column("tokens", 13, ","), Column("documents", 11, ",")]
-CHANGE = (Column("more", 10, "+.4f"), ERROR)
-PROTOCOL = [Column("window", 9), Column("reset", 12, ".4f"), *CHANGE, Column("sliding", 12, ".4f"), *CHANGE]
+
+def _perplexity(value: float) -> str:
+    return f"{value:,.2f}" if value < 1e8 else f"{value:.2e}"
+
+
+def _gain(cache: str) -> Callable[[CacheGain], Estimate]:
+    """Return the function that takes the gain by one cache from a row."""
+    return lambda row: row.gains[cache].nats
+
+
+CONTEXT = [
+    Column("length", 9, value=lambda row: name_length(row.length) + ("*" if row.trained else " ")),
+    *with_error(Column("nats/token", 12, ".4f", value="change.sums.per_token")),
+    Column("perplexity", 13, _perplexity, value="change.sums.totals.perplexity"),
+    *with_error(Column("bits/byte", 11, ".4f", value="change.sums.per_byte")),
+    *with_error(Column("change", 10, "+.4f", value="change.nats")),
+]
+RECURRENCE = [Column("length", 8), *(Column(name, 12, ".4f") for name in BUCKETS)]
+REMEMBRANCE = [
+    Column("text back to", 14, name_length, value="length"),
+    *with_error(Column("divergence", 13, ".5f", value="sums.per_token"), 9),
+]
+CACHE = [Column("length", 8, name_length, value="length")]
+for _name, _title in zip(CACHES, ("context", "+unigram", "document", "+unigram"), strict=True):
+    CACHE += with_error(Column(_title, 10, "+.4f", value=_gain(_name)))
+POSITION = [
+    Column("tokens before", 17, value=lambda row: format_range(row.first, row.last)),
+    *with_error(Column("nats/token", 12, ".4f", value="sums.per_token")),
+    *with_error(Column("bits/byte", 11, ".4f", value="sums.per_byte")),
+    Column("tokens", 13, ",", value="sums.totals.tokens"),
+]
+PROTOCOL = [Column("window", 9, name_length, value="length")]
+for _way in ("reset", "sliding"):
+    PROTOCOL.append(Column(_way, 12, ".4f", value=f"{_way}.sums.per_token.value"))
+    PROTOCOL += with_error(Column("more", 10, "+.4f", value=f"{_way}.nats"))
 HEALTH = [
-    Column("tokens read", 17, ","),
-    Column("norm of S", 13, ".4g"),
-    Column("features in use", 19),
-    Column("smallest denominator", 24, ".3g"),
+    Column("tokens read", 17, ",", value="position"),
+    Column("norm of S", 13, ".4g", value="norm"),
+    Column("features in use", 19, value=lambda row: f"{row.features:.1f} of {row.of}"),
+    Column("smallest denominator", 24, ".3g", value="smallest"),
 ]
 
 CLEAR = 2
@@ -39,68 +69,56 @@ def table(reports: Sequence[PerplexityReport]) -> str:
     return "\n".join(["\n\n".join([*sections, *map(_section, reports)]), *notes])
 
 
+def to_json(reports: Sequence[PerplexityReport]) -> dict[str, Any]:
+    """Return sums and counts, and the ratios made of them."""
+    compared = {"differences": differences.of(reports)} if len(reports) > 1 else {}
+    return json_values({**compared, "runs": reports})
+
+
 def verdict(report: PerplexityReport) -> str:
     """Return the bits per byte at the longest context, and the gain from the shortest one, as one line; an empty string
     where no context was measured."""
     if not report.context:
         return ""
     shortest, longest = report.context[0], report.context[-1]
-    value, error = bits(longest.sums)
-    if not math.isfinite(value):
+    bits = longest.sums.per_byte
+    if not math.isfinite(bits.value):
         return ""
-    line = f"{report.name}: {_with_error(value, error)} bits/byte at {name_length(longest.length)}"
+    line = f"{report.name}: {_with_error(bits)} bits/byte at {name_length(longest.length)}"
     if shortest.length == longest.length:
         return line
     gain, error = shortest.sums.bits_above(longest.sums)
     if abs(gain) <= CLEAR * error:
         return f"{line}, no clear gain over {name_length(shortest.length)}"
     better = "better" if gain > 0 else "worse"
-    return f"{line}, {_with_error(abs(gain), error)} {better} than at {name_length(shortest.length)}"
+    return f"{line}, {_with_error(Estimate(abs(gain), error))} {better} than at {name_length(shortest.length)}"
 
 
-def _with_error(value: float, error: float) -> str:
-    return f"{value:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) else "")
+def _with_error(estimate: Estimate) -> str:
+    return f"{estimate.value:.4f}" + (f" ± {estimate.error:.4f}" if math.isfinite(estimate.error) else "")
 
 
 def _section(report: PerplexityReport) -> str:
-    speed = report.tokens / max(report.seconds, 1e-9)
+    return "\n".join([*_facts(report), *(line for view in _views(report) for line in ("", *view))])
+
+
+def _facts(report: PerplexityReport) -> Iterator[str]:
+    """Yield the model, its state, what the errors are over, and the speed of reading."""
     trained = f", trained on {report.trained_tokens:,} tokens" if report.trained_tokens else ""
     on = " with carried states" if report.carried_states else ""
-    facts = [
-        report.name,
-        f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}{on}",
-        f"  {_state(report.state)}; precision {report.precision}",
-        *_parts(report),
-        *_clusters(report),
-        f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second)"
-        + ("" if report.peak_bytes is None else f", {report.peak_bytes / 1e6:,.0f} MB at most"),
-    ]
-    parts = [part(report) for part in VIEWS]
-    return "\n".join([*facts, *(line for part in parts if part for line in ("", *part))])
-
-
-def _parts(report: PerplexityReport) -> list[str]:
-    """Say what errors are over where documents were cut."""
-    if report.parts_of is None:
-        return []
-    whole = plural(report.parts_of, "document")
-    return [
-        f"  {report.documents:,} parts of {whole}, each read from an empty state: the errors are over",
-        "  parts, so wide, and of this text only; --data names more documents",
-    ]
-
-
-def _clusters(report: PerplexityReport) -> list[str]:
-    """Say what errors are over where documents of one cluster count as one."""
-    if report.cluster_by is None or report.clusters is None:
-        return []
-    return [f"  documents in {plural(report.clusters, 'cluster')} by {report.cluster_by}: the errors are over clusters"]
-
-
-def _counted(report: PerplexityReport, sums: Sums) -> str:
-    """Say how many documents have targets, and how many clusters of them where the errors are over these."""
-    documents = plural(sums.documents, "document" if report.parts_of is None else "part")
-    return documents if sums.cluster is None else f"{documents} in {plural(sums.clusters, 'cluster')}"
+    yield report.name
+    yield f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}{on}"
+    yield f"  {_state(report.state)}; precision {report.precision}"
+    if report.parts_of is not None:
+        whole = plural(report.parts_of, "document")
+        yield f"  {report.documents:,} parts of {whole}, each read from an empty state: errors are over the"
+        yield "  parts, so they are wide, and of this text only; --data names more documents"
+    if report.cluster_by is not None and report.clusters is not None:
+        clusters = plural(report.clusters, "cluster")
+        yield f"  documents in {clusters} by {report.cluster_by}: the errors are over clusters"
+    speed = report.tokens / max(report.seconds, 1e-9)
+    memory = "" if report.peak_bytes is None else f", {report.peak_bytes / 1e6:,.0f} MB at most"
+    yield f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second){memory}"
 
 
 def _state(state: StateSize) -> str:
@@ -108,103 +126,56 @@ def _state(state: StateSize) -> str:
     return f"state of {state.empty.numbers:,} numbers, {state.empty.bytes / 1e3:,.0f} KB{growth}"
 
 
-def _context(report: PerplexityReport) -> list[str]:
-    if not report.context:
-        return []
-    sums = report.context[0].sums
-    rows, before = [], None
-    for length, sums, _ in report.context:
-        mark = "*" if length == report.trained_length else " "
-        change = sums.above(before) if before else (math.nan, math.nan)
-        rows.append([name_length(length) + mark, *nats(sums), perplexity(sums), *bits(sums), *change])
-        before = sums
-    return [
-        f"by context: the same {sums.totals.tokens:,} tokens of {_counted(report, sums)} each time",
-        *format_table(CONTEXT, rows),
-    ]
+def _views(report: PerplexityReport) -> Iterator[list[str]]:
+    """Yield the lines of each view that was measured."""
+    unit, carried = report.unit, report.carried
+    if report.context:
+        title = f"by context: the same {_targets(report, report.context[0].sums)} each time"
+        yield [title, *format_table(CONTEXT, report.by_context)]
+    if report.recurrence:
+        for kind in KINDS:
+            title = f"by recurrence: nats/token by how many tokens back the same {kind} last occurred"
+            yield [title, *format_table(RECURRENCE, _recurrence(report, kind))]
+    if report.remembrance:
+        yield [
+            "remembrance: how far the text before a point changes the predictions, as KL",
+            f"from those with {name_length(report.longest)} tokens before, in nats/token",
+            *format_table(REMEMBRANCE, report.remembrance),
+        ]
+    if report.cache:
+        yield [
+            "cache baseline: nats/token that counts of bigrams and trigrams (and unigrams)",
+            "add to the model, among the tokens it reads (context), or among all before",
+            *format_table(CACHE, report.cache),
+        ]
+    if report.position:
+        columns = [*POSITION, Column(f"{unit}s", 11, ",", value="sums.documents")]
+        title = f"by position: each {unit} read once, from its beginning"
+        yield [title, *format_table(columns, report.position)]
+    if report.windows and carried:
+        nats = f"{carried.totals.nats_per_token:.4f} ± {format_number(carried.nats_error, '.4f')}"
+        yield [
+            f"by protocol: all {_targets(report, carried)}, in nats/token;",
+            f"carried from the beginning {nats}; in windows, and how much more",
+            *format_table(PROTOCOL, report.window_changes),
+        ]
+    if report.health:
+        title = "the state, over all layers and heads, while the longest document is read"
+        yield [title, *format_table(HEALTH, report.health)]
 
 
-def _position(report: PerplexityReport) -> list[str]:
-    if not report.position:
-        return []
-    rows = [
-        [format_range(first, last), *nats(sums), *bits(sums), sums.totals.tokens, sums.documents]
-        for first, last, sums in report.position
-    ]
-    unit = "document" if report.parts_of is None else "part"
-    columns = [*POSITION[:-1], Column(f"{unit}s", 11, ",")]
-    return [f"by position: each {unit} read once, from its beginning", *format_table(columns, rows)]
+def _targets(report: PerplexityReport, sums: Sums) -> str:
+    """Return how many targets there are, of how many documents, and of how many clusters of these."""
+    documents = f"{sums.totals.tokens:,} tokens of {plural(sums.documents, report.unit)}"
+    return documents if sums.cluster is None else f"{documents} in {plural(sums.clusters, 'cluster')}"
 
 
-def _protocol(report: PerplexityReport) -> list[str]:
-    if not report.windows or report.carried is None:
-        return []
-    carried = report.carried
-    rows = [
-        [name_length(length), *(cell for sums in ways for cell in (sums.totals.nats_per_token, *sums.above(carried)))]
-        for length, *ways in report.windows
-    ]
-    level = f"{carried.totals.nats_per_token:.4f} ± {format_number(carried.nats_error, '.4f')}"
-    return [
-        f"by protocol: all {carried.totals.tokens:,} tokens of {_counted(report, carried)}, in nats/token;",
-        f"carried from the beginning {level}; in windows so much more",
-        *format_table(PROTOCOL, rows),
-    ]
-
-
-def _health(report: PerplexityReport) -> list[str]:
-    if not report.health:
-        return []
-    rows = [[at.position, at.norm, f"{at.features:.1f} of {at.of}", at.smallest] for at in report.health]
-    title = "the state, over all layers and heads, while the longest document is read"
-    return [title, *format_table(HEALTH, rows)]
-
-
-VIEWS = (_context, recurrence_lines, remembrance_lines, cache_lines, _position, _protocol, _health)
-
-
-def to_json(reports: Sequence[PerplexityReport]) -> dict[str, Any]:
-    """Return sums and counts, and the ratios made of them."""
-    compared = {"differences": differences.values(reports)} if len(reports) > 1 else {}
-    return json_values({**compared, "runs": [_report_values(report) for report in reports]})
-
-
-def _report_values(report: PerplexityReport) -> dict[str, Any]:
-    carried = report.carried
-    befores = [None, *(point.sums for point in report.context)]
-    return {
-        "run": report.name,
-        "checkpoint": report.checkpoint,
-        "parameters": report.parameters,
-        "trained_length": report.trained_length,
-        "precision": report.precision,
-        "trained_tokens": report.trained_tokens,
-        "carried_states": report.carried_states,
-        "state_numbers": report.state.empty.numbers,
-        "state_bytes": report.state.empty.bytes,
-        "state_numbers_per_token": report.state.per_token.numbers,
-        "documents": report.documents,
-        "parts_of": report.parts_of,
-        "cluster_by": report.cluster_by,
-        "clusters": report.clusters,
-        "tokens_read": report.tokens,
-        "seconds": report.seconds,
-        "peak_bytes": report.peak_bytes,
-        "left_out": report.left_out,
-        "context": [
-            {"length": length, **sum_values(sums), "seconds": seconds, **change_values(sums, before)}
-            for (length, sums, seconds), before in zip(report.context, befores, strict=False)
-        ],
-        **context_views_report.values(report),
-        "position": [{"first": first, "last": last, **sum_values(sums)} for first, last, sums in report.position],
-        "carried": sum_values(carried) if carried else None,
-        "windows": [
-            {
-                "length": length,
-                "reset": {**sum_values(reset), **change_values(reset, carried)},
-                "sliding": {**sum_values(sliding), **change_values(sliding, carried)},
-            }
-            for length, reset, sliding in report.windows
-        ],
-        "state": report.health,
-    }
+def _recurrence(report: PerplexityReport, kind: Kind) -> Iterator[list[Cell]]:
+    """Yield the tokens of each bucket, the loss at each length, and the change from the shortest to the longest."""
+    yield ["tokens", *(f"{sums.totals.tokens:,}" for sums in getattr(report.recurrence[0], kind))]
+    for point in report.recurrence:
+        yield [name_length(point.length), *(sums.totals.nats_per_token for sums in getattr(point, kind))]
+    if len(report.recurrence) > 1:
+        changes = [change.nats for change in report.recurrence[-1].changes(kind, report.recurrence[0]).values()]
+        yield ["change", *(format_number(change.value, "+.4f") for change in changes)]
+        yield ["±", *(change.error for change in changes)]

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from lmlong.evaluation.scorer import TOKENS_AT_ONCE
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.recipe.lengths import name_length
+from lmlong.report.figure import Figure, Level, Panel, Style, lines_of
+from lmlong.report.json_values import json_keys, json_values
+from lmlong.report.table import Column, format_number, format_table, pivot_rows
 
 DISTANCES = (64, 256, 1024, 4096)
 """The default distances, in tokens."""
@@ -26,32 +29,51 @@ TEXT = 100_000
 """Tokens of the held-out text used as filler; longer distances repeat them."""
 
 
+@json_keys("probe", "distance", "texts", "asked", "right", "accuracy", "error", "chance")
 class ProbeScore(NamedTuple):
     """The answers to one probe at one distance."""
 
     probe: str
     distance: int
-    right: np.ndarray  # (trials,)
-    asked: np.ndarray  # (trials,)
+    right_by_text: np.ndarray  # (trials,)
+    asked_by_text: np.ndarray  # (trials,)
     chance: float
-    """Accuracy of the answers of another text of this probe, which is that of a guess; nan where there is only one."""
+    """Accuracy of the answers of another text of this probe, which is that of a guess; nan if there is one text."""
+
+    @property
+    def texts(self) -> int:
+        return len(self.asked_by_text)
+
+    @property
+    def asked(self) -> int:
+        return int(self.asked_by_text.sum())
+
+    @property
+    def right(self) -> int:
+        return int(self.right_by_text.sum())
 
     @property
     def accuracy(self) -> float:
-        return float(self.right.sum() / self.asked.sum())
+        return self.right / self.asked
 
     @property
     def error(self) -> float:
-        """Standard error over the trials."""
-        return error_of_ratio(self.right, self.asked)
+        """Standard error over the texts."""
+        return error_of_ratio(self.right_by_text, self.asked_by_text)
 
 
+@json_keys("run=name", "trained_length", "recall=scores")
 class ProbeResult(NamedTuple):
     """All answers of one model."""
 
     name: str
     trained_length: int
     scores: list[ProbeScore]
+
+    def chance(self, probe: str) -> float:
+        """Return the accuracy of a guess, the mean over all distances, at which guessing is equally hard."""
+        levels = [score.chance for score in self.scores if score.probe == probe and not math.isnan(score.chance)]
+        return sum(levels) / len(levels) if levels else math.nan
 
 
 def measure_probes(
@@ -137,3 +159,51 @@ def _probe_text(loaded: TrainedLanguageModel, text: TokenFile) -> ProbeText:
     tokens = np.asarray(text.tokens[:TEXT])
     tokens = tokens[tokenizer.token_bytes[tokens] > 0]
     return ProbeText(tokenizer, tokens, sorted(set(re.findall(r"\b[a-z]{4,8}\b", tokenizer.decode(tokens)))))
+
+
+def table(results: Sequence[ProbeResult]) -> str:
+    """Return the models under one another, a column for each probe."""
+    return "\n\n".join(map(_section, results))
+
+
+def _section(result: ProbeResult) -> str:
+    probes = list(dict.fromkeys(score.probe for score in result.scores))
+    distances = list(dict.fromkeys(score.distance for score in result.scores))
+    cells = {
+        (score.distance, score.probe): (score.accuracy, format_number(score.error, ".2f").removeprefix("0"))
+        for score in result.scores
+    }
+    columns = [Column("distance", 10, name_length)]
+    for probe in probes:
+        columns += [Column(probe, 10, ".3f"), Column("±", 4)]
+    chance = ["chance", *(cell for probe in probes for cell in (format_number(result.chance(probe), ".4f"), ""))]
+    rows = [*pivot_rows(distances, probes, cells), chance]
+    title = f"  how often the likeliest token is the right one, in {result.scores[0].texts:,} texts each"
+    return "\n".join([result.name, title, *format_table(columns, rows)])
+
+
+def to_json(results: Sequence[ProbeResult]) -> dict[str, Any]:
+    """Return counts, and the ratios made of them."""
+    return {"runs": json_values(results)}
+
+
+def figure(results: Sequence[ProbeResult]) -> Figure:
+    """Return the accuracy against the distance, a panel for each probe."""
+    probes = list(dict.fromkeys(score.probe for result in results for score in result.scores))
+    distances = sorted({score.distance for result in results for score in result.scores})
+    panels = []
+    for probe in probes:
+        groups = {result.name: [score for score in result.scores if score.probe == probe] for result in results}
+        panels.append(
+            Panel(
+                lines_of(groups, "distance", "accuracy", error="error"),
+                title=probe,
+                x_label="tokens back",
+                y_label="accuracy, ± 2 standard errors",
+                ticks=distances,
+                tick_name=name_length,
+                y_range=(-0.03, 1.03),
+                levels=[Level(results[0].chance(probe), Style("0.5", (0, (1, 2))), text="chance", width=1)],
+            )
+        )
+    return Figure([panels], size=(max(6.4, 3.2 * len(probes)), 4.0), share_y=True, legend_columns=3)

@@ -1,12 +1,14 @@
 """Results of a perplexity measurement, as sums for each document; ratios and errors follow from them."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.document_sums import UNKNOWN, Estimate, Sums
+from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
 from lmlong.evaluation.state_health import Health
 from lmlong.model.precision import Precision
 from lmlong.model.state_size import StateSize
+from lmlong.report.json_values import declared, json_keys
 
 
 class AtLength(NamedTuple):
@@ -17,6 +19,30 @@ class AtLength(NamedTuple):
     seconds: float
 
 
+@json_keys("*sums", "change=nats.value", "change_error=nats.error")
+class Change(NamedTuple):
+    """Sums, and how they differ from others of the same targets."""
+
+    sums: Sums
+    base: Sums | None
+
+    @property
+    def nats(self) -> Estimate:
+        """The change in nats per token."""
+        return self.sums.above(self.base) if self.base else UNKNOWN
+
+
+@json_keys("length", "*change", "seconds")
+class AtContext(NamedTuple):
+    """The same targets at one length, and the change from the length before."""
+
+    length: int
+    change: Change
+    seconds: float
+    trained: bool  # whether the model was trained at this length
+
+
+@json_keys("first", "last", "*sums")
 class AtPosition(NamedTuple):
     """Targets with `first` to `last` tokens of their document before them."""
 
@@ -26,11 +52,16 @@ class AtPosition(NamedTuple):
 
 
 class AtRecurrence(NamedTuple):
-    """The same targets at one length, told apart by how far back the same token, or word, last occurred."""
+    """The same targets at one length, in buckets by how far back the same token, or word, last occurred."""
 
     length: int
     token: list[Sums]  # of each bucket
     word: list[Sums]
+
+    def changes(self, kind: Kind, base: "AtRecurrence") -> dict[str, Change]:
+        """Return the sums of each bucket, and their change from another length."""
+        pairs = zip(getattr(self, kind), getattr(base, kind), strict=True)
+        return {name: Change(*pair) for name, pair in zip(BUCKETS, pairs, strict=True)}
 
 
 class Cache(NamedTuple):
@@ -50,12 +81,26 @@ CACHES = {
 }
 
 
+@json_keys("*sums", "gain=nats.value", "gain_error=nats.error")
+class Gain(NamedTuple):
+    """The model mixed with the counts of one cache."""
+
+    sums: Sums
+    nats: Estimate  # per token, below those of the model alone
+
+
+@json_keys("length", "model", "mixed=gains")
 class CacheGain(NamedTuple):
     """The same targets at one length: the model alone, and mixed with the counts of each cache."""
 
     length: int
     model: Sums
     mixed: dict[str, Sums]
+
+    @property
+    def gains(self) -> dict[str, Gain]:
+        more = {name: sums.above(self.model) for name, sums in self.mixed.items()}
+        return {name: Gain(self.mixed[name], Estimate(-value, error)) for name, (value, error) in more.items()}
 
 
 class InWindows(NamedTuple):
@@ -66,6 +111,42 @@ class InWindows(NamedTuple):
     sliding: Sums
 
 
+class WindowChange(NamedTuple):
+    """All targets, read in windows of one length, against the state carried."""
+
+    length: int
+    reset: Change
+    sliding: Change
+
+
+@json_keys(
+    "run=name",
+    "checkpoint",
+    "parameters",
+    "trained_length",
+    "precision",
+    "trained_tokens",
+    "carried_states",
+    "state_numbers=state.empty.numbers",
+    "state_bytes=state.empty.bytes",
+    "state_numbers_per_token=state.per_token.numbers",
+    "documents",
+    "parts_of",
+    "cluster_by",
+    "clusters",
+    "tokens_read=tokens",
+    "seconds",
+    "peak_bytes",
+    "left_out",
+    "context=by_context",
+    "recurrence=recurrence_changes",
+    "remembrance=divergences",
+    "cache",
+    "position",
+    "carried",
+    "windows=window_changes",
+    "state=health",
+)
 @dataclass
 class PerplexityReport:
     """The results of one model."""
@@ -95,7 +176,43 @@ class PerplexityReport:
     health: list[Health] = field(default_factory=list)
     tokens: int = 0  # read in all
     seconds: float = 0.0
-    peak_bytes: int | None = 0  # None where the system does not tell
+    peak_bytes: int | None = 0  # None where the system does not report it
+
+    @property
+    def unit(self) -> str:
+        """What the sums are kept for, and the errors are over."""
+        return "document" if self.parts_of is None else "part"
+
+    @property
+    def by_context(self) -> list[AtContext]:
+        befores = [None, *(point.sums for point in self.context)]
+        return [
+            AtContext(length, Change(sums, before), seconds, length == self.trained_length)
+            for (length, sums, seconds), before in zip(self.context, befores, strict=False)
+        ]
+
+    @property
+    def recurrence_changes(self) -> list[dict[str, Any]]:
+        """The sums of each bucket by length, with the change from the shortest length."""
+        return [
+            {"length": point.length, **{kind: point.changes(kind, self.recurrence[0]) for kind in KINDS}}
+            for point in self.recurrence
+        ]
+
+    @property
+    def divergences(self) -> list[dict[str, Any]]:
+        """The divergence at each length from the predictions at the longest."""
+        keys = ("divergence=per_token.value", "divergence_error=nats_error", "tokens=totals.tokens", "documents")
+        return [
+            {"length": length, "against": self.longest, **declared(sums, keys)} for length, sums, _ in self.remembrance
+        ]
+
+    @property
+    def window_changes(self) -> list[WindowChange]:
+        return [
+            WindowChange(length, Change(reset, self.carried), Change(sliding, self.carried))
+            for length, reset, sliding in self.windows
+        ]
 
     @property
     def longest(self) -> int:

@@ -22,6 +22,7 @@ from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import TextModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.lengths import name_length
+from lmlong.report.json_values import json_keys
 
 LENGTHS = (512,)
 """The default lengths: that of the paper's figure."""
@@ -32,6 +33,19 @@ MOST = 0.9
 """The share of their sum by which singular values are counted."""
 
 
+@json_keys("attention", "values", "needed", "quarter", "cumulative")
+class LayerSpectrum(NamedTuple):
+    """The singular values of one layer's matrices."""
+
+    number: int  # of the layer, from 1
+    attention: str
+    values: int
+    needed: np.ndarray  # (H,)
+    quarter: np.ndarray  # (H,)
+    cumulative: np.ndarray  # (H, T)
+
+
+@json_keys("length", "texts", "layers")
 class Spectrum(NamedTuple):
     """The singular values of one model's attention matrices on texts of one length."""
 
@@ -41,6 +55,11 @@ class Spectrum(NamedTuple):
     texts: int
     cumulative: list[np.ndarray]  # by layer (H, T): the share of their sum that the largest hold, the mean over texts
     needed: np.ndarray  # (L, H) how many hold MOST of it, the mean over the texts
+
+    @property
+    def layers(self) -> list[LayerSpectrum]:
+        rows = zip(self.kinds, self.sizes, self.needed, self.quarter, self.cumulative, strict=True)
+        return [LayerSpectrum(number, *row) for number, row in enumerate(rows, 1)]
 
     @property
     def sizes(self) -> list[int]:

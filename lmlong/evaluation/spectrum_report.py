@@ -13,13 +13,13 @@ from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_table, plural
 
 COLUMNS = [
-    Column("layer", 7),
-    Column("  attention", 12, align="<"),
-    Column(f"hold {MOST:.0%}", 10, ".1f"),
-    Column("of n", 7, ".0%"),
-    Column("heads", 16),
-    Column("n/4 hold", 11, ".3f"),
-    Column("heads", 16),
+    Column("layer", 7, value="number"),
+    Column("  attention", 12, align="<", value=lambda layer: f"  {layer.attention}"),
+    Column(f"hold {MOST:.0%}", 10, ".1f", value=lambda layer: layer.needed.mean()),
+    Column("of n", 7, ".0%", value=lambda layer: layer.needed.mean() / layer.values),
+    Column("heads", 16, value=lambda layer: f"{layer.needed.min():.0f} to {layer.needed.max():.0f}"),
+    Column("n/4 hold", 11, ".3f", value=lambda layer: layer.quarter.mean()),
+    Column("heads", 16, value=lambda layer: f"{layer.quarter.min():.3f} to {layer.quarter.max():.3f}"),
 ]
 
 
@@ -35,21 +35,8 @@ def table(spectra: Sequence[Spectrum]) -> str:
 
 def _section(spectrum: Spectrum) -> str:
     texts = f"{plural(spectrum.texts, 'text')} of n = {spectrum.length:,} tokens"
-    layers = zip(spectrum.kinds, spectrum.sizes, spectrum.needed, spectrum.quarter, strict=True)
-    rows = [
-        [
-            str(number),
-            f"  {kind}",
-            needed.mean(),
-            needed.mean() / size,
-            f"{needed.min():.0f} to {needed.max():.0f}",
-            quarter.mean(),
-            f"{quarter.min():.3f} to {quarter.max():.3f}",
-        ]
-        for number, (kind, size, needed, quarter) in enumerate(layers, 1)
-    ]
     title = f"{spectrum.name}: singular values of attention in {texts}"
-    return "\n".join([title, *_block_layers(spectrum), *format_table(COLUMNS, rows)])
+    return "\n".join([title, *_block_layers(spectrum), *format_table(COLUMNS, spectrum.layers)])
 
 
 def _block_layers(spectrum: Spectrum) -> list[str]:
@@ -64,30 +51,11 @@ def _block_layers(spectrum: Spectrum) -> list[str]:
 def to_json(spectra: Sequence[Spectrum]) -> dict[str, Any]:
     """Return the singular values of each head by run, length and layer, and how many hold most of their sum."""
     by_run = groupby(spectra, key=lambda spectrum: spectrum.name)
-    runs = [{"run": name, "spectra": [_spectrum_values(each) for each in same]} for name, same in by_run]
-    return json_values({"share": MOST, "runs": runs})
-
-
-def _spectrum_values(spectrum: Spectrum) -> dict[str, Any]:
-    layers = zip(spectrum.kinds, spectrum.needed, spectrum.quarter, spectrum.cumulative, strict=True)
-    return {
-        "length": spectrum.length,
-        "texts": spectrum.texts,
-        "layers": [
-            {
-                "attention": kind,
-                "values": curves.shape[-1],
-                "needed": needed,
-                "quarter": quarter,
-                "cumulative": curves,
-            }
-            for kind, needed, quarter, curves in layers
-        ],
-    }
+    return {"share": MOST, "runs": [{"run": name, "spectra": json_values([*same])} for name, same in by_run]}
 
 
 def figure(spectra: Sequence[Spectrum]) -> Figure:
-    """Describe a row for each run and length: curves by layer, and the share of the largest by layer and head."""
+    """Return a row for each run and length: curves by layer, and the share of the largest by layer and head."""
     depths = [len(spectrum.cumulative) for spectrum in spectra]
     return Figure(
         [[_curves(spectrum), _heat_map(spectrum)] for spectrum in spectra],
@@ -99,13 +67,13 @@ def figure(spectra: Sequence[Spectrum]) -> Figure:
 
 
 def _curves(spectrum: Spectrum) -> Panel:
-    """Describe a line for each layer from dark to light: the mean over its heads, with their range as a band."""
+    """Return a line for each layer from dark to light: the mean over its heads, with their range as a band."""
     lines = []
-    for layer, curves in enumerate(spectrum.cumulative):
-        looks = Style(0.9 * layer / max(len(spectrum.cumulative) - 1, 1))
-        numbers = np.arange(1, curves.shape[-1] + 1)
+    for layer in spectrum.layers:
+        looks = Style(0.9 * (layer.number - 1) / max(len(spectrum.layers) - 1, 1))
+        curves = layer.cumulative
         mean, low, high = curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0)
-        lines.append(Line(f"layer {layer + 1}", numbers, mean, looks, low, high))
+        lines.append(Line(f"layer {layer.number}", np.arange(1, layer.values + 1), mean, looks, low, high))
     sizes = sorted({*spectrum.sizes}, reverse=True)
     for size in sizes:
         numbers = np.arange(1, size + 1)
@@ -122,7 +90,7 @@ def _curves(spectrum: Spectrum) -> Panel:
 
 
 def _heat_map(spectrum: Spectrum) -> HeatMap:
-    """Describe the share held by the largest quarter, layers downwards and heads to the right."""
+    """Return the share held by the largest quarter, layers downwards and heads to the right."""
     largest = " or ".join(f"{quarter_of(size):,}" for size in dict.fromkeys(spectrum.sizes))
     return HeatMap(
         spectrum.quarter,

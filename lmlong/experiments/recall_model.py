@@ -14,7 +14,7 @@ from lmlong.experiments.recall_data import RecallBatch, RecallScore, make_batch,
 from lmlong.experiments.recall_grid import RecallGrid
 from lmlong.experiments.trainer import fit, seeded
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe.overrides import parse, place
+from lmlong.recipe.overrides import with_override
 
 LAYERS = 2
 
@@ -30,7 +30,7 @@ def recall_options(name: str, width: int) -> recipe.Model:
     """
     values: dict[str, Any] = {}
     for option in [*candidates()[name], f"window={1 + width // 2}"]:
-        values = place(values, parse(option))
+        values = with_override(values, option)
     attention = recipe.Attention.model_validate(values)
     if not isinstance(attention.kind, str) and len(attention.kind) > LAYERS:
         raise UsageError(

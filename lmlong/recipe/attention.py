@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
-from lmlong.recipe.option_types import IsLength, NameIn, PatternIn
+from lmlong.recipe.option_types import LENGTH, NameIn, PatternIn
 from lmlong.recipe.section import Options, mistake
 
 KindName = Annotated[str, NameIn(ATTENTION_KINDS)]
@@ -123,12 +123,12 @@ class Attention(Options):
     decay: Literal["none", "fixed", "learned", "channel"] = "learned"
     """linear, delta: forget nothing, at a fixed rate a head, or by a gate learned from the token; channel, for linear
     alone, learns a gate for each feature. An encoder has none."""
-    longest_memory: Annotated[int, Field(gt=2, le=bounds.TOKENS), IsLength()] = 8192
+    longest_memory: Annotated[int, Field(gt=2, le=bounds.TOKENS), LENGTH] = 8192
     """linear, delta with a decay: tokens after which 1/e of the state is left in the head that keeps longest (learned
     decays begin there); the heads before it keep from 2 tokens on, evenly on a log scale."""
-    window: Annotated[int, Field(gt=0, le=bounds.TOKENS), IsLength()] = 256
+    window: Annotated[int, Field(gt=0, le=bounds.TOKENS), LENGTH] = 256
     """window: how many tokens are seen, the token itself among them."""
-    parallel_window: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), IsLength()] = None
+    parallel_window: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
     """linear, delta: the same layer also sees this many last tokens exactly, and a gate learned from the token weighs
     what it reads there against what it recalls; left out, none."""
     taylor: Taylor = Taylor()

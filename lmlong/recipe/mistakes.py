@@ -15,9 +15,12 @@ from lmlong.recipe.reference import (
     choices,
     entry,
     in_words,
+    is_list,
     kind_of,
+    kinds_of,
     reference,
     sections,
+    shape_of,
     shape_of_field,
     takes_patterns,
 )
@@ -62,7 +65,7 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
     context = detail.get("ctx", {})
     path, shape = _follow(detail["loc"], values, section)
     value = at(values, path)
-    if value is UNREADABLE or not shape.types:
+    if value is UNREADABLE or not shape:
         return path, ""
     match detail["type"]:
         case "missing":
@@ -71,10 +74,10 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
             path = (*path, *undotted(context["key"]))
             in_a_word = isinstance(path[-1], int) and isinstance(at(values, path[:-1]), str)  # a pattern
             return path[:-1] if in_a_word else path, context["message"]
-        case "union_tag_not_found":
-            return (*path, "kind"), f"missing. Expected one of {', '.join(_kinds(shape))}."
+        case "union_tag_not_found" if isinstance(value, dict):
+            return (*path, "kind"), f"missing. Expected one of {', '.join(kinds_of(shape))}."
         case "union_tag_invalid":
-            return (*path, "kind"), _not_one_of(value["kind"], _kinds(shape))
+            return (*path, "kind"), _not_one_of(value["kind"], kinds_of(shape))
         case "literal_error":
             names = pattern_words(value) if isinstance(value, str) and takes_patterns(shape) else [value]
             known = choices(shape)
@@ -90,24 +93,20 @@ def _follow(where: tuple[int | str, ...], values: Any, section: type[BaseModel])
     value is not meant for that branch: it is a word and the branch a list, or the reverse.
     """
     path: KeyPath = ()
-    shape = Shape((section,))
+    shape = shape_of(section)
     for part in where:
         kinds = sections(shape)
         if len(kinds) > 1:
-            shape = Shape(tuple(kind for kind in kinds if kind_of(kind) == part))
+            shape = tuple(branch for branch in shape if branch.type in kinds and kind_of(branch.type) == part)
         elif kinds:
             path, shape = (*path, part), shape_of_field(kinds[0].model_fields[str(part)])
-        elif entry(shape) and len(shape.types) > 1:
+        elif entry(shape) and len(shape) > 1:
             listed = str(part).startswith("list[")
-            tried = tuple(kind for kind in shape.types if bool(entry(Shape((kind,)))) == listed)
-            shape = Shape(tried if isinstance(at(values, path), list) == listed else ())
+            is_meant = isinstance(at(values, path), list) == listed
+            shape = tuple(branch for branch in shape if is_meant and is_list(branch) == listed)
         else:
-            path, shape = (*path, part), entry(shape) or Shape(())
+            path, shape = (*path, part), entry(shape)
     return path, shape
-
-
-def _kinds(shape: Shape) -> list[str]:
-    return [str(kind_of(section)) for section in sections(shape)]
 
 
 def _not_one_of(value: Any, words: list[str]) -> str:
@@ -148,9 +147,10 @@ def _show(value: Any) -> str:
 
 def _remedy(shape: Shape, value: Any) -> str:
     """Return how to write what was probably meant."""
-    if str in shape.types and isinstance(value, bool | int | float):
+    types = [branch.type for branch in shape]
+    if str in types and isinstance(value, bool | int | float):
         return " Put it in quotes."
-    if int in shape.types and isinstance(value, float) and value.is_integer():
+    if int in types and isinstance(value, float) and value.is_integer():
         return f" Write {int(value)}."
     if entry(shape) and isinstance(value, str):
         return f" Write [{value}]."

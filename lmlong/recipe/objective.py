@@ -1,7 +1,8 @@
 """Constraints between the sections of a recipe: for a causal language model, and for an encoder."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
@@ -14,28 +15,76 @@ from lmlong.recipe.training import Training
 ENCODER_DEFAULTS: dict[str, Any] = {"model": {"convolution": 0, "attention": {"kind": "linear", "decay": "none"}}}
 """Defaults of an encoder's recipe where those of a causal model do not fit."""
 
-CAUSAL_ONLY = ("kv_heads", "rope", "output_gate", "head_norm", "embedding_scale", "tied_output")
-"""Options of a model that an encoder does not have."""
+NO_CHOICE = "an encoder has no such choice"
+NO_STATE = "an encoder reads its text at once, there is no state to hand on"
+CAUSAL_ONLY = {
+    "model.attention.decay": "an encoder sees all of its text at once and forgets none of it",
+    "model.head_dim": "an encoder keeps no state, its heads share the width",
+    "model.value_dim": "an encoder keeps no state, its heads share the width",
+    "model.kv_heads": NO_CHOICE,
+    "model.rope": NO_CHOICE,
+    "model.output_gate": NO_CHOICE,
+    "model.head_norm": NO_CHOICE,
+    "model.embedding_scale": NO_CHOICE,
+    "model.tied_output": NO_CHOICE,
+    "model.convolution": "it sees the past alone, and an encoder looks at both sides",
+    "training.segment": NO_STATE,
+    "training.carry_state": NO_STATE,
+    "training.state_passing": NO_STATE,
+    "training.sample_tokens": "an encoder writes no text",
+    "training.teacher": "an encoder has no teacher, which predicts next tokens",
+}
+"""Options that an encoder's recipe leaves at their defaults, and why."""
 
 STATE_PASSING = ("carry_state", "state_passing")
 """Options of training that pass the state after a batch to the next batch."""
 
 
-def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
-    """Iterate over the mistakes of these sections for a causal language model."""
-    yield from _unfit_kinds(model, "causal")
-    yield from _odd_heads(model, model.uses_rope)
+class Sections(NamedTuple):
+    """The sections of a recipe that are compared."""
+
+    text: Text
+    model: Model
+    training: Training
+
+
+ENCODER = Sections(Text(), Model(**ENCODER_DEFAULTS["model"]), Training())
+
+
+def disagreements(objective: Literal["causal", "masked"], sections: Sections) -> Iterator[PydanticCustomError]:
+    """Iterate over the mistakes in combinations of sections."""
+    model, is_encoder = sections.model, objective == "masked"
+    for key, kind in _kinds_by_key(model):
+        about = ATTENTION_KINDS[kind]
+        if not (about.encoder if is_encoder else about.causal):
+            yield mistake(key, about.misfit)
+    uses_rope = model.positions in ("auto", "rotary") if is_encoder else model.uses_rope
+    if uses_rope and model.head_dims.key % 2:
+        key = "model.head_dim" if model.head_dim else "model.heads"
+        why = f"queries of size {model.head_dims.key} cannot be rotated by rotary positions. Use an even size."
+        yield mistake(key, why)
+    yield from _masked(sections) if is_encoder else _causal(*sections)
+
+
+def _kinds_by_key(model: Model) -> Iterator[tuple[str, str]]:
+    """Iterate over the keys at which attentions are named, and their kinds."""
+    kinds = model.attention.kind
+    if isinstance(kinds, str):
+        yield "model.attention.kind", kinds
+    else:
+        yield from ((f"model.attention.kind.{number}", kind) for number, kind in enumerate(kinds))
+
+
+def _causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
     if model.positions == "absolute":
         yield mistake("model.positions", "absolute positions end with the longest sequence. Use rotary, none or auto.")
-    if model.state_growth != "constant":
-        growing = " and ".join(model.growing_kinds)
-        for key in ("segment", *STATE_PASSING):
-            if getattr(training, key):
-                yield mistake(
-                    f"training.{key}",
-                    f"the state of {growing} attention grows with each token, so it cannot be handed on for ever. "
-                    "Leave this out, or let all layers be linear or window attention.",
-                )
+    for key in ("segment", *STATE_PASSING):
+        if getattr(training, key) and model.growing_kinds:
+            yield mistake(
+                f"training.{key}",
+                f"the state of {' and '.join(model.growing_kinds)} attention grows with each token, so it cannot be "
+                "passed on indefinitely. Leave this out, or let all layers be linear or window attention.",
+            )
     if text.sequence_length % model.factor:
         yield mistake(
             "text.sequence_length",
@@ -52,31 +101,12 @@ def causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
             )
 
 
-def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
-    """Iterate over the mistakes of these sections for an encoder."""
-    yield from _unfit_kinds(model, "masked")
-    yield from _odd_heads(model, model.positions in ("auto", "rotary"))
-    if model.attention.decay != "none":
-        yield mistake(
-            "model.attention.decay", "an encoder sees all of its text at once and forgets none of it. Leave it out."
-        )
-    for key in ("head_dim", "value_dim"):
-        if getattr(model, key):
-            yield mistake(f"model.{key}", "an encoder keeps no state, its heads share the width. Leave it out.")
-    for key in CAUSAL_ONLY:
-        if getattr(model, key) != Model.model_fields[key].default:
-            yield mistake(f"model.{key}", "an encoder has no such choice. Leave it out.")
-    if model.convolution:
-        yield mistake("model.convolution", "it sees the past alone, and an encoder looks at both sides. Leave it out.")
-    for key in ("segment", *STATE_PASSING):
-        if getattr(training, key):
-            yield mistake(
-                f"training.{key}", "an encoder reads its text at once, there is no state to hand on. Leave it out."
-            )
-    if training.sample_tokens:
-        yield mistake("training.sample_tokens", "an encoder writes no text. Leave it out.")
-    if training.teacher:
-        yield mistake("training.teacher", "an encoder has no teacher, which predicts next tokens. Leave it out.")
+def _masked(sections: Sections) -> Iterator[PydanticCustomError]:
+    text, model, training = sections
+    for key, why in CAUSAL_ONLY.items():
+        option = attrgetter(key)
+        if option(sections) != option(ENCODER):
+            yield mistake(key, f"{why}. Leave it out.")
     if training.kernel == "triton":
         yield mistake("training.kernel", "the kernels read the past alone, and an encoder both sides. Leave it out.")
     longest = model.layer_lengths("linformer", text.sequence_length)
@@ -85,20 +115,3 @@ def masked(text: Text, model: Model, training: Training) -> Iterator[PydanticCus
         if model.downsample:
             why += f" The layers in the middle read blocks of {model.factor} tokens (model.downsample)."
         yield mistake(f"model.attention.linformer.{key}", why)
-
-
-def _unfit_kinds(model: Model, objective: Literal["causal", "masked"]) -> Iterator[PydanticCustomError]:
-    """Iterate over the mistakes of attentions that do not fit the objective, at their position in the pattern."""
-    given = model.attention.kind
-    places = {"": given} if isinstance(given, str) else {f".{place}": kind for place, kind in enumerate(given)}
-    for place, kind in places.items():
-        about = ATTENTION_KINDS[kind]
-        if not (about.encoder if objective == "masked" else about.causal):
-            yield mistake(f"model.attention.kind{place}", about.misfit)
-
-
-def _odd_heads(model: Model, uses_rope: bool) -> Iterator[PydanticCustomError]:
-    if uses_rope and model.head_dims.key % 2:
-        key = "model.head_dim" if model.head_dim else "model.heads"
-        why = f"queries of size {model.head_dims.key} cannot be rotated by rotary positions. Use an even size."
-        yield mistake(key, why)

@@ -4,28 +4,31 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from lmlong.recipe.lengths import parse_length
 
 
-class IsLength:
-    """A number of tokens, which may be written as 4k or 1m."""
+def _tokens(value: Any) -> Any:
+    """Return the number of tokens of a length with a unit, and any other value unchanged, to be validated."""
+    length = parse_length(value) if isinstance(value, str) and value[-1:].isalpha() else None
+    return value if length is None else length
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_tokens, handler(source))
+
+def _words(value: Any) -> Any:
+    return [word for part in value.split(",") if (word := part.strip())] if isinstance(value, str) else value
 
 
-class CommaList:
-    """A list of texts, which may be written as one text with commas between them.
+LENGTH = BeforeValidator(_tokens)
+"""A number of tokens, which may be written as 4k or 1m."""
 
-    On a command line this needs no brackets, which a shell may read as a pattern of file names. A text that contains a
-    comma must be written in a list.
-    """
+COMMA_LIST = BeforeValidator(_words)
+"""A list of texts, which may be written as one text with commas between them.
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_split, handler(source))
+On a command line this needs no brackets, which a shell may read as a pattern of file names. A text that contains a
+comma must be written in a list.
+"""
 
 
 class NameIn:
@@ -48,24 +51,16 @@ class PatternIn(NameIn):
 
     def _check(self, name: Any) -> Any:
         words = pattern_words(name) if isinstance(name, str) else [name]
-        known = [super(PatternIn, self)._check(word) for word in words]
-        return known if len(known) > 1 else known[0]
+        names = [super(PatternIn, self)._check(word) for word in words]
+        return names if len(names) > 1 else names[0]
 
 
 def pattern_words(word: str) -> list[str]:
     """Return the names in a pattern, each repeated by the number before it; the word itself if it is not a pattern."""
-    parts = [re.fullmatch(r"([1-9]\d{0,3})?([^\W\d]\w*)", part) for part in word.split("+")]
-    found = [part for part in parts if part]
-    if len(found) < len(parts):
-        return [word]
-    return [part[2] for part in found for _ in range(int(part[1] or 1))]
-
-
-def _tokens(value: Any) -> Any:
-    """Return the number of tokens of a length with a unit, and any other value unchanged, to be validated."""
-    length = parse_length(value) if isinstance(value, str) and value[-1:].isalpha() else None
-    return value if length is None else length
-
-
-def _split(value: Any) -> Any:
-    return [word for part in value.split(",") if (word := part.strip())] if isinstance(value, str) else value
+    names: list[str] = []
+    for part in word.split("+"):
+        match = re.fullmatch(r"([1-9]\d{0,3})?([^\W\d]\w*)", part)
+        if match is None:
+            return [word]
+        names += [match[2]] * int(match[1] or 1)
+    return names

@@ -1,6 +1,6 @@
-"""Recipes before validation: files, found by name or path, or dicts, with overrides applied.
+"""Recipes before validation: read from files, found by name or path, or dicts, with overrides applied.
 
-Each value's line or override is kept, so that a mistake in it can be reported there.
+Each value keeps its line or override, so that a mistake in it can be reported there.
 """
 
 import os
@@ -11,14 +11,28 @@ from typing import Any, Literal, NamedTuple
 
 from lmlong.errors import RecipeError, UsageError, nearest, other_format
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_words
-from lmlong.recipe.overrides import BadOverride, Override, from_item, parse, place
+from lmlong.recipe.overrides import BadOverride, sets, with_item, with_override
 from lmlong.recipe.paths import absolute, is_file
-from lmlong.recipe.start import with_start
-from lmlong.recipe.yaml import LARGEST, BrokenYAML, Document, KeyPath, at, dotted
+from lmlong.recipe.yaml import (
+    LARGEST,
+    UNREADABLE,
+    BrokenYAML,
+    Document,
+    KeyPath,
+    Mistake,
+    Section,
+    at,
+    dotted,
+    origin_of,
+    parse_yaml,
+)
 
 FORMAT: Literal[1] = 1
 SUFFIXES = (".yaml", ".yml")
 ATTENTION: KeyPath = ("model", "attention")
+
+RECIPE = "recipe.yaml"
+"""The file in a run folder or checkpoint that holds its recipe."""
 
 
 class MissingPlugin(RecipeError):
@@ -33,7 +47,7 @@ def shipped_recipes() -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
-def find(name_or_path: str) -> Path:
+def find_recipe(name_or_path: str) -> Path:
     """Return the file of a shipped recipe, or the one at a path."""
     path, shipped = Path(name_or_path), shipped_recipes()
     if name_or_path in shipped:
@@ -45,12 +59,11 @@ def find(name_or_path: str) -> Path:
     if path.is_dir():
         remedy = "Name the recipe file in it, or train on its texts"
         raise RecipeError([f"{name_or_path}: is a folder. {remedy}: {_training_on(path, 'library')}."])
-    if path.name != name_or_path or path.suffix in SUFFIXES:
-        raise RecipeError([f"{name_or_path}: there is no such file.{hint}"])
-    raise RecipeError([f"{name_or_path}: no recipe of that name.{hint}"])
+    is_path = path.name != name_or_path or path.suffix in SUFFIXES
+    raise RecipeError([f"{name_or_path}: {'there is no such file' if is_path else 'no recipe of that name'}.{hint}"])
 
 
-def read(file: Path) -> str:
+def read_recipe_file(file: Path) -> str:
     """Return the text of a recipe file."""
     try:
         if file.stat().st_size > LARGEST:
@@ -63,41 +76,27 @@ def read(file: Path) -> str:
         raise RecipeError([f"{file}:{line}: not UTF-8. Save the file in that encoding."]) from None
 
 
-class Sections(NamedTuple):
-    """The sections of a recipe given as a dict, with the interface of a `Document`."""
-
-    values: dict[str, Any]
-
-    @property
-    def mistakes(self) -> list[tuple[KeyPath, int, str]]:
-        return []
-
-    def line(self, path: KeyPath) -> tuple[int, bool]:
-        """Return no line, and whether there is a value."""
-        return 0, at(self.values, path) is not None
-
-
 class ParsedRecipe(NamedTuple):
     """The values of a recipe before validation, with the file and the overrides that they come from."""
 
     file: Path | None
-    document: Document | Sections
-    values: dict[str, Any]
-    overrides: list[Override]
-    misplaced: list[str]
+    values: Section
+    mistakes: list[Mistake]
+    """Those found in the YAML of the file."""
+    overrides: list[str]
+    rejected: list[str]
     """Messages for overrides that cannot be applied."""
 
     def load_plugins(self, load_plugin: Callable[[str], object]) -> None:
         """Load the plug-ins that the recipe lists; files are relative to the recipe's folder."""
         for number, name in self._plugins.items():
-            override = self._override_at(("plugins", number))
-            folder = self.file.parent if self.file and not override else Path()
+            path = ("plugins", number)
+            in_file = self.file is not None and isinstance(origin_of(self.values, path, 1), int)
+            folder = self.file.parent if self.file and in_file else Path()
             try:
                 load_plugin(absolute(folder / Path(name).expanduser()) if is_file(name) else name)
             except UsageError as error:
-                line, _ = self.document.line(("plugins", number))
-                where = f"{override.text}: " if override else f"{self.file}:{line}: " if self.file else ""
-                raise RecipeError([f"{where}plugins.{number}: {error}"]) from None
+                raise RecipeError([self._message(self._mistake_at(path, str(error)))]) from None
 
     def check_plugins(self) -> None:
         """Raise `MissingPlugin` if the recipe lists plug-ins and its attention needs one that is not loaded."""
@@ -106,31 +105,19 @@ class ParsedRecipe(NamedTuple):
         missing += [f"the feature map {name}" for name in maps if name not in FEATURE_MAP_KINDS]
         if missing and self._plugins:
             plugins = " or ".join(dotted((Path(name).name,)) for name in self._plugins.values())
+            needs = f"needs {missing[0]} of the plug-in {plugins}"
             raise MissingPlugin(
-                [
-                    f"{self.file or 'the recipe'}: needs {missing[0]} of the plug-in {plugins}: name it by --plugin "
-                    "FILE, in Python by lmlong.load_plugin."
-                ]
+                [f"{self.file or 'the recipe'}: {needs}: name it by --plugin FILE, in Python by lmlong.load_plugin."]
             )
 
-    def messages(self, wrong: dict[KeyPath, str]) -> list[str]:
+    def messages(self, wrong: Mapping[KeyPath, str]) -> list[str]:
         """Return one message for each mistake: those in the file by line, then those in overrides in their order.
 
         `wrong` holds the mistakes that validation has found.
         """
-        found = [
-            ((0, line), self._located(line, path, message))
-            for path, line, message in self.document.mistakes
-            if not any(override.sets(path) for override in self.overrides)
-        ]
-        for path, message in wrong.items():
-            if override := self._override_at(path):
-                key = "" if override.sets(path) and override.lies_in(path) else f"{dotted(path)}: "
-                found.append(((1, self.overrides.index(override)), f"{override.text}: {key}{message}"))
-            else:
-                line, _ = self.document.line(path)
-                found.append(((0, line), self._located(line, path, message)))
-        return [text for _, text in sorted(found, key=lambda mistake: mistake[0])] + self.misplaced
+        mistakes = [each for each in self.mistakes if not any(sets(override, each.path) for override in self.overrides)]
+        mistakes += [self._mistake_at(path, message) for path, message in wrong.items()]
+        return [self._message(mistake) for mistake in sorted(mistakes, key=self._position)] + self.rejected
 
     @property
     def _plugins(self) -> dict[int, str]:
@@ -139,16 +126,19 @@ class ParsedRecipe(NamedTuple):
         listed = plugins if isinstance(plugins, list) else []
         return {number: name for number, name in enumerate(listed) if isinstance(name, str)}
 
-    def _located(self, line: int, path: KeyPath, message: str) -> str:
-        return (f"{self.file}:{line}: " if self.file else "") + f"{dotted(path)}: {message}"
+    def _mistake_at(self, path: KeyPath, message: str) -> Mistake:
+        return Mistake(path, origin_of(self.values, path, 1), message)
 
-    def _override_at(self, path: KeyPath) -> Override | None:
-        """Return the override that a mistake at `path` comes from, or None if it comes from the file."""
-        _, in_file = self.document.line(path[:-1])
-        for override in reversed(self.overrides):
-            if override.sets(path) or override.lies_in(path) or (not in_file and override.lies_in(path[:-1])):
-                return override
-        return None
+    def _position(self, mistake: Mistake) -> tuple[int, int]:
+        if isinstance(mistake.origin, str):
+            return 1, self.overrides.index(mistake.origin)
+        return 0, mistake.origin
+
+    def _message(self, mistake: Mistake) -> str:
+        key, origin = dotted(mistake.path), mistake.origin
+        if isinstance(origin, int):
+            return (f"{self.file}:{origin}: " if self.file else "") + f"{key}: {mistake.message}"
+        return f"{origin}: " + ("" if origin.startswith(f"{key}=") else f"{key}: ") + mistake.message
 
 
 def parse_recipe(
@@ -160,29 +150,30 @@ def parse_recipe(
 
     Missing values are taken from the run of training.init_from; a recipe `as_trained` is complete.
     """
-    file: Path | None = None
-    document: Document | Sections
-    if isinstance(source, Mapping):
-        document = Sections(dict(source))
-    else:
-        file = find(str(source))
-        document = _document(file)
-    # An empty training section yields the message about its missing steps, which helps most.
-    values = ({"name": file.stem} if file else {}) | {"training": {}} | document.values
-    values, placed, misplaced = _with_overrides(values, overrides)
-    values = values if as_trained else with_start(values)
-    prefix = f"{file}: " if file else ""
-    if type(version := values.get("format", FORMAT)) is not int or version < 1:
-        raise RecipeError([f"{prefix}format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])
-    if version != FORMAT:
-        raise RecipeError([other_format(file or "the recipe", version, FORMAT)])
-    return ParsedRecipe(file, document, values, placed, misplaced)
+    file = None if isinstance(source, Mapping) else find_recipe(str(source))
+    document = _document(file) if file else Document(source, [])
+    values = Section(({"name": file.stem} if file else {}) | document.values, getattr(document.values, "origins", {}))
+    applied, rejected = [], []
+    for given in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        text = given if isinstance(given, str) else f"{given[0]}={given[1]!r}"
+        try:
+            values = with_override(values, text) if isinstance(given, str) else with_item(values, *given, text)
+            applied.append(text)
+        except BadOverride as error:
+            rejected.append(str(error))
+    values = values if as_trained else _with_start(values)
+    version, where = values.get("format", FORMAT), file or "the recipe"
+    if version is not UNREADABLE and (type(version) is not int or version < 1):
+        raise RecipeError([f"{where}: format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])
+    if type(version) is int and version != FORMAT:
+        raise RecipeError([other_format(where, version, FORMAT)])
+    return ParsedRecipe(file, values, document.mistakes, applied, rejected)
 
 
 def _document(file: Path) -> Document:
     """Return the YAML document in a file, which must hold sections."""
     try:
-        return _parse(file)
+        return _sections(file)
     except RecipeError:
         if file.suffix in SUFFIXES or not file.is_file() or not os.access(file, os.R_OK):
             raise
@@ -190,9 +181,9 @@ def _document(file: Path) -> Document:
         raise RecipeError([f"{file}: is a text or other file, not a recipe (.yaml). {remedy}."]) from None
 
 
-def _parse(file: Path) -> Document:
+def _sections(file: Path) -> Document:
     try:
-        document = Document(read(file))
+        document = parse_yaml(read_recipe_file(file))
     except BrokenYAML as error:
         raise RecipeError([f"{file}:{error.line}: broken YAML: {error}"]) from None
     if document.values is None:
@@ -207,17 +198,34 @@ def _training_on(path: Path, recipe: str) -> str:
     return f"`lmlong train {recipe} {shlex.quote(f'text.sources.0.paths={path}')}`"
 
 
-def _with_overrides(
-    values: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any]
-) -> tuple[dict[str, Any], list[Override], list[str]]:
-    """Return the values with overrides, the overrides applied, and messages for those that cannot be applied."""
-    placed: list[Override] = []
-    misplaced: list[str] = []
-    for given in overrides.items() if isinstance(overrides, Mapping) else overrides:
+def _with_start(values: Section) -> Section:
+    """Return the values of a recipe with its missing options of `model` and its missing tokenizer filled in.
+
+    The options are those of the run of `training.init_from`, and the tokenizer that of the same run or of the teacher.
+    A run that cannot be read is ignored here and reported when its weights are loaded.
+    """
+    start, teacher = (_recipe_of(at(values, ("training", key))) for key in ("init_from", "teacher"))
+    tokenizer = at(start or teacher, ("text", "tokenizer"))
+    values = _with_defaults(values, "model", at(start, ("model",)))
+    return _with_defaults(values, "text", None if tokenizer is None else {"tokenizer": tokenizer})
+
+
+def _recipe_of(run: object) -> Any:
+    """Return the sections of the recipe in a run folder, a run under runs/ or a checkpoint, or None."""
+    if not isinstance(run, str):
+        return None
+    for folder in (Path(run).expanduser(), Path("runs") / run):
         try:
-            override = parse(given) if isinstance(given, str) else from_item(*given)
-            values = place(values, override)
-            placed.append(override)
-        except BadOverride as error:
-            misplaced.append(str(error))
-    return values, placed, misplaced
+            return parse_yaml((folder / RECIPE).read_text(encoding="utf-8")).values
+        except (OSError, ValueError, BrokenYAML):
+            continue
+    return None
+
+
+def _with_defaults(values: Section, name: str, defaults: Any) -> Section:
+    """Return values whose section `name` has defaults for its missing keys."""
+    section = values.get(name, {})
+    if not isinstance(section, dict) or not isinstance(defaults, dict):
+        return values
+    completed = Section({**defaults, **section}, getattr(section, "origins", {}))
+    return Section({**values, name: completed}, values.origins)

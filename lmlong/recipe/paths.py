@@ -30,8 +30,7 @@ def with_absolute(values: dict[str, Any]) -> dict[str, Any]:
 def without_folders(values: dict[str, Any]) -> dict[str, Any]:
     """Shorten the paths in a recipe's values to their last part."""
     values["plugins"] = [_name(plugin, is_file(plugin)) for plugin in values["plugins"]]
-    if values["training"]["deepspeed"]["config"]:
-        values["training"]["deepspeed"]["config"] = _name(values["training"]["deepspeed"]["config"], True)
+    _change(values["training"]["deepspeed"], "config", _name, True)
     return _changed(values, _name)
 
 
@@ -40,18 +39,22 @@ def _changed(values: dict[str, Any], change: Callable[[str, bool], str]) -> dict
 
     The second argument of `change` is false for a value that may also be the name of a data set or of a run.
     """
-    text, training = values["text"], values["training"]
+    text = values["text"]
     for source in text["sources"] + text["validation"]["sources"]:
-        if source["kind"] == "files":
-            source["paths"] = [change(path, True) for path in source["paths"]]
-        if source["kind"] == "hub":
-            source["dataset"] = change(source["dataset"], False)
-    if text["tokenizer"]["path"] is not None:
-        text["tokenizer"]["path"] = change(text["tokenizer"]["path"], True)
-    for key in ("init_from", "teacher"):
-        if training[key] is not None:
-            training[key] = change(training[key], False)
+        _change(source, "paths", change, True)
+        _change(source, "dataset", change, False)
+    _change(text["tokenizer"], "path", change, True)
+    _change(values["training"], "init_from", change, False)
+    _change(values["training"], "teacher", change, False)
     return values
+
+
+def _change(section: dict[str, Any], key: str, change: Callable[[str, bool], str], is_path: bool) -> None:
+    """Change the path or the paths at a key, if there are any."""
+    if isinstance(value := section.get(key), list):
+        section[key] = [change(path, is_path) for path in value]
+    elif value is not None:
+        section[key] = change(value, is_path)
 
 
 def _name(path: str, is_path: bool) -> str:

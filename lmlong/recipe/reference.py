@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from lmlong.recipe.bounds import LARGEST_SHOWN
-from lmlong.recipe.option_types import CommaList, IsLength, NameIn, PatternIn
+from lmlong.recipe.option_types import COMMA_LIST, LENGTH, NameIn, PatternIn
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}", "pattern": "of the form {}"}
@@ -31,11 +31,15 @@ class Option(NamedTuple):
     """The kind of section that has this key, where a section has several kinds."""
 
 
-class Shape(NamedTuple):
-    """The allowed values of an option: types (several for a union, NoneType for null) and their bounds."""
+class Branch(NamedTuple):
+    """One of the alternatives that an option allows: a type, NoneType for null, and its bounds."""
 
-    types: tuple[Any, ...]
+    type: Any
     bounds: tuple[Any, ...] = ()
+
+
+Shape = tuple[Branch, ...]
+"""The allowed values of an option: several branches for a union."""
 
 
 def shape_of(annotation: Any, bounds: tuple[Any, ...] = ()) -> Shape:
@@ -45,8 +49,8 @@ def shape_of(annotation: Any, bounds: tuple[Any, ...] = ()) -> Shape:
         inner = [bound for extra in extras for bound in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
         return shape_of(annotation, (*bounds, *inner))
     if get_origin(annotation) in (Union, UnionType):
-        return Shape(get_args(annotation), bounds)
-    return Shape((annotation,), bounds)
+        return tuple(branch for each in get_args(annotation) for branch in shape_of(each, bounds))
+    return (Branch(annotation, bounds),)
 
 
 def shape_of_field(field: FieldInfo) -> Shape:
@@ -54,9 +58,18 @@ def shape_of_field(field: FieldInfo) -> Shape:
     return shape_of(field.annotation, tuple(field.metadata))
 
 
+def is_list(branch: Branch) -> bool:
+    return get_origin(branch.type) is list
+
+
+def entry(shape: Shape) -> Shape:
+    """Return the shape of a list's entries, where a shape allows a list, or an empty one."""
+    return next((shape_of(get_args(branch.type)[0]) for branch in shape if is_list(branch)), ())
+
+
 def sections(shape: Shape) -> list[type[BaseModel]]:
     """Return the declarations of the sections that a shape allows."""
-    return [kind for kind in shape.types if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return [branch.type for branch in shape if isinstance(branch.type, type) and issubclass(branch.type, BaseModel)]
 
 
 def kind_of(section: type[BaseModel]) -> str | None:
@@ -65,63 +78,58 @@ def kind_of(section: type[BaseModel]) -> str | None:
     return words[0] if len(words) == 1 else None
 
 
+def kinds_of(shape: Shape) -> list[str]:
+    """Return the kinds of the sections that a shape allows, where there are several."""
+    return [kind for section in sections(shape) if (kind := kind_of(section))]
+
+
 def choices(shape: Shape) -> list[str]:
     """Return the words that a shape allows."""
-    found = [name for bound in shape.bounds if isinstance(bound, NameIn) for name in bound.names]
-    for kind in shape.types:
-        if get_origin(kind) is Literal:
-            found += [str(word) for word in get_args(kind)]
-        elif get_origin(kind) is Annotated:
-            found += choices(shape_of(kind))
-    return found
+    words: list[str] = []
+    for branch in shape:
+        words += [name for bound in branch.bounds if isinstance(bound, NameIn) for name in bound.names]
+        words += map(str, get_args(branch.type) if get_origin(branch.type) is Literal else ())
+    return words
 
 
 def takes_patterns(shape: Shape) -> bool:
-    """Whether a shape allows several of its words in one."""
-    inner = (shape_of(kind) for kind in shape.types if get_origin(kind) is Annotated)
-    return any(isinstance(bound, PatternIn) for bound in shape.bounds) or any(map(takes_patterns, inner))
-
-
-def entry(shape: Shape) -> Shape | None:
-    """Return the shape of a list's entries, where a shape allows a list."""
-    for kind in shape.types:
-        bare = shape_of(kind).types[0]
-        if get_origin(bare) is list:
-            return shape_of(get_args(bare)[0])
-    return None
+    """Return whether a shape allows several of its words in one."""
+    return any(isinstance(bound, PatternIn) for branch in shape for bound in branch.bounds)
 
 
 def in_words(shape: Shape, most: float = LARGEST_SHOWN) -> str:
     """Return a shape in plain words, such as 'a whole number, above 0, or null', without upper limits beyond `most`."""
-    words = [_type_in_words(kind, shape.bounds) for kind in shape.types if kind not in (NoneType, *sections(shape))]
+    words = [_branch_in_words(branch, most) for branch in shape if not sections((branch,)) and branch.type != NoneType]
     if sections(shape):
-        kinds = [kind for section in sections(shape) if (kind := kind_of(section))]
+        kinds = kinds_of(shape)
         words.append("a section" + (f" of kind {', '.join(kinds)}" if kinds else ""))
+    return " or ".join(words) + (", or null" if any(branch.type == NoneType for branch in shape) else "")
+
+
+def _branch_in_words(branch: Branch, most: float) -> str:
     limits = [
         text.format(limit)
         for name, text in BOUNDS.items()
-        for limit in _limits(shape.bounds, name)
+        for limit in _limits(branch, name)
         if name != "le" or limit <= most
     ]
-    return ", ".join([" or ".join(words), *limits]) + (", or null" if NoneType in shape.types else "")
+    return ", ".join([_type_in_words(branch), *limits])
 
 
-def _type_in_words(kind: Any, bounds: tuple[Any, ...]) -> str:
-    if get_origin(kind) is Annotated:
-        return in_words(shape_of(kind))
-    if words := choices(Shape((kind,), bounds)):
+def _type_in_words(branch: Branch) -> str:
+    if words := choices((branch,)):
         return f"one of {', '.join(words)}"
-    if kind is int and any(isinstance(bound, IsLength) for bound in bounds):
+    if branch.type is int and LENGTH in branch.bounds:
         return f"{PLAIN[int]} (or such as 4k, 1m)"
-    if get_origin(kind) is list:
-        length = "".join(f" of {limit} or more" for limit in _limits(bounds, "min_length"))
-        commas = " (or such as a,b)" if any(isinstance(bound, CommaList) for bound in bounds) else ""
-        return f"a list{length}, each {in_words(shape_of(get_args(kind)[0]))}{commas}"
-    return PLAIN[kind]
+    if is_list(branch):
+        length = "".join(f" of {limit} or more" for limit in _limits(branch, "min_length"))
+        commas = " (or such as a,b)" if COMMA_LIST in branch.bounds else ""
+        return f"a list{length}, each {in_words(entry((branch,)))}{commas}"
+    return PLAIN[branch.type]
 
 
-def _limits(bounds: tuple[Any, ...], name: str) -> list[Any]:
-    return [getattr(bound, name) for bound in bounds if getattr(bound, name, None) is not None]
+def _limits(branch: Branch, name: str) -> list[Any]:
+    return [getattr(bound, name) for bound in branch.bounds if getattr(bound, name, None) is not None]
 
 
 def reference(section: type[BaseModel]) -> list[Option]:
@@ -133,8 +141,8 @@ def _walk(section: type[BaseModel], prefix: str) -> Iterator[Option]:
     for name, field in section.model_fields.items():
         key, shape = prefix + name, shape_of_field(field)
         below, inner = key + ".", shape
-        while (entries := entry(inner)) is not None:
-            below, inner = below + "N.", entries
+        while entry(inner):
+            below, inner = below + "N.", entry(inner)
         described = section if name == "kind" else next(iter(sections(shape)), None)
         meaning = field.description or (described.__doc__ if described else None) or ""
         default = None if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))

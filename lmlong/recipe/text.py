@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.errors import nearest
 from lmlong.recipe import bounds
-from lmlong.recipe.option_types import CommaList, IsLength
+from lmlong.recipe.option_types import COMMA_LIST, LENGTH
 from lmlong.recipe.section import Options, mistake
 
 
@@ -26,7 +26,7 @@ class Files(Options):
     .tsv, .parquet and .arrow, and FASTA, as one document a record; each text in a ZIP or TAR archive."""
 
     kind: Literal["files"]
-    paths: Annotated[list[str], CommaList()] = Field(min_length=1)
+    paths: Annotated[list[str], COMMA_LIST] = Field(min_length=1)
     """Files, folders or globs (** crosses folders); relative ones start at the current folder. .gz, .zst, .bz2 and .xz
     too. One text with commas between them is such a list: paths=a.txt,b.txt. Of a folder .txt, .md, .py, .jsonl,
     .ndjson, .parquet, .arrow, FASTA, documents and archives are read, and all else is reported as left out. - is
@@ -130,7 +130,7 @@ class Text(Options):
     """Sources of documents; several are mixed by weight."""
     validation: Validation = Validation()
     tokenizer: Tokenizer = Tokenizer()
-    sequence_length: Annotated[int, Field(ge=8, le=bounds.TOKENS), IsLength()] = 1024
+    sequence_length: Annotated[int, Field(ge=8, le=bounds.TOKENS), LENGTH] = 1024
     """Tokens in one training sequence."""
     rows: Literal["windows", "documents"] = "windows"
     """Content of a training sequence: windows of the text, cut anywhere, or whole documents, cut only where longer than

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
-from lmlong.recipe.option_types import IsLength
+from lmlong.recipe.option_types import LENGTH
 from lmlong.recipe.section import Options, mistake
 
 
@@ -34,7 +34,7 @@ class Budget(Options):
 
     steps: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Optimizer steps to take; with `tokens` or `minutes` given too, whichever ends first."""
-    tokens: Annotated[int | None, Field(gt=0, le=bounds.COUNT), IsLength()] = None
+    tokens: Annotated[int | None, Field(gt=0, le=bounds.COUNT), LENGTH] = None
     """Tokens to train on, in place of or beside `steps`."""
     minutes: float | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Minutes to train, in place of or beside `steps`, and an hour where none of the three is given: the time of the
@@ -90,7 +90,7 @@ class Training(Budget):
     """Implementation of linear attention over many tokens. auto is native code on a CPU, compiled at its first use if
     there is a C++ compiler, and torch elsewhere. The Triton kernels, for an NVIDIA GPU, give the same numbers in
     Triton's interpreter and have not been measured on a GPU."""
-    segment: Annotated[int | None, Field(ge=16, le=bounds.TOKENS), IsLength()] = None
+    segment: Annotated[int | None, Field(ge=16, le=bounds.TOKENS), LENGTH] = None
     """Tokens of a sequence whose activations are held at once; the rest is computed again from the states between
     segments, so a sequence of any length takes the memory of one segment, with the same gradient."""
     carry_state: bool = False
@@ -104,13 +104,13 @@ class Training(Budget):
     """Keep only the input of each block and compute the rest again in the backward pass."""
     validate_every: int = Field(default=500, gt=0, le=bounds.COUNT)
     """Steps between validations; one more follows the last step."""
-    validation_tokens: Annotated[int, Field(gt=0, le=bounds.COUNT), IsLength()] = 200_000
+    validation_tokens: Annotated[int, Field(gt=0, le=bounds.COUNT), LENGTH] = 200_000
     """Tokens of validation text that each validation scores: an even sample, always the same, by which the best
     checkpoint is chosen."""
-    final_validation_tokens: Annotated[int | None, Field(ge=0, le=bounds.COUNT), IsLength()] = None
+    final_validation_tokens: Annotated[int | None, Field(ge=0, le=bounds.COUNT), LENGTH] = None
     """Tokens of validation text scored once more after the last step, beside that sample: null for all of them, 0 for
     none."""
-    sample_tokens: Annotated[int, Field(ge=0, le=bounds.TOKENS), IsLength()] = 0
+    sample_tokens: Annotated[int, Field(ge=0, le=bounds.TOKENS), LENGTH] = 0
     """Tokens that the model writes at each validation, printed and kept in metrics.jsonl; 0 for no sample."""
     checkpoint_every: int = Field(default=500, gt=0, le=bounds.COUNT)
     """Steps between checkpoints."""
@@ -190,6 +190,6 @@ class Conversion(Options):
     """Each layer learns the output of the old one's, given what that has read; nothing but attention is trained."""
     predictions: Stage = Stage()
     """The whole model learns the predictions of the old one."""
-    sequence_length: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), IsLength()] = None
+    sequence_length: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
     """Tokens of a sequence in both, of which text.sequence_length is a multiple; left out, as many. A step has as many
     tokens in all stages."""

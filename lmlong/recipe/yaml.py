@@ -1,10 +1,11 @@
-"""YAML 1.2 as plain values and their lines, so that a mistake can be reported with its line.
+"""YAML 1.2 as plain values that remember their lines, so that a mistake can be reported with its line.
 
 Only sections, lists, text, numbers, booleans and null are built from the text.
 """
 
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
@@ -14,8 +15,11 @@ from ruamel.yaml.reader import ReaderError
 KeyPath = tuple[str | int, ...]
 """The path of a value: keys of sections and indices of lists, from the top."""
 
+Origin = int | str
+"""Where a value comes from: its line in a file, or the override that set it."""
+
 UNREADABLE = object()
-"""Stands for a value that is not plain YAML; the mistake is in the document's `mistakes`."""
+"""Stands for a value that is not plain YAML, which is among the mistakes of its document."""
 
 LARGEST = 1 << 20
 """Limit of the characters and values of a recipe, with its aliases expanded."""
@@ -26,6 +30,45 @@ DEEPEST = 200
 STANDARD = "tag:yaml.org,2002:"
 WORDS = {STANDARD + name for name in ("str", "timestamp", "value", "merge")}
 CONVERTED = {STANDARD + name for name in ("null", "bool", "int", "float")}
+
+
+class Section(dict[str, Any]):
+    """A section of a recipe, with the origins of its keys."""
+
+    def __init__(self, values: Mapping[str, Any] = {}, origins: Mapping[str, Origin] = {}):
+        super().__init__(values)
+        self.origins = dict(origins)
+
+
+class Entries(list[Any]):
+    """A list in a recipe, with the origins of its entries by their index."""
+
+    def __init__(self, values: Iterable[Any] = (), origins: Mapping[int, Origin] = {}):
+        super().__init__(values)
+        self.origins = dict(origins)
+
+
+class Mistake(NamedTuple):
+    """A mistake in a recipe."""
+
+    path: KeyPath
+    origin: Origin
+    message: str
+
+
+class Document(NamedTuple):
+    """The values of a YAML text, and the mistakes in those that could not be built."""
+
+    values: Any
+    mistakes: list[Mistake]
+
+
+class BrokenYAML(Exception):
+    """A text that is not YAML; `line` counts from 1."""
+
+    def __init__(self, line: int, message: str):
+        super().__init__(message)
+        self.line = line
 
 
 def dotted(path: KeyPath) -> str:
@@ -48,64 +91,47 @@ def at(values: Any, path: KeyPath) -> Any:
     return values
 
 
-class BrokenYAML(Exception):
-    """A text that is not YAML; `line` counts from 1."""
+def origin_of(values: Any, path: KeyPath, origin: Origin) -> Origin:
+    """Return the origin of the value at a path, or of the innermost section around it that has one.
 
-    def __init__(self, line: int, message: str):
-        super().__init__(message)
-        self.line = line
+    `origin` is that of the values themselves.
+    """
+    for depth, part in enumerate(path):
+        origin = getattr(at(values, path[:depth]), "origins", {}).get(part, origin)
+    return origin
 
 
-class Document:
-    """One YAML document: its `values`, and the `mistakes` (path, line, message) found while building them."""
+def parse_yaml(text: str, origin: Origin | None = None) -> Document:
+    """Return the values of a YAML text, which are of one origin or of their lines."""
+    depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0) for character in text)
+    if max(depths, default=0) > DEEPEST:
+        raise BrokenYAML(1, "it is nested too deeply.")
+    builder = _Builder(origin)
+    try:
+        root: Node | None = builder.yaml.compose(text)
+        if root and _expanded_size(root, {}) > LARGEST:
+            raise BrokenYAML(1, f"written out, its aliases are more than {LARGEST:,} characters. Write less of them.")
+        return Document(builder.value(root, ()) if root else None, builder.mistakes)
+    except MarkedYAMLError as error:
+        raise BrokenYAML(error.problem_mark.line + 1, _problem(error)) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise BrokenYAML(line, f"the character {chr(error.character)!r} may not stand in YAML.") from None
+    except RecursionError:
+        raise BrokenYAML(1, "it is nested too deeply.") from None
 
-    def __init__(self, text: str):
-        self.mistakes: list[tuple[KeyPath, int, str]] = []
+
+class _Builder:
+    """Builds the values of a document from its nodes."""
+
+    def __init__(self, origin: Origin | None):
+        self.yaml = YAML(typ="safe", pure=True)
+        self.mistakes: list[Mistake] = []
+        self._origin = origin
         # Aliases refer to one node; building it once keeps a small file from expanding into a huge one.
         self._built: dict[int, Any] = {}
-        self._sections: dict[int, dict[str, tuple[int, Node]]] = {}
-        self._yaml = YAML(typ="safe", pure=True)
-        depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0) for character in text)
-        if max(depths, default=0) > DEEPEST:
-            raise BrokenYAML(1, "it is nested too deeply.")
-        try:
-            self._root: Node | None = self._yaml.compose(text)
-            self._check_size()
-            self.values: Any = self._value(self._root, ()) if self._root else None
-        except MarkedYAMLError as error:
-            raise BrokenYAML(error.problem_mark.line + 1, _problem(error)) from None
-        except ReaderError as error:
-            line = text.count("\n", 0, error.position) + 1
-            raise BrokenYAML(line, f"the character {chr(error.character)!r} may not stand in YAML.") from None
-        except RecursionError:
-            raise BrokenYAML(1, "it is nested too deeply.") from None
 
-    def line(self, path: KeyPath) -> tuple[int, bool]:
-        """Return the line of a key or list entry, and True; if it is absent, that of its section, and False."""
-        node, line = self._root, 1
-        for part in path:
-            if part not in (below := self._below(node)):
-                return line, False
-            line, node = below[part]
-        return line, True
-
-    def _check_size(self) -> None:
-        """Refuse a text whose aliases, expanded, are far larger than any recipe."""
-        sizes: dict[int, int] = {}
-
-        def size(node: Node) -> int:
-            if id(node) not in sizes:
-                sizes[id(node)] = 0  # a recursive alias is reported when values are built
-                parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
-                inner = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
-                own = len(node.value) if isinstance(node, ScalarNode) else 0
-                sizes[id(node)] = 1 + own + sum(size(part) for part in inner)
-            return sizes[id(node)]
-
-        if self._root and size(self._root) > LARGEST:
-            raise BrokenYAML(1, f"written out, its aliases are more than {LARGEST:,} characters. Write less of them.")
-
-    def _value(self, node: Node, path: KeyPath) -> Any:
+    def value(self, node: Node, path: KeyPath) -> Any:
         if id(node) not in self._built:
             self._built[id(node)] = UNREADABLE
             self._built[id(node)] = self._build(node, path)
@@ -115,66 +141,69 @@ class Document:
 
     def _build(self, node: Node, path: KeyPath) -> Any:
         if isinstance(node, MappingNode) and node.tag == STANDARD + "map":
-            self._check_keys(node, path)
-            return {key: self._value(child, (*path, key)) for key, (_, child) in self._section(node).items()}
+            return self._section(node, path)
         if isinstance(node, SequenceNode) and node.tag == STANDARD + "seq":
-            return [self._value(child, (*path, index)) for index, child in enumerate(node.value)]
+            values = [self.value(child, (*path, index)) for index, child in enumerate(node.value)]
+            return Entries(values, {index: self._origin_of(child) for index, child in enumerate(node.value)})
         if isinstance(node, ScalarNode) and node.tag in WORDS:
             return node.value
         if isinstance(node, ScalarNode) and node.tag in CONVERTED:
             try:
-                return self._yaml.constructor.construct_object(node)
+                return self.yaml.constructor.construct_object(node)
             except ValueError:
-                return self._mistake(
-                    path, node, f"'{node.value[:40]}' cannot be read. Write a number, a word or a list."
-                )
+                text = node.value[:40]
+                return self._mistake(path, node, f"'{text}' cannot be read. Write a number, a word or a list.")
         tag = str(node.tag).replace(STANDARD, "!!")
         return self._mistake(path, node, f"a recipe holds plain values only. Remove the tag {tag}.")
 
-    def _check_keys(self, node: MappingNode, path: KeyPath) -> None:
-        first: dict[str, int] = {}
-        for key, value in node.value:
-            word, line = str(key.value), key.start_mark.line + 1
+    def _section(self, node: MappingNode, path: KeyPath) -> Section:
+        """Return a section, in which its own keys override merged ones, and the section merged first the later."""
+        own, merged = Section(), Section()
+        first_lines: dict[str, int] = {}
+        for key, child in node.value:
             if not isinstance(key, ScalarNode):
                 self._mistake(path, key, "a key must be a single word.")
-            elif word in first:
-                self._mistake((*path, word), key, f"given twice, first on line {first[word]}. Keep one of them.")
-            elif _merges(key) and not all(isinstance(merged, MappingNode) for merged in _merged(value)):
-                self._mistake((*path, word), key, "only sections can be merged.")
-            first.setdefault(word, line)
+                continue
+            word = key.value
+            if word in first_lines:
+                self._mistake((*path, word), key, f"given twice, first on line {first_lines[word]}. Keep one of them.")
+            first_lines.setdefault(word, key.start_mark.line + 1)
+            if key.tag == STANDARD + "merge":
+                for section in self._merged_sections(child, (*path, word)):
+                    merged.update(section)
+                    merged.origins.update(section.origins)
+            else:
+                own[word] = self.value(child, (*path, word))
+                own.origins[word] = self._origin_of(key)
+        return Section(merged | own, merged.origins | own.origins)
+
+    def _merged_sections(self, node: Node, path: KeyPath) -> list[Section]:
+        """Return the sections that a merge key `<<` includes, the last one first."""
+        sections = []
+        for child in reversed(node.value if isinstance(node, SequenceNode) else [node]):
+            if not isinstance(child, MappingNode):
+                self._mistake(path, child, "only sections can be merged.")
+            elif isinstance(section := self.value(child, path), Section):
+                sections.append(section)
+        return sections
 
     def _mistake(self, path: KeyPath, node: Node, message: str) -> Any:
-        self.mistakes.append((path, node.start_mark.line + 1, message))
+        self.mistakes.append(Mistake(path, self._origin_of(node), message))
         return UNREADABLE
 
-    def _section(self, node: MappingNode) -> dict[str, tuple[int, Node]]:
-        """Return line and node of every key; own keys override merged ones, and the section merged first the later."""
-        if id(node) in self._sections:
-            return self._sections[id(node)]
-        section = self._sections[id(node)] = {}
-        for key, value in node.value:
-            for merged in reversed(_merged(value)) if _merges(key) else ():
-                section |= self._section(merged) if isinstance(merged, MappingNode) else {}
-        for key, value in node.value:
-            if isinstance(key, ScalarNode) and not _merges(key):
-                section[key.value] = (key.start_mark.line + 1, value)
-        return section
-
-    def _below(self, node: Node | None) -> dict[Any, tuple[int, Node]]:
-        """Return line and node of every child of a node."""
-        if isinstance(node, MappingNode):
-            return self._section(node)
-        entries = node.value if isinstance(node, SequenceNode) else []
-        return {index: (entry.start_mark.line + 1, entry) for index, entry in enumerate(entries)}
+    def _origin_of(self, node: Node) -> Origin:
+        return node.start_mark.line + 1 if self._origin is None else self._origin
 
 
-def _merges(key: Node) -> bool:
-    return key.tag == STANDARD + "merge"
-
-
-def _merged(node: Node) -> list[Node]:
-    """Return the sections that a merge key `<<` includes."""
-    return node.value if isinstance(node, SequenceNode) else [node]
+def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
+    """Return the characters and values of a node with its aliases expanded; `sizes` are those of nodes by their id."""
+    if id(node) not in sizes:
+        sizes[id(node)] = 0  # a recursive alias is reported when values are built
+        parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
+        inner = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+        own = len(node.value) if isinstance(node, ScalarNode) else 0
+        sizes[id(node)] = 1 + own + sum(_expanded_size(part, sizes) for part in inner)
+    return sizes[id(node)]
 
 
 def _problem(error: MarkedYAMLError) -> str:

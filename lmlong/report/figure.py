@@ -3,12 +3,14 @@
 A report describes its figure by these; `lmlong.report.plot` draws them.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-# lines also differ in marker and dashes, which grey leaves apart
+from lmlong.report.table import Value, getter
+
+# lines also differ in marker and dashes, so that a grey print keeps them apart
 COLORS = ("#1b3a6b", "#c2571a", "#2a8c7f", "#a9708f", "#4d4d4d", "#8f9a2b")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", "-.", ":", "-", "--")
@@ -22,7 +24,7 @@ class Style(NamedTuple):
     """The looks of one line."""
 
     color: str | float
-    """A color of matplotlib, or a place from 0 to 1 on a scale from dark to light."""
+    """A color of matplotlib, or a number from 0 to 1 on a scale from dark to light."""
     dashes: Dashes = "-"
     marker: str | None = None
     marker_size: float = 7
@@ -49,6 +51,38 @@ class Line(NamedTuple):
     """The half lengths of error bars."""
 
 
+def lines_of(
+    groups: Mapping[Any, Sequence[Any]],
+    x: Value,
+    y: Value,
+    *,
+    band: Value | None = None,
+    error: Value | None = None,
+    label: Callable[[Any], str] = str,
+    marker_size: float = 7,
+) -> list[Line]:
+    """Return a line for each name through its rows, in the order of the names, the n-th in the n-th style.
+
+    `band` gives the lower and the upper edge of a band, `error` a standard error, of which error bars show two.
+    """
+    lines = []
+    for number, (name, rows) in enumerate(groups.items()):
+        xs, ys = ([getter(value)(row) for row in rows] for value in (x, y))
+        look = style(number)._replace(marker_size=marker_size)
+        low, high = zip(*map(getter(band), rows), strict=True) if band and rows else (None, None)
+        bars = None if error is None else [2 * getter(error)(row) for row in rows]
+        lines.append(Line(label(name), xs, ys, look, low, high, bars))
+    return lines
+
+
+def line_with_errors(
+    label: str | None, x: Sequence[float], estimates: Sequence[tuple[float, float]], style: Style
+) -> Line:
+    """Return a line through values, each with its standard error, and a band of two errors."""
+    low, high = ([value + 2 * sign * error for value, error in estimates] for sign in (-1, 1))
+    return Line(label, x, [value for value, _ in estimates], style, low, high)
+
+
 class Level(NamedTuple):
     """A horizontal line across a panel, with a name in the legend or a text at its left end."""
 
@@ -64,7 +98,7 @@ class Mark(NamedTuple):
 
     x: float
     text: str
-    place: Literal["above", "foot"] = "above"
+    at: Literal["above", "foot"] = "above"
 
 
 class Panel(NamedTuple):
@@ -88,7 +122,7 @@ class Panel(NamedTuple):
     y_scale: Literal["linear", "log", "log 1-2-5", "log 1-2-5 minor"] = "linear"
     """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full; with minor, 2 and 5 are minor ticks."""
     y_names: Sequence[str] = ()
-    """What stands at 0, 1, 2 and so on of the y axis, from the top down; with none, the axis has numbers."""
+    """The labels of 0, 1, 2 and so on of the y axis, from the top down; with none, the axis has numbers."""
     legend: bool = False
     """Whether the panel has a legend of its own."""
 
@@ -102,7 +136,7 @@ class HeatMap(NamedTuple):
     y_label: str = ""
     color_range: tuple[float, float] = (0, 1)
     most_numbered: int = 64
-    """The most fields whose numbers are written into them; among more they could not be read."""
+    """The largest number of fields that show their numbers, which are illegible in smaller fields."""
 
 
 class Figure(NamedTuple):
@@ -112,9 +146,11 @@ class Figure(NamedTuple):
     size: tuple[float, float]
     """Inches."""
     share_x: bool = False
+    """Whether all panels have one x axis, which is labelled in the last row."""
     share_y: bool = False
+    """Whether all panels have one y axis, which is labelled in the first column."""
     column_widths: tuple[float, ...] | None = None
     legend_columns: int = 0
-    """Of the legend above all panels; 0 for no such legend."""
+    """Columns of the legend above all panels; 0 for no such legend."""
     legend_row: int | None = None
-    """The row whose first panel names the lines; None for the names of all panels."""
+    """The row whose first panel the legend is of; None for all panels."""

@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {"fontsize": "small"}
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file name whose format cannot be drawn, before hours are spent on what it should show."""
+    """Raise a UsageError for a file name whose format cannot be drawn, before anything is measured."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path}: cannot be drawn. Give a name that ends in {', '.join(FORMATS)}.")
 
@@ -32,7 +32,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def pixels(figure: Figure) -> np.ndarray:
-    """Return the figure as an image (height, width, red green blue), of bytes."""
+    """Return the figure as an RGB image (height, width, 3) of bytes."""
     drawn = draw(figure)
     drawn.set_dpi(DPI)
     canvas = FigureCanvasAgg(drawn)
@@ -41,8 +41,10 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def draw(figure: Figure) -> matplotlib.figure.Figure:
-    """Return the figure as matplotlib's."""
-    drawn = matplotlib.figure.Figure(figsize=figure.size, layout="constrained")  # no pyplot: it wants a screen
+    """Return the figure of matplotlib."""
+    drawn = matplotlib.figure.Figure(
+        figsize=figure.size, layout="constrained"
+    )  # not by pyplot, which may need a screen
     grid = drawn.subplots(
         len(figure.rows),
         len(figure.rows[0]),
@@ -64,11 +66,12 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
     for axes, panel in drawn_panels:
         if isinstance(panel, Panel):
             _set_ranges(axes, panel)  # last, as an open end of a shared axis takes all panels into account
+            _label_outer(axes, figure)
     if figure.legend_columns:
         named = [axes for axes, panel in drawn_panels if isinstance(panel, HeatMap) or not panel.legend]
         named = named if figure.legend_row is None else [grid[figure.legend_row, 0]]
-        told = [axes.get_legend_handles_labels() for axes in named]
-        handles = {label: handle for pair in told for handle, label in zip(*pair, strict=True)}
+        pairs = [axes.get_legend_handles_labels() for axes in named]
+        handles = {label: handle for pair in pairs for handle, label in zip(*pair, strict=True)}
         # beside the lines and never over them, wherever they run
         drawn.legend(
             handles.values(), handles.keys(), loc="outside upper left", ncols=figure.legend_columns, frameon=False
@@ -128,7 +131,7 @@ def _draw_level(axes: Axes, level: Level) -> None:
 
 def _draw_mark(axes: Axes, mark: Mark) -> None:
     axes.axvline(mark.x, color="0.6", linewidth=1, linestyle=GUIDE, zorder=0)
-    if mark.place == "above":
+    if mark.at == "above":
         centered: dict[str, Any] = {"ha": "center", "va": "bottom"}
         _annotate(axes, mark.text, (mark.x, 1), ("data", "axes fraction"), (0, 4), "0.35", **centered)
     else:
@@ -168,8 +171,18 @@ def _set_ranges(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(*panel.y_range)
 
 
+def _label_outer(axes: Axes, figure: Figure) -> None:
+    """Remove the label of a shared axis from a panel that is not at the edge."""
+    spec = axes.get_subplotspec()
+    assert spec is not None
+    if figure.share_x and not spec.is_last_row():
+        axes.set_xlabel("")
+    if figure.share_y and not spec.is_first_col():
+        axes.set_ylabel("")
+
+
 def _in_full(value: float, _: int) -> str:
-    """Return a number beside an axis where few enough fit: 1,000 and not a power of ten, nothing for 3,000."""
+    """Return the label of a tick on a log scale: 1, 2 and 5 of each decade in full, nothing for other digits."""
     digits = f"{value:.0f}"
     return f"{value:,.0f}" if digits[0] in "125" and not digits[1:].strip("0") else ""
 
@@ -192,6 +205,6 @@ def _draw_heat_map(axes: Axes, heat: HeatMap) -> None:
 
 
 def _counted(count: int) -> tuple[list[int], list[str]]:
-    """Return places from 0 and their names from 1, fewer where there are many."""
-    places = list(range(0, count, -(-count // 12)))
-    return places, [str(place + 1) for place in places]
+    """Return up to 12 ticks from 0 and their labels, which count from 1."""
+    ticks = list(range(0, count, -(-count // 12)))
+    return ticks, [str(tick + 1) for tick in ticks]

@@ -1,29 +1,60 @@
-"""Tables for a terminal: columns of aligned cells."""
+"""Tables for a terminal: columns of aligned cells, each computed from its row."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-Cell = Any  # a string, a number, or None for an empty cell
+Cell = Any
+"""A string, a number, or None for an empty cell."""
+
+Value = str | Callable[[Any], Any]
+"""What to take from a row: the path of an attribute, such as "sums.totals.nats", or a function of the row."""
 
 
 class Column(NamedTuple):
-    """One column: its title, its width, and how its numbers are formatted."""
+    """One column: its title, its width, how its numbers are formatted, and how it is computed from a row."""
 
     title: str
     width: int
-    format: str = ""
+    format: str | Callable[[Any], str] = ""
     align: Literal["<", ">"] = ">"
+    value: Value | None = None
+    """With None, rows are sequences of cells, and the column shows the one at its own index."""
 
 
-def format_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> list[str]:
-    """Return the line of titles and a line for each row; a row may be shorter than the columns."""
+def with_error(column: Column, width: int = 8) -> tuple[Column, Column]:
+    """Return the columns of a number and of its standard error, where `column.value` gives the pair of both."""
+    assert column.value is not None
+    value = getter(column.value)
+    error = Column("±", width, str(column.format).lstrip("+"), value=lambda row: value(row)[1])
+    return column._replace(value=lambda row: value(row)[0]), error
+
+
+def getter(value: Value) -> Callable[[Any], Any]:
+    """Return the function that takes a value from a row."""
+    return attrgetter(value) if isinstance(value, str) else value
+
+
+def format_table(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
+    """Return the line of titles and a line for each row; a row of cells may be shorter than the columns."""
     return [_line(columns, [column.title for column in columns]), *format_rows(columns, rows)]
 
 
-def format_rows(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> list[str]:
+def format_rows(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
     """Return a line for each row, without titles."""
-    return [_line(columns, row) for row in rows]
+    return [_line(columns, _cells(columns, row)) for row in rows]
+
+
+def pivot_rows(
+    first: Sequence[Hashable],
+    second: Sequence[Hashable],
+    cells: Mapping[tuple[Any, Any], Sequence[Cell]],
+    missing: Cell = None,
+) -> list[list[Cell]]:
+    """Return a row of cells for each of the first keys, which begins with the key, with the cells of each of the second
+    keys; a pair of keys without cells has `missing`."""
+    return [[key, *(cell for other in second for cell in cells.get((key, other), [missing]))] for key in first]
 
 
 def format_number(value: float, form: str = "") -> str:
@@ -46,12 +77,20 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def _cells(columns: Sequence[Column], row: Any) -> list[Cell]:
+    return [
+        row[index] if column.value is None else getter(column.value)(row)
+        for index, column in enumerate(columns)
+        if column.value is not None or index < len(row)
+    ]
+
+
 def _line(columns: Sequence[Column], cells: Sequence[Cell]) -> str:
     filled = zip(columns, cells, strict=False)
     return "".join(f"{_text(cell, column.format):{column.align}{column.width}}" for column, cell in filled).rstrip()
 
 
-def _text(cell: Cell, form: str) -> str:
-    if cell is None:
-        return ""
-    return cell if isinstance(cell, str) else format_number(cell, form)
+def _text(cell: Cell, form: str | Callable[[Any], str]) -> str:
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    return form(cell) if callable(form) else format_number(cell, form)

@@ -17,7 +17,7 @@ from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import peak_memory, synchronize
 from lmlong.recipe import Recipe
-from lmlong.recipe.root import recipe_class
+from lmlong.recipe.file import recipe_class
 from lmlong.training.distillation import taught_loss
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.prepare import PreparedRun, prepare_run

@@ -15,8 +15,9 @@ from lmlong.errors import RecipeError, UsageError
 from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.file import recipe_class
+from lmlong.recipe.parsed import MissingPlugin
 from lmlong.recipe.reference import reference
-from lmlong.recipe.root import recipe_class
 from lmlong.testing import BrokenLaw, check_attention, check_feature_map, examine_attention, examine_feature_map
 
 TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
@@ -139,9 +140,7 @@ def test_a_checkpoint_imports_nothing(tmp_path: Path, square: Path) -> None:
     square.write_text(f"open({str(side_effect)!r}, 'w').close()\n{SQUARE}")
     file = tmp_path / "recipe.yaml"
     file.write_text(f"training: {{steps: 1}}\nplugins: [{square}]\nmodel: {{attention: {{feature_map: square}}}}\n")
-    with pytest.raises(
-        recipe_file.MissingPlugin, match=r"needs the feature map square of the plug-in square\.py: name it"
-    ):
+    with pytest.raises(MissingPlugin, match=r"needs the feature map square of the plug-in square\.py: name it"):
         recipe_file.load(str(file))
     file.write_text(f"training: {{steps: 1}}\nplugins: [{square}]\n")
     assert recipe_file.load(str(file)).plugins == []

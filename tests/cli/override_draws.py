@@ -14,8 +14,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from lmlong.cli import main as cli
+from lmlong.recipe.file import recipe_class
 from lmlong.recipe.reference import reference
-from lmlong.recipe.root import recipe_class
 
 COMMANDS = (
     ("recipe", "check"),

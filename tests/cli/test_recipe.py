@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import lmlong
-from lmlong.recipe.file import load, shipped_recipes
+from lmlong.recipe.file import load, recipe_class
+from lmlong.recipe.parsed import shipped_recipes
 from lmlong.recipe.reference import reference
-from lmlong.recipe.root import recipe_class
 
 # The package is found from every folder, installed or not.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(lmlong.__file__).parents[1])}

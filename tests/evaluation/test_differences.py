@@ -26,8 +26,8 @@ def test_a_difference_has_the_error_of_the_differences() -> None:
     (found,) = differences.of([report("a", NATS), report("b", less)])
     assert [row.length for row in found.rows] == [256, None]
     for row in found.rows:
-        assert row.difference == pytest.approx(-0.1)
-        assert row.error == pytest.approx(0, abs=1e-9)  # while each run has an error of its own
+        assert row.bits.value == pytest.approx(-0.1)
+        assert row.bits.error == pytest.approx(0, abs=1e-9)  # while each run has an error of its own
         assert row.sums.bits_error > 0.1
     assert "below 0 the first is better" in differences.lines(found)[1]
     assert differences.lines(found)[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]

@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from evaluation.reports import LINEAR, SOFTMAX, sums
+from evaluation.reports import LINEAR, SOFTMAX, VIEWED, sums
 from matplotlib.axes import Axes
 
 from lmlong.evaluation.perplexity_figure import figure
@@ -37,7 +37,7 @@ by position: each document read once, from its beginning
    1,024 to 2,047      1.5000  0.5000     0.5410  0.1803        2,000          2
 
 by protocol: all 2,000 tokens of 2 documents, in nats/token;
-carried from the beginning 2.0000 ± 0.5000; in windows so much more
+carried from the beginning 2.0000 ± 0.5000; in windows, and how much more
    window       reset      more       ±     sliding      more       ±
       256      2.2000   +0.2000  0.1000      2.1000   +0.1000  0.0000
        1k      2.0500   +0.0500  0.0500      2.0000   +0.0000  0.0000
@@ -111,6 +111,7 @@ def test_json_holds_sums_counts_and_their_ratios() -> None:
         "tokens": 2000,
         "bytes": 8000,
         "documents": 2,
+        "clusters": 2,
         "nats_per_token": 2.1,
         "nats_error": pytest.approx(0.1),
         "perplexity": math.exp(2.1),
@@ -181,3 +182,55 @@ def test_the_trained_length_is_marked_where_it_lies_within_the_chart() -> None:
     assert axes.get_xscale() == "log"
     assert sorted(text.get_text() for text in axes.texts) == ["trained at 1k", "trained at 512"]
     assert [text.get_text() for text in draw(figure([SOFTMAX])).axes[0].texts] == []
+
+
+OF_VIEWS = """\
+viewed
+  1,000 parameters, at length 512
+  state of 577 numbers, 2 KB; precision 32
+  documents in 2 clusters by author: the errors are over clusters
+  1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
+
+by recurrence: nats/token by how many tokens back the same token last occurred
+  length       never        < 64       < 512        < 4k       < 32k      beyond
+  tokens       2,000       2,000       2,000       2,000           0           0
+     256      6.1000      2.1000      3.0000      4.0000           -           -
+      4k      6.1000      2.1000      2.9500      3.6000           -           -
+  change     +0.0000     +0.0000     -0.0500     -0.4000           -           -
+       ±      0.0000      0.0000      0.0500      0.1000           -           -
+
+by recurrence: nats/token by how many tokens back the same word last occurred
+  length       never        < 64       < 512        < 4k       < 32k      beyond
+  tokens       2,000       2,000       2,000       2,000           0           0
+     256      6.1000      2.1000      3.0000      4.0000           -           -
+      4k      6.1000      2.1000      2.9500      3.6000           -           -
+  change     +0.0000     +0.0000     -0.0500     -0.4000           -           -
+       ±      0.0000      0.0000      0.0500      0.1000           -           -
+
+remembrance: how far the text before a point changes the predictions, as KL
+from those with 4k tokens before, in nats/token
+  text back to   divergence        ±
+           256      0.02500  0.00500
+
+cache baseline: nats/token that counts of bigrams and trigrams (and unigrams)
+add to the model, among the tokens it reads (context), or among all before
+  length   context       ±  +unigram       ±  document       ±  +unigram       ±
+     256   +0.1500  0.0500   +0.1500  0.0500   +0.1500  0.0500   +0.1500  0.0500
+      4k   +0.2500  0.0500   +0.2500  0.0500   +0.2500  0.0500   +0.2500  0.0500"""
+
+
+def test_the_tables_of_the_other_views() -> None:
+    assert table([VIEWED]) == OF_VIEWS
+
+
+def test_there_is_a_panel_for_each_view_in_rows_of_three() -> None:
+    drawn = draw(figure([VIEWED]))
+    token, word, remembrance, cache = drawn.axes
+    assert [axes.get_title() for axes in (token, word)] == ["same token last seen", "same word last seen"]
+    lines = {line.get_label(): list(line.get_ydata()) for line in token.lines}
+    assert list(lines) == ["never", "< 64", "< 512", "< 4k"]  # those without targets are no lines
+    assert [round(value, 6) for value in lines["< 4k"]] == [0, -0.4]
+    assert list(remembrance.lines[0].get_ydata()) == [0.025]
+    assert [len(line.get_ydata()) for line in cache.lines] == [2, 2]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["viewed"]
+    assert len(draw(figure([LINEAR, VIEWED])).axes) == 7

@@ -19,8 +19,7 @@ from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation import probe_accuracy as recalls
 from lmlong.evaluation.perplexity import validation_text
-from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, measure_probes
-from lmlong.evaluation.probe_report import figure, table
+from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, measure_probes, table
 from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.report.plot import draw
@@ -109,7 +108,7 @@ def test_who_remembers_is_right_and_who_does_not_is_not(monkeypatch: pytest.Monk
 
 def test_a_model_that_learned_nothing_guesses(loaded: TrainedLanguageModel) -> None:
     found = measure_probes("tiny", loaded, validation_text(loaded), ("copy", "mqar"), (32, 64), trials=20, seed=0)
-    assert [(at.probe, at.distance, len(at.asked)) for at in found.scores] == [
+    assert [(at.probe, at.distance, at.texts) for at in found.scores] == [
         ("copy", 32, 20),
         ("copy", 64, 20),
         ("mqar", 32, 20),

@@ -30,8 +30,8 @@ from lmlong.model.build import build
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
+from lmlong.recipe.file import recipe_class
 from lmlong.recipe.reference import reference
-from lmlong.recipe.root import recipe_class
 
 SAMPLES, MORE_SAMPLES = 2, 4
 """Passes with rounding at random, of which the largest error counts, and how many more where that is exceeded: it is

@@ -210,7 +210,12 @@ def declared(section: type[BaseModel] = recipe.Model, prefix: str = "") -> Itera
         listed = entry(shape)
         of_list = choices(listed) if listed else []
         steps = {"gt": 0, "ge": -1, "lt": 0, "le": 1}
-        limits = [(getattr(bound, kind, None), step) for bound in shape.bounds for kind, step in steps.items()]
+        limits = [
+            (getattr(bound, kind, None), step)
+            for branch in shape
+            for bound in branch.bounds
+            for kind, step in steps.items()
+        ]
         beyond = [limit + step for limit, step in limits if limit is not None]
         wrong = ["no such word", 1 if field.annotation is bool else True, [], {"no": "section"}, float("nan"), *beyond]
         yield Option(prefix + name, list(dict.fromkeys([*choices(shape), *of_list])), wrong)

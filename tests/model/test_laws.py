@@ -15,6 +15,7 @@ from lmlong.attention.laws import Subject, Text
 from lmlong.experiments.compare import CANDIDATES
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.parsed import shipped_recipes
 
 VOCABULARY, TIME = 50, 131
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -74,12 +75,12 @@ def test_packed_documents_are_alone(form: recipe.Attention, shape: dict) -> None
 
 def overrides_of(name: str) -> list[str]:
     """What a shipped recipe needs to be whole, from the command in its first line."""
-    first = recipe_file.shipped_recipes()[name].read_text().splitlines()[0]
+    first = shipped_recipes()[name].read_text().splitlines()[0]
     return [word for word in shlex.split(first)[4:] if "=" in word]
 
 
 CAUSAL_RECIPES = [
-    name for name in recipe_file.shipped_recipes() if recipe_file.load(name, overrides_of(name)).objective == "causal"
+    name for name in shipped_recipes() if recipe_file.load(name, overrides_of(name)).objective == "causal"
 ]
 
 

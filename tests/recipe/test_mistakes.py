@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from lmlong.errors import RecipeError
 from lmlong.recipe import Attention, Model, Recipe, Training
-from lmlong.recipe.file import load
+from lmlong.recipe.file import load, recipe_class
 from lmlong.recipe.reference import reference
-from lmlong.recipe.root import recipe_class
 
 ENOUGH = "training: {steps: 1}\n"
 KINDS = "linear, delta, window, softmax, ngram, full, linformer, efficient"
@@ -254,6 +253,21 @@ def test_a_mistake_across_keys_is_blamed_on_the_override_that_made_the_section(f
     ]
     assert complaints(file, f"{ENOUGH}model:\n  heads: 4\n", "model.width=250") == [
         "file:3: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
+    ]
+
+
+def test_a_wrong_value_is_blamed_on_the_override_that_set_it(file: Path) -> None:
+    assert complaints(file, "seed: 1\n", "model.dropout=often", "model.width=64") == [
+        "model.dropout=often: expected a number, at least 0, below 1, got 'often'."
+    ]
+    assert complaints(file, "seed: 1\n", "model={dropuot: 0.1}", "model.width=64") == [
+        "model={dropuot: 0.1}: model.dropuot: unknown key. Did you mean 'dropout'?"
+    ]
+
+
+def test_a_format_that_cannot_be_read_is_reported_at_its_line(file: Path) -> None:
+    assert complaints(file, "seed: 1\nformat: !one 1\n") == [
+        "file:2: format: a recipe holds plain values only. Remove the tag !one."
     ]
 
 

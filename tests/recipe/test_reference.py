@@ -1,10 +1,9 @@
 """The reference of options is complete and says in words what the declarations say in types."""
 
 from lmlong.recipe import Conversion, Downsample, Model, Recipe, Rope, RopeScaling, Training
-from lmlong.recipe.file import dump
+from lmlong.recipe.file import dump, recipe_class
 from lmlong.recipe.reference import Option, reference
-from lmlong.recipe.root import recipe_class
-from lmlong.recipe.yaml import Document
+from lmlong.recipe.yaml import parse_yaml
 
 EVERY_ROPE = Rope(scaling=RopeScaling(factor=8, original_length=8192))
 
@@ -21,7 +20,7 @@ def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> N
     options = reference(recipe_class())
     model = Model(downsample=Downsample(), rope=EVERY_ROPE)
     every_section = Recipe(training=Training(steps=1), model=model, conversion=Conversion())
-    resolved = leaves(Document(dump(every_section)).values)
+    resolved = leaves(parse_yaml(dump(every_section)).values)
     assert {option.key for option in options if ".N." not in option.key} == resolved
     assert [option.key for option in options[:4]] == ["format", "name", "seed", "device"]
     assert [option.key for option in options if not option.meaning] == []

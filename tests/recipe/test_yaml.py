@@ -7,7 +7,7 @@ import pytest
 
 from lmlong.errors import RecipeError
 from lmlong.recipe.file import load
-from lmlong.recipe.yaml import UNREADABLE, BrokenYAML, Document, at, dotted
+from lmlong.recipe.yaml import UNREADABLE, BrokenYAML, at, dotted, origin_of, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -29,39 +29,35 @@ from lmlong.recipe.yaml import UNREADABLE, BrokenYAML, Document, at, dotted
     ],
 )
 def test_a_value_is_what_it_looks_like(text: str, value: object) -> None:
-    document = Document(text)
+    document = parse_yaml(text)
     assert document.values == value
-    assert type(document.values) is type(value)
+    assert isinstance(document.values, type(value))
     assert document.mistakes == []
 
 
 def test_every_key_and_entry_knows_its_line() -> None:
-    document = Document("a:\n  b: 1\n\n  c:\n    - x\n    - d: 2\n")
-    assert [document.line(path) for path in [("a",), ("a", "b"), ("a", "c", 0), ("a", "c", 1, "d")]] == [
-        (1, True),
-        (2, True),
-        (5, True),
-        (6, True),
-    ]
-    assert document.line(("a", "c", 7)) == (4, False)
-    assert document.line(("z",)) == (1, False)
+    values = parse_yaml("a:\n  b: 1\n\n  c:\n    - x\n    - d: 2\n").values
+    paths = [("a",), ("a", "b"), ("a", "c", 0), ("a", "c", 1, "d")]
+    assert [origin_of(values, path, 0) for path in paths] == [1, 2, 5, 6]
+    assert origin_of(values, ("a", "c", 7), 0) == 4, "that of the list"
+    assert origin_of(values, ("z",), 0) == 0
 
 
 def test_equal_keys_are_reported_each() -> None:
-    document = Document("a: 1\nb: {c: 1, c: 2}\na: 2\na: 3\n")
+    document = parse_yaml("a: 1\nb: {c: 1, c: 2}\na: 2\na: 3\n")
     assert document.mistakes == [
+        (("b", "c"), 2, "given twice, first on line 2. Keep one of them."),
         (("a",), 3, "given twice, first on line 1. Keep one of them."),
         (("a",), 4, "given twice, first on line 1. Keep one of them."),
-        (("b", "c"), 2, "given twice, first on line 2. Keep one of them."),
     ]
 
 
 def test_merged_sections_give_way_to_own_keys_and_the_first_of_several_wins() -> None:
-    document = Document("x: &x {a: 1, b: 1}\ny: &y {a: 2, c: 2}\nz:\n  <<: [*x, *y]\n  b: 3\n")
+    document = parse_yaml("x: &x {a: 1, b: 1}\ny: &y {a: 2, c: 2}\nz:\n  <<: [*x, *y]\n  b: 3\n")
     assert document.values["z"] == {"a": 1, "b": 3, "c": 2}
     assert document.mistakes == []
-    assert document.line(("z", "c")) == (2, True)
-    assert document.line(("z", "b")) == (5, True)
+    assert origin_of(document.values, ("z", "c"), 0) == 2
+    assert origin_of(document.values, ("z", "b"), 0) == 5
 
 
 @pytest.mark.parametrize(
@@ -79,11 +75,11 @@ def test_merged_sections_give_way_to_own_keys_and_the_first_of_several_wins() ->
     ],
 )
 def test_what_is_no_plain_value_is_refused(text: str, mistake: tuple[object, ...]) -> None:
-    assert Document(text).mistakes == [mistake]
+    assert parse_yaml(text).mistakes == [mistake]
 
 
 def test_a_value_that_is_refused_is_marked() -> None:
-    assert Document("{a: !secret x, b: 1}").values == {"a": UNREADABLE, "b": 1}
+    assert parse_yaml("{a: !secret x, b: 1}").values == {"a": UNREADABLE, "b": 1}
 
 
 @pytest.mark.parametrize(
@@ -103,20 +99,22 @@ def test_a_value_that_is_refused_is_marked() -> None:
 )
 def test_broken_yaml_names_the_line(text: str, line: int, message: str) -> None:
     with pytest.raises(BrokenYAML) as caught:
-        Document(text)
+        parse_yaml(text)
     assert (caught.value.line, str(caught.value)) == (line, message)
 
 
-def test_a_section_merged_into_itself_is_harmless() -> None:
-    assert Document("a: &a\n  b: 1\n  <<: *a\n").values == {"a": {"b": 1}}
+def test_a_section_merged_into_itself_is_refused() -> None:
+    document = parse_yaml("a: &a\n  b: 1\n  <<: *a\n")
+    assert document.values == {"a": {"b": 1}}
+    assert [mistake.path for mistake in document.mistakes] == [("a", "<<")]
 
 
 @pytest.mark.parametrize("double", ["[*{0}, *{0}]", "{{<<: [*{0}, *{0}], {0}: *{0}}}"])
 def test_a_small_file_cannot_unfold_into_a_huge_one(double: str) -> None:
     lines = ["x0: &x0 {a: 1}"] + [f"x{n}: &x{n} {double.format(f'x{n - 1}')}" for n in range(1, 60)]
     with pytest.raises(BrokenYAML, match="written out, its aliases are more than"):
-        Document("\n".join(lines))
-    assert len(Document("\n".join(lines[:8])).values) == 8
+        parse_yaml("\n".join(lines))
+    assert len(parse_yaml("\n".join(lines[:8])).values) == 8
 
 
 def test_a_small_recipe_of_many_aliases_is_refused_at_once(tmp_path: Path) -> None:

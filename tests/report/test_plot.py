@@ -8,7 +8,19 @@ import pytest
 from matplotlib.image import imread
 
 from lmlong.errors import UsageError
-from lmlong.report.figure import COLORS, Figure, HeatMap, Level, Line, Mark, Panel, Style, style
+from lmlong.report.figure import (
+    COLORS,
+    Figure,
+    HeatMap,
+    Level,
+    Line,
+    Mark,
+    Panel,
+    Style,
+    line_with_errors,
+    lines_of,
+    style,
+)
 from lmlong.report.plot import check_format, draw, pixels, save
 
 LINES = [
@@ -100,3 +112,23 @@ def test_a_name_that_says_no_format_is_refused() -> None:
 def test_an_image_of_bytes_is_what_a_file_shows(tmp_path: Path) -> None:
     save(FIGURE, tmp_path / "a.png")
     assert np.array_equal(pixels(FIGURE), (255 * imread(tmp_path / "a.png")[..., :3]).round())
+
+
+def test_a_shared_axis_is_labelled_at_the_edge_alone() -> None:
+    panel = Panel([Line("a", [1, 2], [1, 2], style(0))], x_label="x", y_label="y")
+    axes = draw(Figure([[panel, panel], [panel, panel]], (6, 4), share_x=True, share_y=True)).axes
+    assert [(each.get_xlabel(), each.get_ylabel()) for each in axes] == [("", "y"), ("", ""), ("x", "y"), ("x", "")]
+
+
+def test_each_name_is_a_line_through_its_rows_in_a_style_of_its_own() -> None:
+    groups = {"a": [(1, 4.0, 0.5), (2, 3.0, 0.25)], "b": [], "c": [(1, 2.0, 0.5)]}
+    x, y, error = (lambda row, index=index: row[index] for index in range(3))
+    first, empty, last = lines_of(groups, x, y, error=error, band=lambda row: (0, 9), label="run {}".format)
+    assert (first.label, first.x, first.y, first.errors) == ("run a", [1, 2], [4.0, 3.0], [1.0, 0.5])
+    assert (first.low, first.high, empty.low, list(empty.x)) == ((0, 0), (9, 9), None, [])
+    assert [line.style.color for line in (first, empty, last)] == list(COLORS[:3])
+
+
+def test_a_band_is_two_standard_errors_wide_on_either_side() -> None:
+    line = line_with_errors("a", [1, 2], [(3.0, 0.5), (2.0, 0.25)], style(0))
+    assert (line.y, line.low, line.high) == ([3.0, 2.0], [2.0, 1.5], [4.0, 2.5])

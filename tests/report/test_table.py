@@ -1,6 +1,7 @@
 """Aligned columns."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 
@@ -10,8 +11,10 @@ from lmlong.report.table import (
     format_range,
     format_rows,
     format_table,
+    pivot_rows,
     plural,
     three_digits,
+    with_error,
 )
 
 COLUMNS = [Column("name", 8, align="<"), Column("loss", 8, ".2f"), Column("tokens", 8, ",")]
@@ -27,6 +30,29 @@ def test_cells_are_aligned_and_formatted() -> None:
 
 def test_a_row_may_be_short_or_have_empty_cells() -> None:
     assert format_rows(COLUMNS, [["a"], ["b", None, 1], ["c", None, None]]) == ["a", "b                      1", "c"]
+
+
+class Loss(NamedTuple):
+    name: str
+    nats: tuple[float, float]
+
+
+def test_columns_take_their_cells_from_a_row_by_a_path_or_a_function() -> None:
+    columns = [
+        Column("name", 6, align="<", value="name"),
+        *with_error(Column("change", 9, "+.2f", value="nats")),
+        Column("in all", 8, lambda number: f"{number:.0f} B", value=lambda row: sum(row.nats)),
+    ]
+    assert format_table(columns, [Loss("a", (1.5, 0.25)), Loss("b", (2, 1))]) == [
+        "name     change       ±  in all",
+        "a         +1.50    0.25     2 B",
+        "b         +2.00    1.00     3 B",
+    ]
+
+
+def test_pairs_of_keys_become_rows_and_columns() -> None:
+    cells = {(1, "a"): ("x", "y"), (2, "b"): ("z",)}
+    assert pivot_rows([1, 2], ["a", "b"], cells, "-") == [[1, "x", "y", "-"], [2, "-", "z"]]
 
 
 @pytest.mark.parametrize(("value", "text"), [(1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234"), (math.nan, "-")])

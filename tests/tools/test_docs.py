@@ -21,8 +21,8 @@ def test_the_generated_pages_are_up_to_date(name: str) -> None:
 
 def test_the_pages_have_every_command_option_and_public_name() -> None:
     import lmlong
+    from lmlong.recipe.file import recipe_class
     from lmlong.recipe.reference import reference
-    from lmlong.recipe.root import recipe_class
 
     text = {name: page() for name, page in docs.PAGES.items()}
     for name, command, _ in docs.leaves(docs.command_line, "lmlong"):
