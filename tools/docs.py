@@ -12,7 +12,7 @@ import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +41,7 @@ def code(text: str) -> str:
     return f"<code>{text.replace('<', '&lt;').replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -147,7 +147,7 @@ def definition(function: ast.FunctionDef, name: str) -> str:
     )
 
 
-def fields(value: type) -> list[tuple[str, ...]]:
+def fields(value: type) -> Sequence[tuple[str, ...]]:
     """Return the fields of a class with their docstrings, or the comments beside them."""
     lines = textwrap.dedent(inspect.getsource(value)).splitlines()
     body = [*syntax(value).body, None]
