@@ -66,7 +66,7 @@ def test_compiling_assigns_no_function_to_an_attention() -> None:
 
 @pytest.mark.parametrize("kernel", ["torch", "native"])
 def test_a_frozen_feature_map_changes_no_other_gradient(kernel: str) -> None:
-    attention = build(recipe.Attention(feature_map="hedgehog", decay="none"))
+    attention = build(recipe.Attention(kind="linear", feature_map="hedgehog", decay="none"))
     attention.use_kernel(kernel)
     q, k, v, *_ = inputs(attention, 70, torch.float32)
     q = q.requires_grad_()
