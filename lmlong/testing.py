@@ -20,7 +20,7 @@ from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import draw_inputs
-from lmlong.attention.laws import Subject, Text, Verdict
+from lmlong.attention.laws import Case, Subject, Text, Verdict
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.plugin_checks import explain, file_of
 from lmlong.attention.plugins import Plugin, in_words
@@ -137,44 +137,49 @@ class _Texts(NamedTuple):
 
     def cast(self, text: Text) -> Text:
         """Return a text in this dtype; gates are in float32 at least."""
-        q, k, v, starts, *others = text
+        q, k, v, starts, *rest = text
         gates = at_least_float32(self.dtype)
-        real = (x.to(gates) if x is not None and x.is_floating_point() else x for x in others)
+        real = (x.to(gates) if x is not None and x.is_floating_point() else x for x in rest)
         return *(None if x is None else x.to(self.dtype) for x in (q, k, v)), starts, *real
 
+    @property
+    def case(self) -> Case:
+        """The texts of the laws about ways of computing the same text."""
+        starts = torch.zeros(BATCH, TIME, dtype=torch.bool).index_fill(1, torch.tensor(BEGINS), True)
+        cuts = (1, TIME // 3, TIME // 2, TIME - 1)
+        return Case(self.subject, self.draw(), self.draw(seed=1), self.draw(starts=starts), BEGINS, cuts, 3)
 
-Found = Iterator[tuple[str, float, float]]
+
+Errors = Iterator[tuple[str, float, float]]
 """What was measured of a law: of what, how much, and how much is allowed."""
 
 
 def _verdicts(attention: CausalAttention) -> Iterator[Verdict]:
     """Every law in both dtypes; an exception on the way is an error that names the law."""
     exact, single = (_Texts(copy.deepcopy(attention).cpu().to(dtype).eval(), dtype) for dtype in EXACT)
-    checks: list[tuple[int, str, Callable[[_Texts], Found]]] = [
-        (1, "forward = definition", lambda of: _definition(exact, of)),
-        (2, "token by token = forward", _steps),
-        (3, "any cut = forward", _cuts),
-        (4, "the future never changes the past", _future),
-        (5, "a state is not modified", _state_is_not_modified),
-        (6, "rows are independent", _rows),
-        (7, "packed documents are independent", _documents),
-        (8, "the state is as large as declared", _state_size),
-        (9, "outputs not finite or dead at any scale", _scales),
-        (10, "1 / smallest denominator", _denominators),
-    ]
-    for of in (exact, single):
-        for number, law, check in checks:
+    for texts in (exact, single):
+        for number in range(1, 11):
+            law = laws.LAWS[number]
             try:
                 with torch.set_grad_enabled(number == 1):
-                    found = list(check(of))
+                    errors = list(_errors(number, exact, texts))
             except Exception as error:
-                told = explain(error, file_of(type(attention)))
-                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {told}") from error
-            dtype = str(of.dtype).removeprefix("torch.")
-            yield from (Verdict(number, f"{law}: {what}{dtype}", *numbers) for what, *numbers in found)
+                why = explain(error, file_of(type(attention)))
+                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {why}") from error
+            dtype = str(texts.dtype).removeprefix("torch.")
+            yield from (Verdict(number, f"{law}: {what}{dtype}", *numbers) for what, *numbers in errors)
 
 
-def _definition(exact: _Texts, of: _Texts) -> Found:
+def _errors(number: int, exact: _Texts, texts: _Texts) -> Errors:
+    if number in laws.SAME_TEXT:
+        yield "", laws.measure(number, texts.case), 0.0 if number in laws.EXACT else EXACT[texts.dtype]
+    elif number == 1:
+        yield from _definition(exact, texts)
+    else:
+        yield from {8: _state_size, 9: _scales, 10: _denominators}[number](texts)
+
+
+def _definition(exact: _Texts, of: _Texts) -> Errors:
     """Law 1, read in two parts, so that the gradient of the first part's keys and values flows through the state."""
     text = exact.draw()
     upstream = exact.draw(seed=2)[2]
@@ -196,38 +201,7 @@ def _definition(exact: _Texts, of: _Texts) -> Found:
         yield name, _distance(mine, right, upstream), allowed
 
 
-def _steps(of: _Texts) -> Found:
-    yield "", laws.steps_equal_forward(of.subject, of.draw()), EXACT[of.dtype]
-
-
-def _cuts(of: _Texts) -> Found:
-    yield "", laws.cuts_change_nothing(of.subject, of.draw(), [1, TIME // 3, TIME // 2, TIME - 1]), EXACT[of.dtype]
-
-
-def _future(of: _Texts) -> Found:
-    text, other = of.draw(), of.draw(seed=1)
-    for position in (1, TIME // 3, TIME // 2, TIME - 1):
-        yield "", laws.future_leaves_past(of.subject, text, other, position), 0.0
-
-
-def _state_is_not_modified(of: _Texts) -> Found:
-    q, k, v, starts, *others = of.draw()
-    for begun in (starts, None):
-        yield "", laws.state_is_not_modified(of.subject, (q, k, v, begun, *others)), 0.0
-
-
-def _rows(of: _Texts) -> Found:
-    yield "", laws.rows_are_independent(of.subject, of.draw(), of.draw(seed=1)), 0.0
-
-
-def _documents(of: _Texts) -> Found:
-    starts = torch.zeros(BATCH, TIME, dtype=torch.bool).index_fill(1, torch.tensor(BEGINS), True)
-    q, k, v, _, *others = of.draw(starts=starts)
-    packed, alone = (q, k, v, starts, *others), (q, k, v, None, *others)
-    yield "", laws.documents_are_independent(of.subject, packed, alone, BEGINS), EXACT[of.dtype]
-
-
-def _state_size(of: _Texts) -> Found:
+def _state_size(of: _Texts) -> Errors:
     for time in (1, TIME):
         held = laws.numbers_in_state(of.subject, of.draw(time=time))
         yield "", float(abs(held - of.attention.state_numbers(time))), 0.0
@@ -235,14 +209,14 @@ def _state_size(of: _Texts) -> Found:
     yield "state_growth, ", float(grows != (of.attention.state_growth == "per token")), 0.0
 
 
-def _scales(of: _Texts) -> Found:
+def _scales(of: _Texts) -> Errors:
     for scale in laws.SCALES:
         text = of.draw(scale=min(scale, of.attention.largest_scale))
         y, _ = of.subject.forward(text, of.subject.init_state(BATCH))
         yield "", float(laws.dead_or_infinite(y, laws.reference(of.attention, text))), 0.0
 
 
-def _denominators(of: _Texts) -> Found:
+def _denominators(of: _Texts) -> Errors:
     if isinstance(of.attention, LinearAttention):
         q, k, v, starts, *others = of.draw()
         assert q is not None and k is not None and v is not None

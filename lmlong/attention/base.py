@@ -4,7 +4,7 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -51,14 +51,12 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     """Whether RoPE is applied to queries and keys, unless the recipe says otherwise: an attention with no other notion
     of order needs it."""
 
-    kernels: Mapping[str, Callable[[], Any]] = MappingProxyType({})
-    """What computes many tokens, by its name in recipes, each as a function that loads it: `torch`, `native` code,
-    `triton`; none where torch's own functions do."""
+    kernels: Mapping[str, type[Any]] = MappingProxyType({})
+    """What computes many tokens, by its name in recipes: `torch`, `native` code, `triton`; none where torch's own
+    functions do."""
 
-    kernel: Any
-    """The one in use."""
-
-    kernel_name: str
+    compiled = False
+    """Whether torch.compile runs the model; kernels that it cannot trace then run beside what it compiles."""
 
     state_growth: Literal["constant", "per token"] = "constant"
     """Whether the size of the state grows with the tokens read."""
@@ -87,25 +85,27 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
 
     @abstractmethod
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         """Return the outputs by the formula, a T x T matrix of weights or the token loop; `forward` must equal it."""
-
-    @property
-    def traceable_kernels(self) -> Collection[str]:
-        """The kernels that torch.compile can trace; the others run beside what it compiles."""
-        return ()
 
     def use_kernel(self, name: str) -> None:
         """Compute many tokens by a kernel, or by torch where there is none of that name."""
         if self.kernels:
-            self.kernel_name = name if name in self.kernels else "torch"
-            self.kernel = self.kernels[self.kernel_name]()
+            self.kernel = self.kernels[name if name in self.kernels else "torch"]()
+
+    @property
+    def kernel_name(self) -> str:
+        """The name of the kernel that computes many tokens; it leaves devices and dtypes that it lacks to torch."""
+        return self.kernel.name if self.kernels else "torch"
+
+    def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function, beside what torch.compile runs where it does."""
+        if not self.compiled:
+            return function(*arguments)
+        from lmlong.attention.untraced import untraced
+
+        return untraced(function, *arguments)
 
     def group_heads(self, kv_heads: int) -> bool:
         """Take so few heads of keys and values, each for as many neighbouring heads of queries, and return whether it

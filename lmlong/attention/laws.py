@@ -1,21 +1,10 @@
 """The laws of causal attention, as functions that return errors: 0 where a law is exact, else relative to the norm.
 
-They hold for an attention and for the language model around it:
-
- 1. forward equals the definition, a quadratic form or a token loop, in values and gradients
- 2. token by token equals all at once
- 3. any cut into parts equals all at once
- 4. the future never changes the past
- 5. a state that was passed in is not modified
- 6. rows of a batch are independent
- 7. documents packed in a row are independent
- 8. the state holds as many numbers as declared
- 9. outputs are finite and alive at any scale of the inputs
-10. denominators stay away from 0
-11. the fast decode step equals torch's
+They hold for an attention and for the language model around it. What is left out of their names: forward equals the
+definition, a quadratic form or a token loop, in values and gradients; the scales are those of queries and keys.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +14,26 @@ from torch import Tensor
 from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.inputs import Inputs
 from lmlong.report.json_values import json_keys
+
+LAWS: Mapping[int, str] = {
+    1: "forward = definition",
+    2: "token by token = forward",
+    3: "any cut = forward",
+    4: "the future never changes the past",
+    5: "a state is not modified",
+    6: "rows are independent",
+    7: "packed documents are independent",
+    8: "the state is as large as declared",
+    9: "outputs not finite or dead at any scale",
+    10: "1 / smallest denominator",
+    11: "fast decode step = forward, in float32",
+}
+
+SAME_TEXT = range(2, 8)
+"""The laws about ways of computing the same text, which `measure` measures."""
+
+EXACT = (4, 5, 6)
+"""Those that leave no room for rounding."""
 
 Text: TypeAlias = tuple[Tensor | None, ...]
 """Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, dim)."""
@@ -90,6 +99,39 @@ def _arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, 
     return q, k, v, document_starts, inputs
 
 
+class Case(NamedTuple):
+    """What the laws of SAME_TEXT are measured on: a subject, and texts of the same shape."""
+
+    subject: Subject
+    text: Text
+    other: Text
+    packed: Text
+    """With documents that begin at `begins` in each row."""
+    begins: Sequence[int]
+    cuts: Sequence[int]
+    starts: int
+    """Where the document starts are in a text."""
+
+
+def measure(number: int, case: Case) -> float:
+    """Return the error of a law of SAME_TEXT."""
+    subject, text, other, packed, begins, cuts, starts = case
+    match number:
+        case 2:
+            return steps_equal_forward(subject, text)
+        case 3:
+            return cuts_change_nothing(subject, text, cuts)
+        case 4:
+            return max(future_leaves_past(subject, text, other, position) for position in cuts)
+        case 5:
+            return max(state_is_not_modified(subject, x) for x in (text, _without(starts, text)))
+        case 6:
+            return rows_are_independent(subject, text, other)
+        case 7:
+            return documents_are_independent(subject, packed, _without(starts, packed), begins)
+    raise ValueError(f"law {number} is not one of {SAME_TEXT}")
+
+
 def steps_equal_forward(subject: Subject, text: Text) -> float:
     """Return the error of law 2: outputs and final state token by token, against those of the whole text at once."""
     whole, end = subject.forward(text, subject.init_state(_batch(text)))
@@ -133,11 +175,11 @@ def state_is_not_modified(subject: Subject, text: Text) -> float:
     """Return the error of law 5: the largest change to a state that was passed in."""
     half = _time(text) // 2
     _, state = subject.forward(cut(text, 0, half), subject.init_state(_batch(text)))
-    before = [tensor.clone() for tensor in state_tensors(state)]
+    before = [tensor.detach().clone() for tensor in state_tensors(state)]
     subject.forward(cut(text, half, _time(text)), state)
     subject.step(cut(text, half, half + 1), state)
     pairs = zip(state_tensors(state), before, strict=True)
-    changes = [(a.double() - b.double()).abs().max() for a, b in pairs if a.numel()]
+    changes = [(a.detach().double() - b.double()).abs().max() for a, b in pairs if a.numel()]
     return float(max(changes, default=torch.zeros(())))
 
 
@@ -187,6 +229,11 @@ def error(measured: Tensor, truth: Tensor) -> float:
 def cut(text: Text, begin: int, stop: int) -> Text:
     """Return the text of the tokens from `begin` up to `stop`."""
     return tuple(None if x is None else _narrow(x, begin, stop) for x in text)
+
+
+def _without(starts: int, text: Text) -> Text:
+    """Return the text without its document starts."""
+    return (*text[:starts], None, *text[starts + 1 :])
 
 
 def _states_error(state: Any, truth: Any) -> float:

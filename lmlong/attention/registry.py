@@ -13,9 +13,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.features import INNER
 from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.efficient import EfficientAttention
-from lmlong.attention.encoder.full import FullAttention
-from lmlong.attention.encoder.linear import BidirectionalLinearAttention
+from lmlong.attention.encoder.kinds import BidirectionalLinearAttention, EfficientAttention, FullAttention
 from lmlong.attention.encoder.linformer import linformer_layers
 from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
@@ -40,33 +38,30 @@ FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
 }
 
 
-def _with_window(recurrence: Recurrence, options: recipe.Attention) -> CausalAttention:
+def _recurrence(
+    kind: type[Recurrence[Any]],
+    heads: int,
+    head_dim: int,
+    value_dim: int,
+    feature_map: FeatureMap,
+    options: recipe.Attention,
+) -> CausalAttention:
+    recurrence = kind(heads, head_dim, value_dim, feature_map, options.decay, options.longest_memory)
     window = options.parallel_window
     return recurrence if window is None else ParallelWindow(recurrence, window)
 
 
 CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] = {
-    "linear": lambda heads, head_dim, value_dim, options: _with_window(
-        LinearAttention(
-            heads,
-            head_dim,
-            value_dim,
-            FEATURE_MAPS[options.feature_map](heads, head_dim, options),
-            options.decay,
-            options.longest_memory,
-        ),
+    "linear": lambda heads, head_dim, value_dim, options: _recurrence(
+        LinearAttention,
+        heads,
+        head_dim,
+        value_dim,
+        FEATURE_MAPS[options.feature_map](heads, head_dim, options),
         options,
     ),
-    "delta": lambda heads, head_dim, value_dim, options: _with_window(
-        DeltaAttention(
-            heads,
-            head_dim,
-            value_dim,
-            INNER[options.delta.feature_map](head_dim),
-            options.decay,
-            options.longest_memory,
-        ),
-        options,
+    "delta": lambda heads, head_dim, value_dim, options: _recurrence(
+        DeltaAttention, heads, head_dim, value_dim, INNER[options.delta.feature_map](head_dim), options
     ),
     "window": lambda heads, head_dim, value_dim, options: WindowAttention(heads, head_dim, value_dim, options.window),
     "softmax": lambda heads, head_dim, value_dim, options: SoftmaxAttention(heads, head_dim, value_dim),

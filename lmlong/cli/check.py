@@ -1,4 +1,4 @@
-"""lmlong check: the laws of causal attention, held against a trained model or a plug-in."""
+"""lmlong check: the laws of causal attention, checked on a trained model or a plug-in."""
 
 import click
 
@@ -16,15 +16,15 @@ from lmlong.errors import UsageError
 @options.threads
 @options.device
 def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
-    """Hold the laws of causal attention against the model of RUN, in the number format it was trained in.
+    """Check the laws of causal attention on the model of RUN, in the number format it was trained in.
 
-    On a text that the model writes itself: reading token by token, at once and in parts must give the same; the future
-    must not change the past; rows and packed documents must not see each other; the state must be as large as
-    declared; denominators must stay away from 0. Exit code 1 if a law is broken.
+    The model generates a text, and then: reading it token by token, at once and in parts must give the same; the
+    future must not change the past; rows and packed documents must be independent; the state must have the declared
+    size; denominators must stay away from 0. The exit code is 1 if a law is broken.
 
-    A GPU of a Mac computes no float64, which the laws are compared in, so there the CPU is taken.
+    On a Mac this runs on the CPU, because its GPU has no float64, in which the laws are compared.
 
-    With --plugin and no RUN, against each attention and feature map of the plug-in, on random inputs.
+    With --plugin and no RUN, check each attention and feature map of the plug-in on random inputs.
 
     \b
     Example: a trained model; and an attention of your own, before training.
@@ -54,7 +54,7 @@ def _check_plugins(as_json: bool) -> None:
     from lmlong.testing import examine_plugin
 
     if not LOADED:
-        raise UsageError("check: neither a RUN nor a plug-in. Name a run, or a plug-in by --plugin FILE.")
+        raise UsageError("check: neither a RUN nor a plug-in. Name a run, or a plug-in with --plugin FILE.")
     reports = [report for plugin in LOADED.values() for report in examine_plugin(plugin)]
     show(table_of_plugins(reports), reports, STDOUT if as_json else None, None)
     if not all(report.kept for report in reports):

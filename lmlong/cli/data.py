@@ -115,11 +115,11 @@ def counted(number: int, thing: str) -> str:
 
 
 def _prepare(recipe: str, overrides: tuple[str, ...], processes: int | None = None) -> "TokenDataset":
-    from lmlong.data import first_look
     from lmlong.data import token_dataset as tokens
+    from lmlong.data.sources import check_quickly
 
     text = load_recipe(recipe, overrides).text
-    first_look.check(text)
+    check_quickly(text)
     return tokens.prepare(text, processes=processes)
 
 

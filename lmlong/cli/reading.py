@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from lmlong.data.text_file import is_utf8, text_file
+from lmlong.data.formats.table import is_utf8, text_file
 from lmlong.errors import UsageError
 from lmlong.inference.prompts import pieces_of
 

@@ -27,8 +27,8 @@ def load_runs(
 
 def tell_left_out(data: Sequence[str]) -> None:
     """Tell on standard error which files of --data are not read, and why; refuse paths without files."""
-    from lmlong.data.files import find_files
     from lmlong.data.notes import by_reason, notes
+    from lmlong.data.source_files import find_files
 
     left_out = find_files(list(data), "text").left_out
     for line in notes({"left_out": by_reason(left_out)}):

@@ -6,7 +6,7 @@ from itertools import islice
 
 import click
 
-from lmlong.data.reading import Document, Skipped
+from lmlong.data.document import Document, Skipped
 from lmlong.data.sources import Input, open_inputs
 from lmlong.recipe import Text
 

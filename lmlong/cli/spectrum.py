@@ -31,7 +31,7 @@ def spectrum(
 ) -> None:
     """Measure the singular values of each RUN's attention matrices, by layer and head.
 
-    Where a few of them hold most of the sum, keys and values can be shortened to a few slots, as Linformer does.
+    If a few of them hold most of the sum, keys and values can be shortened to a few slots, as Linformer does.
 
     \b
     Example: two lengths of one run.
@@ -42,8 +42,8 @@ def spectrum(
     from lmlong.inference.loading import open_run
     from lmlong.recipe.lengths import parse_lengths
 
-    wanted = parse_lengths(lengths)
+    text_lengths = parse_lengths(lengths)
     check_files(json_file, plot)
     loaded = load_runs(runs, lambda run: open_run(run, device), data, tokens)
-    found = [each for run in loaded for each in measure_spectra(*run, wanted, texts)]
-    show(table(found), to_json(found), json_file, plot, figure(found) if plot else None)
+    spectra = [spectrum for run in loaded for spectrum in measure_spectra(*run, text_lengths, texts)]
+    show(table(spectra), to_json(spectra), json_file, plot, figure(spectra) if plot else None)

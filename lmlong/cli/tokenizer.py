@@ -31,12 +31,11 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     Example: the pieces of your own books.
       lmlong tokenizer train books.yaml --out books.model
     """
-    from lmlong.data import first_look
-    from lmlong.data.sources import open_inputs
+    from lmlong.data.sources import check_quickly, open_inputs
     from lmlong.data.tokenizers.training import tokenizer_of
 
     text = load_recipe(recipe, overrides).text
-    first_look.check(text)
+    check_quickly(text)
     made = tokenizer_of(open_inputs(text), text.tokenizer, text.duplicates)
     made.save(out)
     click.echo(out)

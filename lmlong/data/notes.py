@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lmlong.data.document import Skipped
 from lmlong.data.overlap import NOTED, overlap_note
-from lmlong.data.reading import Skipped
 
 SHOWN, NAMED = 5, 20
 """Most documents that are named for each reason, to a user, and in the info of token files."""

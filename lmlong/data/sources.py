@@ -1,37 +1,30 @@
-"""Sources of documents: each kind of source in a recipe becomes a stream of documents and a fingerprint."""
+"""Sources of documents: a stream of documents and a fingerprint for each kind of source in a recipe."""
 
 import os
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from lmlong import recipe
-from lmlong.data import documents as converted
-from lmlong.data.archives import archive_documents, is_archive
-from lmlong.data.encoding import UTF8, EncodingError, find_encoding, marked
-from lmlong.data.fasta import fasta_documents
-from lmlong.data.files import builder_of, find_files, is_document, is_fasta, kind, refuse, why_not_inside
-from lmlong.data.reading import (
-    COMPRESSED,
-    Document,
-    Errors,
-    Skipped,
-    file_document,
-    place_of,
-    read,
-    text_document,
-)
-from lmlong.data.records import documents_of, file_records, hub_records, hub_revision
-from lmlong.data.text_file import converted_document
+from lmlong.data.document import Document, Errors, Skipped, file_fields, text_document
+from lmlong.data.encoding import UTF8, EncodingError
+from lmlong.data.formats.base import PlainText, ReadOptions
+from lmlong.data.formats.compression import COMPRESSED, read_bytes
+from lmlong.data.formats.datasets import documents_of_records, hub_records, hub_revision
+from lmlong.data.formats.table import format_of
+from lmlong.data.source_files import find_files, refuse
 from lmlong.errors import UsageError
 
 NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
-"""Folders of the standard library that are left out; most of `encodings` is tables that are near-copies of another."""
+"""Folders of the standard library that are skipped; most of `encodings` is tables that are near-copies of each
+other."""
 
-Records = Callable[[Path], Iterator[Document | Skipped] | None]
+QUICK_SECONDS = 0.5
+"""The time limit of `check_quickly`."""
 
 
 class Source(NamedTuple):
@@ -39,12 +32,12 @@ class Source(NamedTuple):
 
     name: str
     fingerprint: str  # changes when the documents do
-    bytes: int | None  # of text; None where that is not known before reading
-    remote: bool  # reading it twice means downloading it twice
+    bytes: int | None  # of text; None if unknown before reading
+    remote: bool  # whether reading it again downloads it again
     documents: Callable[[], Iterator[Document | Skipped]]
-    left_out: Sequence[Skipped] = ()  # of what was searched, before anything was read
+    left_out: Sequence[Skipped] = ()  # files that a folder or glob skips
     mistakes: Callable[[], list[str]] = list
-    """What is wrong with the documents that are to be read, of each file that has a mistake."""
+    """Returns a message for each file that cannot be read."""
 
 
 def open_source(options: recipe.Source, errors: Errors, encoding: str = "auto") -> Source:
@@ -57,7 +50,8 @@ def open_source(options: recipe.Source, errors: Errors, encoding: str = "auto") 
 
 
 def _python_stdlib() -> Source:
-    """Return the standard library, its documents named by relative paths, so that it is one corpus on every machine."""
+    """Return the standard library. Its documents have relative names, so that it is the same corpus on every
+    machine."""
     root = Path(sysconfig.get_path("stdlib"))
     names = sorted(_stdlib_names(root))
     return Source(
@@ -70,7 +64,7 @@ def _python_stdlib() -> Source:
 
 
 def _stdlib_names(root: Path) -> Iterator[str]:
-    """Iterate over its modules; folders of other packages, which may change at any time, are not entered."""
+    """Iterate over its modules, except those of other packages, which may change at any time."""
     for folder, below, files in os.walk(root):
         below[:] = [name for name in below if name not in NOT_STDLIB]
         here = Path(folder).relative_to(root)
@@ -78,9 +72,9 @@ def _stdlib_names(root: Path) -> Iterator[str]:
 
 
 def _stdlib_document(root: Path, name: str) -> Document | Skipped:
-    """Return a module; the few that declare another encoding are left out, whatever text.errors says."""
+    """Return a module; the few in another encoding than UTF-8 are skipped, whatever `text.errors` is."""
     try:
-        return text_document(name, (root / name).read_bytes().decode(), "strict", place_of(root / name))
+        return text_document(name, (root / name).read_bytes().decode(), "strict", file_fields(root / name))
     except UnicodeDecodeError:
         return Skipped(name, "not UTF-8", (root / name).stat().st_size)
 
@@ -89,34 +83,26 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
     paths, left_out, named = find_files(options.paths, options.column)
     if not any(path.stat().st_size for path in paths):
         raise UsageError(f"{', '.join(map(str, paths[:5]))}: empty. Add text, or name other paths in text.sources.")
-
-    def records(path: Path) -> Iterator[Document | Skipped] | None:
-        """Return what a file holds several of; None where it is one document."""
-        if is_archive(path):
-            return archive_documents(path, errors, encoding, why_not_inside)
-        if is_fasta(path):
-            return fasta_documents(read(path), str(path), options.soft_masks)
-        if builder := builder_of(path):
-            load = partial(file_records, path, builder, kind(path) == ".tsv", encoding)
-            return documents_of(str(path), load, options.column, errors)
-        return None
+    reading = ReadOptions(options.column, errors, encoding, options.soft_masks)
 
     @cache
-    def judged() -> dict[Path, str | UsageError]:
-        """Return the encoding that each file of plain text is read in, or the mistake of any that is not empty."""
-        return {path: _judge(path, records, errors, encoding) for path in paths if path.stat().st_size}
+    def checked() -> dict[Path, str | UsageError]:
+        """Return the encoding of each file that is not empty, or its mistake."""
+        return {path: _check_file(path, reading) for path in paths if path.stat().st_size}
 
     @cache
     def undecodable() -> dict[Path, str]:
-        """Return why files are left out that were not named and cannot be decoded; none if no other file is left."""
-        errors = {path: found for path, found in judged().items() if isinstance(found, EncodingError)}
-        return {
-            path: found.reason for path, found in errors.items() if path not in named and len(errors) < len(judged())
-        }
+        """Return why unnamed files that cannot be decoded are skipped; empty if no other file remains."""
+        errors = {path: result for path, result in checked().items() if isinstance(result, EncodingError)}
+        if len(errors) == len(checked()):
+            return {}
+        return {path: error.reason for path, error in errors.items() if path not in named}
 
     def mistakes() -> list[str]:
         skipped = undecodable()
-        return [str(found) for path, found in judged().items() if isinstance(found, UsageError) and path not in skipped]
+        return [
+            str(error) for path, error in checked().items() if isinstance(error, UsageError) and path not in skipped
+        ]
 
     def documents() -> Iterator[Document | Skipped]:
         refuse(mistakes())
@@ -125,18 +111,14 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
                 yield Skipped(str(path), "empty")
             elif reason := undecodable().get(path):
                 yield Skipped(str(path), reason, path.stat().st_size)
-            elif (inside := records(path)) is not None:
-                yield from inside
-            elif is_document(path):
-                yield _converted_document(path)
             else:
-                yield file_document(path, errors, str(judged().get(path, UTF8)))
+                yield from format_of(path).documents(path, reading._replace(encoding=str(checked().get(path, UTF8))))
 
-    plain = not any(path.suffix.lower() in COMPRESSED or is_document(path) or records(path) for path in paths)
+    is_plain = all(isinstance(format_of(path), PlainText) and path.suffix.lower() not in COMPRESSED for path in paths)
     return Source(
         f"files {' '.join(options.paths)}",
-        _fingerprint((_label(path, options, encoding), path) for path in paths),
-        sum(path.stat().st_size for path in paths) if plain else None,
+        _fingerprint((format_of(path).fingerprint(path, reading), path) for path in paths),
+        sum(path.stat().st_size for path in paths) if is_plain else None,
         False,
         documents,
         left_out,
@@ -144,49 +126,11 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
     )
 
 
-def _judge(path: Path, records: Records, errors: Errors, encoding: str) -> str | UsageError:
-    """Return the encoding that a file of plain text is read in, or the mistake of any file."""
+def _check_file(path: Path, options: ReadOptions) -> str | UsageError:
     try:
-        if builder_of(path):
-            next(records(path) or iter(()), None)
-        elif (inside := records(path)) is not None:
-            for _ in inside:
-                pass
-        elif errors == "strict" and not is_document(path):
-            return find_encoding(partial(read, path), str(path), encoding)
-        return _told(path, encoding) or UTF8
+        return format_of(path).check(path, options)
     except UsageError as error:
         return error
-
-
-def _converted_document(path: Path) -> Document | Skipped:
-    try:
-        return converted_document(path)
-    except converted.ConversionError as error:
-        return Skipped(str(path), f"cannot be converted ({error})", path.stat().st_size)
-
-
-def _told(path: Path, encoding: str) -> str | None:
-    """Return the encoding of a plain file that the recipe or a byte order mark tells."""
-    if encoding != "auto":
-        return encoding
-    try:
-        return marked(next(read(path), b""))
-    except UsageError:  # damaged, which is told with all other mistakes
-        return None
-
-
-def _label(path: Path, options: recipe.Files, encoding: str) -> str:
-    """Return what the text of a file depends on beside its bytes."""
-    label = f"{options.column} {kind(path)} {path.suffix}"
-    if is_document(path):
-        return f"{label} by {converted.reader_of(kind(path))}"
-    if is_fasta(path):
-        return f"{label} soft masks {options.soft_masks}"
-    if is_archive(path):
-        return f"{label} archive {encoding}"
-    how = builder_of(path) or _told(path, encoding)
-    return label + (f" as {how} {encoding}" if how else "")
 
 
 def _hub(options: recipe.Hub, errors: Errors) -> Source:
@@ -199,7 +143,7 @@ def _hub(options: recipe.Hub, errors: Errors) -> Source:
         sha256(repr(parts).encode()).hexdigest(),
         None,
         options.streaming and not folder.is_dir(),
-        lambda: documents_of(name, lambda: hub_records(options), options.column, errors),
+        lambda: documents_of_records(name, lambda: hub_records(options), options.column, errors),
     )
 
 
@@ -213,14 +157,14 @@ def _fingerprint(files: Iterable[tuple[str, Path]]) -> str:
     total = sha256()
     for label, path in files:
         content = sha256()
-        for chunk in read(path, decompress=False):
+        for chunk in read_bytes(path, decompress=False):
             content.update(chunk)
         total.update(f"{len(label)} {label} ".encode() + content.digest())
     return total.hexdigest()
 
 
 class Input(NamedTuple):
-    """A source, its share of the training text, and the share of it that is held out for validation."""
+    """A source, its weight in the training text, and the share of it that is held out for validation."""
 
     source: Source
     weight: float
@@ -239,6 +183,20 @@ def open_inputs(text: recipe.Text) -> list[Input]:
     ]
 
 
-def check(inputs: list[Input]) -> None:
-    """Refuse sources of which anything cannot be read, and name all of it."""
+def check_inputs(inputs: list[Input]) -> None:
+    """Raise one UsageError that lists everything in the sources that cannot be read."""
     refuse([mistake for entry in inputs for mistake in entry.source.mistakes()])
+
+
+def check_quickly(text: recipe.Text) -> None:
+    """Raise a UsageError for wrong paths, columns and encodings that show within QUICK_SECONDS, before anything slow is
+    imported. Other mistakes are reported when the text is read."""
+    end = time.monotonic() + QUICK_SECONDS
+    for source in (*text.sources, *text.validation.sources):
+        if isinstance(source, recipe.Files):
+            options = ReadOptions(source.column, text.errors, text.encoding, source.soft_masks)
+            for path in find_files(source.paths, source.column).files:
+                if time.monotonic() > end:
+                    return
+                if not format_of(path).quick_check(path, options):
+                    check_inputs(open_inputs(text))  # which lists all such files

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from lmlong.data.reading import Document, Measure, Skipped
+from lmlong.data.document import Document, Measure, Skipped
 from lmlong.errors import UsageError
 
 SIZE = 16

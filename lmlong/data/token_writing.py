@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divide
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import count
 from lmlong.data.overlap import overlap
 from lmlong.data.progress import Progress, size_of
-from lmlong.data.reading import Skipped
-from lmlong.data.sources import Input, check
+from lmlong.data.sources import Input, check_inputs
 from lmlong.data.split import Part
 from lmlong.data.token_encoding import Batch, Cut, Place, Split, batches_of, encode_all
 from lmlong.data.token_file import Count, read_tokens
@@ -31,7 +31,7 @@ NEAR_COPY = "a near-copy of training text"
 
 def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
     """Write the token files to a folder, or go on with them where they were cut off."""
-    check(inputs)
+    check_inputs(inputs)
     model = folder / "tokenizer.model"
     tokenizer.save(model)
     found = [_Source(entry) for entry in inputs]

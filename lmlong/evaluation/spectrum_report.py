@@ -40,7 +40,7 @@ def _section(spectrum: Spectrum) -> str:
 
 
 def _block_layers(spectrum: Spectrum) -> list[str]:
-    """Return a line on the neighbouring layers that read blocks of tokens, if there are such layers."""
+    """Return a line about the layers that read blocks of tokens, if there are any."""
     shorter = [number for number, size in enumerate(spectrum.sizes, 1) if size < spectrum.length]
     if not shorter:
         return []

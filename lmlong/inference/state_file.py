@@ -27,7 +27,7 @@ from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, Session
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.io.files import check_ordinary, fsync, parse_json
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
@@ -79,7 +79,7 @@ def save(
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
     kept = sparse.pack(kept, dict(_named(_empty(model))))
     staged = path.with_name(f".{path.name}.partial")
-    with named(path):
+    with explain_errors(path):
         try:
             staged.touch(PRIVATE)
             save_tensors(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})

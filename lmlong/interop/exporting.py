@@ -12,7 +12,7 @@ from torch import Tensor
 from lmlong.checkpoint import manifest, read
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 from lmlong.model.build import build
 from lmlong.recipe import Recipe
 from lmlong.recipe.kinds import plugins_needed
@@ -78,7 +78,7 @@ def write_folder(folder: Path, files: dict[str, str], save: Callable[[Path], Non
     staged = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     try:
-        with named(folder, "Nothing was exported."):
+        with explain_errors(folder, "Nothing was exported."):
             staged.mkdir(parents=True)
             for name, text in files.items():
                 (staged / name).write_text(text, encoding="utf-8")

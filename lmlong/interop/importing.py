@@ -20,7 +20,7 @@ from lmlong.interop.hf_folder import open_folder
 from lmlong.interop.llama import Source, check_layers, check_weights, model_options, parts_of
 from lmlong.interop.llama2c_file import is_llama2c, open_llama2c
 from lmlong.io.files import check_ordinary
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import file as recipe_file
 
@@ -117,7 +117,7 @@ def _write(run: Path, own: recipe.Recipe, tokenizer: bytes, shapes: Shapes, each
     shutil.rmtree(staged, ignore_errors=True)
     text = recipe_file.dump(own)
     try:
-        with named(run, "Nothing was imported."):
+        with explain_errors(run, "Nothing was imported."):
             checkpoints = staged / "checkpoints"
             checkpoints.mkdir(parents=True)
             write_imported(checkpoints / "step-00000000", shapes, each, text, tokenizer)

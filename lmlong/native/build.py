@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from lmlong.errors import LmlongError
 from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.folder_manifest import Format
 from lmlong.io.home import home_cache
-from lmlong.io.manifest import Format
 from lmlong.io.trust import make_private
 
 HERE = Path(__file__).parent

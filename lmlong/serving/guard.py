@@ -12,7 +12,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lmlong.data.media_types import SUFFIXES
+from lmlong.data.formats.table import SUFFIXES
 from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy, shutting_down
 from lmlong.serving.limits import Limits

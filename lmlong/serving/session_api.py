@@ -6,7 +6,7 @@ from typing import TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from lmlong.data.media_types import SUFFIXES, suffix_of
+from lmlong.data.formats.table import SUFFIXES, suffix_of_bytes
 from lmlong.serving.answers import Usage, session_body
 from lmlong.serving.bodies import NoBody, TextBody
 from lmlong.serving.engine import Engine
@@ -77,7 +77,7 @@ class SessionApi:
         kind = media_type(request.headers)
         if kind == "application/json":
             text = (await self._parser.parse(TextBody, body, owner)).text
-        elif suffix := SUFFIXES.get(kind) or suffix_of(body):
+        elif suffix := SUFFIXES.get(kind) or suffix_of_bytes(body):
             converted = await while_connected(request.receive, self._uploads.text(body, suffix, owner), deadline)
             if converted is None:
                 return Response()

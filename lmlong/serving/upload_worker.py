@@ -3,11 +3,11 @@
 from io import BytesIO
 from typing import Any
 
-from lmlong.data.converters.limits import Broken, check_text
+from lmlong.data.converters.document_limits import Broken, check_text
 from lmlong.data.converters.office import kind_of_zip
 from lmlong.data.converters.worker import CONVERTERS
-from lmlong.data.media_types import suffix_of
-from lmlong.data.reading import COMPRESSED, DAMAGED, decompressed
+from lmlong.data.formats.compression import COMPRESSED, DAMAGED, decompressed
+from lmlong.data.formats.table import suffix_of_bytes
 from lmlong.io.limited_process import answer_requests
 
 MEMORY = 2 << 30
@@ -42,7 +42,7 @@ def _decompressed(data: bytes, suffix: str, longest: int) -> bytes:
     except (*DAMAGED, OSError) as error:
         raise Broken(f"damaged or of another kind: {error}") from None
     text = b"".join(chunks)
-    if suffix_of(text):
+    if suffix_of_bytes(text):
         raise Broken("there is a document or a compressed file in it: unpack it")
     return text
 

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import PurePath
 
-from lmlong.data.files import why_not_text
+from lmlong.data.formats.table import format_of
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.aside import Ended, Worker
@@ -31,7 +31,7 @@ class Uploads:
         return await self.worker.run(partial(self._text, data, suffix), owner)
 
     def _text(self, data: bytes, suffix: str, ended: Ended) -> str:
-        if reason := why_not_text(PurePath(f"upload{suffix}")):
+        if reason := format_of(PurePath(f"upload{suffix}")).refusal:
             raise _not_read(suffix, reason)
         try:
             text = self.process.ask({"suffix": suffix, "longest": self._longest}, SECONDS, data)

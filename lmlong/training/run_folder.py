@@ -9,7 +9,7 @@ from pathlib import Path
 from lmlong.checkpoint.location import BEST, LATEST, LEFT_FOLDER, LEFT_LINK, NAME, checkpoints_in, find
 from lmlong.checkpoint.manifest import FILES, RECIPE, TOKENIZER
 from lmlong.checkpoint.manifest import NAME as MANIFEST
-from lmlong.data import first_look
+from lmlong.data.sources import check_quickly
 from lmlong.errors import LmlongError, UsageError
 from lmlong.io.files import parse_json
 from lmlong.io.links import is_link
@@ -20,7 +20,7 @@ from lmlong.training.metrics_log import METRICS
 LOCK, ENVIRONMENT = ".lock", "environment.json"
 
 RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS)
-"""The files that tell what a run is."""
+"""The files that describe a run."""
 
 ABANDONED = re.compile(r"abandoned-(\d+)")
 """Folders of the checkpoints of an abandoned history; each is a run folder by itself."""
@@ -52,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
             yield
     except Held as held:
         raise UsageError(
-            f"{folder}: {held.holder} is training into it. Wait for it, stop it, or choose another folder by --out."
+            f"{folder}: {held} is training into it. Wait for it, stop it, or choose another folder by --out."
         ) from None
     except OSError as error:
         if error.filename is None or Path(error.filename) not in (folder / LOCK, folder, *folder.parents):
@@ -69,7 +69,7 @@ def check_sources(recipe: Recipe, resume: str | None = None) -> None:
     for checkpoint in (resume if resume != "auto" else None, recipe.training.init_from, recipe.training.teacher):
         if checkpoint:
             find(checkpoint)
-    first_look.check(recipe.text)
+    check_quickly(recipe.text)
 
 
 def is_locked(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from lmlong import recipe
 from lmlong.cli.generate import generate
 from lmlong.cli.score import score
 from lmlong.cli.state import state
-from lmlong.data.reading import Document
+from lmlong.data.document import Document
 from lmlong.data.sources import open_source
 from lmlong.errors import UsageError
 

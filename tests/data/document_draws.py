@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lmlong import recipe
+from lmlong.data.converters.document_limits import Broken
 from lmlong.data.converters.html import html_text
-from lmlong.data.converters.limits import Broken
 from lmlong.data.converters.office import docx_text, epub_text
-from lmlong.data.reading import Document
+from lmlong.data.document import Document
 from lmlong.data.sources import open_source
 from lmlong.errors import UsageError
 

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from lmlong import recipe
-from lmlong.data.reading import Document, Skipped
+from lmlong.data.document import Document, Skipped
 from lmlong.data.sources import Source, open_source
 from lmlong.errors import UsageError
 
@@ -65,7 +65,7 @@ def test_a_name_that_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["missing.txt", "none*.txt", "folder"])
 def test_paths_without_files_are_errors(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match=r"(no such file|matches no file).*Correct"):
+    with pytest.raises(UsageError, match=r"(no such file|contains no supported file).*Correct"):
         files(tmp_path / name)
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.data import archives, documents, reading
+from lmlong.data.converters.document_limits import Broken
 from lmlong.data.converters.html import html_text
-from lmlong.data.converters.limits import Broken
 from lmlong.data.converters.office import docx_text, epub_text
-from lmlong.data.documents import ConversionError, Converter
-from lmlong.data.reading import Document, Skipped
+from lmlong.data.document import Document, Skipped
+from lmlong.data.formats import compression, converted
+from lmlong.data.formats.converted import ConversionError, Converter
 from lmlong.data.sources import Source
 from lmlong.errors import UsageError
 
@@ -64,11 +64,10 @@ def test_compressed_files_are_read_and_damaged_ones_told(tmp_path: Path, suffix:
 
 
 def test_what_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (reading, archives):
-        monkeypatch.setattr(module, "HARMLESS", 1 << 20)
-        monkeypatch.setattr(module, "RATIO", 100)
+    for name, value in (("HARMLESS", 1 << 20), ("RATIO", 100)):
+        monkeypatch.setattr(compression, name, value)
     zeros = bytes(2 << 20)
-    with pytest.raises(UsageError, match="unpacks to more than"):
+    with pytest.raises(UsageError, match="expands to more than"):
         texts(source(tmp_path, "a.txt.bz2", bz2.compress(zeros)))
     bomb = zipped({"good.txt": b"good", **{f"{n}.txt": zeros for n in range(4)}})
     found = source(tmp_path, "a.zip", bomb)
@@ -117,7 +116,7 @@ def test_fasta_is_checked_and_masks_are_kept_or_not(tmp_path: Path) -> None:
     assert kept != upper
     long = b">one\n" + b"ACGT" * 100_000 + b"\n>two\nA"  # a line longer than a chunk
     assert [len(text) for text in texts(source(tmp_path, "long.fa", long))] == [400_000, 1]
-    for data, wrong in ((b">a\nAC\nA7\n", r"a\.fa:3: '7' is no letter"), (b"ACGT\n", r"a\.fa:1: a sequence before")):
+    for data, wrong in ((b">a\nAC\nA7\n", r"a\.fa:3: '7' is not a code"), (b"ACGT\n", r"a\.fa:1: a sequence before")):
         with pytest.raises(UsageError, match=wrong):
             texts(source(tmp_path, "a.fa", data))
 
@@ -235,26 +234,26 @@ def test_a_document_that_takes_too_long_or_ends_the_program_is_left_out(
 ) -> None:
     (tmp_path / "good.html").write_bytes(html())
     (tmp_path / "slow.docx").symlink_to("/dev/zero")  # never ends
-    monkeypatch.setattr(documents, "SECONDS", 1.0)
+    monkeypatch.setattr(converted, "SECONDS", 1.0)
     converter = Converter()
     begun = time.monotonic()
     with pytest.raises(ConversionError):
-        converter.convert(tmp_path / "slow.docx", ".docx")
+        converter.convert(tmp_path / "slow.docx")
     assert time.monotonic() - begun < 30
-    assert converter.convert(tmp_path / "good.html", ".html").decode() == TEXTS["html"][0]
+    assert converter.convert(tmp_path / "good.html").decode() == TEXTS["html"][0]
     process = converter._process._process
     assert process
     process.kill()
     process.wait()
-    assert converter.convert(tmp_path / "good.html", ".html").decode() == TEXTS["html"][0]
+    assert converter.convert(tmp_path / "good.html").decode() == TEXTS["html"][0]
     converter.close()
 
 
 def test_a_document_is_converted_once_though_it_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = source(tmp_path, "a.epub", epub())
     asked: list[Path] = []
-    original = documents.CONVERTER.convert
-    monkeypatch.setattr(documents.CONVERTER, "convert", lambda *about: asked.append(about[0]) or original(*about))
+    original = converted.CONVERTER.convert
+    monkeypatch.setattr(converted.CONVERTER, "convert", lambda *about: asked.append(about[0]) or original(*about))
     (document,) = found.documents()
     assert isinstance(document, Document) and document.measure().bytes == sum(
         len(p.encode()) for p in document.pieces()

@@ -10,7 +10,7 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data import split as splitting
-from lmlong.data.reading import Document
+from lmlong.data.document import Document
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 

@@ -8,8 +8,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmlong.data.document import CHUNK, text_document
 from lmlong.data.encoding import decode
-from lmlong.data.reading import CHUNK, file_document, text_document
+from lmlong.data.formats.base import file_document
 from lmlong.errors import UsageError
 
 TRICKY = "\ufeffone\r\ntwo\rthree\n\0\u2028 ünï 中文 😀" * 9000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmlong.data.reading import Document, Skipped, text_document
+from lmlong.data.document import Document, Skipped, text_document
 from lmlong.data.split import FEW, Part, split
 
 from .conftest import sentences

@@ -120,7 +120,7 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
 def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
     _, error = invoke("eval", encoder, *option.split())
     assert isinstance(error, UsageError) and error.exit_code == 2
-    assert str(error).startswith(f"{option.split()[0]}: ") and "reads its text at once" in str(error)
+    assert str(error).startswith(f"{option.split()[0]}: ") and "reads both sides of each token at once" in str(error)
 
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)

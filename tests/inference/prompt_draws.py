@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lmlong import recipe
 from lmlong.cli.main import _run
-from lmlong.data.text_file import text_file
+from lmlong.data.formats.table import text_file
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.errors import UsageError

@@ -19,7 +19,7 @@ from serving.engines import loaded
 from serving.request_draws import ENDLESS, PATH, connections, requests
 from serving.servers import Served, served, until
 
-from lmlong.data.media_types import SUFFIXES
+from lmlong.data.formats.table import SUFFIXES
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.guard import Hosts, warning
 from lmlong.serving.limits import Limits

@@ -14,7 +14,7 @@ from loops import find_loop
 from serving.engines import loaded
 from serving.servers import Served, served
 
-from lmlong.data.media_types import MEDIA_TYPES
+from lmlong.data.formats.table import MEDIA_TYPES
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, MAX_TOKENS
 from lmlong.serving.page import FILES, content

@@ -17,9 +17,9 @@ from data.made_documents import DOCX_TEXT, PAGE_TEXT, PDF_TEXT, docx, epub, html
 from serving.engines import loaded, subwords
 from serving.servers import Served, served, until
 
-from lmlong.data import documents
-from lmlong.data.media_types import FIRST_BYTES, MEDIA_TYPES
-from lmlong.data.reading import COMPRESSED
+from lmlong.data.formats.compression import COMPRESSED
+from lmlong.data.formats.converted import ConvertedDocument
+from lmlong.data.formats.table import FIRST_BYTES, FORMATS, MEDIA_TYPES
 from lmlong.serving import uploads
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.bodies import text_of_file
@@ -83,7 +83,8 @@ def test_what_is_no_text_is_refused_with_the_reason(data: bytes, message: str) -
 
 
 def test_each_kind_of_file_that_is_converted_has_a_media_type() -> None:
-    assert MEDIA_TYPES.keys() == {*documents.KINDS, *COMPRESSED}
+    documents = {suffix for suffix, kind in FORMATS.items() if isinstance(kind, ConvertedDocument)}
+    assert MEDIA_TYPES.keys() == {*documents, *COMPRESSED}
     assert {*COMPRESSED, ".pdf", ".zip"} < {*FIRST_BYTES.values()}
 
 
@@ -136,7 +137,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "blank.html": ("text/html", lambda: b"<p> </p>", "no text in it"),
     "zero.gz": (ANY, lambda: gzip.compress(b"a\0b"), "U+0000"),
     "latin-1.gz": (ANY, lambda: gzip.compress("naïve".encode("latin-1")), "not UTF-8 at byte 2"),
-    "a.rtf": (ANY, lambda: b"{\\rtf1 a}", "RTF (a document of a kind that is not read: save it as .docx"),
+    "a.rtf": (ANY, lambda: b"{\\rtf1 a}", "RTF (an unsupported document format: save it as .docx"),
     "long.gz": (ANY, lambda: gzip.compress(b"a" * 1500), "text: 1,500 bytes are more than the 1,000"),
 }
 
@@ -154,7 +155,7 @@ def test_a_hostile_file_is_refused_with_the_reason(server: Served, name: str) ->
 
 
 def test_a_pdf_needs_its_library(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(documents.NEEDS, ".pdf", "no_such_package")
+    monkeypatch.setattr(FORMATS[".pdf"], "_package", "no_such_package")
     assert "pip install 'lmlong[documents]'" in refused(upload(server, b"%PDF-1.7"))
 
 

@@ -97,7 +97,7 @@ def test_a_size_is_read(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["24", "GB", "-3GB", "0GB", "24 TB", "nanGB", "infGB", "1e99GB", "24GBB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--memory: .* is no size"):
+    with pytest.raises(UsageError, match=r"--memory: .* is not a size"):
         plan.parse_memory(text)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
-from lmlong.attention.ngram.native.kernel import scan
+from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.state import RECENT, NgramState, rows_at, without_lists
 
 
@@ -40,7 +40,7 @@ def settle(state: NgramState) -> NgramState:
         return state
     ngrams, values = _listed(state)
     followed = pad(ngrams[..., 1:], (0, 1), value=NO_NGRAM)
-    return without_lists(scan(values, torch.stack([ngrams, followed], dim=-1), None, state)[2])
+    return without_lists(NativeNgram().read(values, torch.stack([ngrams, followed], dim=-1), None, state)[2])
 
 
 def _listed(state: NgramState) -> tuple[Tensor, Tensor]:

@@ -5,14 +5,14 @@ from posixpath import dirname, join, normpath
 from urllib.parse import unquote
 from zipfile import ZipFile
 
+from lmlong.data.converters.document_limits import ALL_PARTS, LARGEST, Broken
 from lmlong.data.converters.docx import WordText
 from lmlong.data.converters.html import html_text
-from lmlong.data.converters.limits import ALL_PARTS, LARGEST, Broken
 from lmlong.data.converters.xml import read_elements, read_xml
-from lmlong.data.media_types import MEDIA_TYPES
 
 DOCUMENT = "word/document.xml"
 CONTAINER = "META-INF/container.xml"
+EPUB_TYPE = "application/epub+zip"
 
 
 def docx_text(data: bytes, most: int = ALL_PARTS) -> str:
@@ -50,7 +50,7 @@ def kind_of_zip(data: bytes) -> str:
     names = set(archive.namelist())
     if DOCUMENT in names:
         return ".docx"
-    if "mimetype" in names and _part(archive, "mimetype").strip() == MEDIA_TYPES[".epub"].encode():
+    if "mimetype" in names and _part(archive, "mimetype").strip() == EPUB_TYPE.encode():
         return ".epub"
     raise Broken("neither an EPUB nor a DOCX: unpack it")
 

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lmlong.data.converters.document_limits import ALL_PARTS, LARGEST, Broken, check_text
 from lmlong.data.converters.html import html_text
-from lmlong.data.converters.limits import ALL_PARTS, Broken, check_text
 from lmlong.data.converters.office import docx_text, epub_text
-from lmlong.data.converters.pdf import pdf_text
 from lmlong.io.limited_process import answer_requests
 
 MEMORY = 4 << 30
@@ -15,7 +14,25 @@ MEMORY = 4 << 30
 
 
 def page_text(data: bytes, most: int) -> str:
-    return html_text(data)  # a page is not packed
+    return html_text(data)  # a page is not compressed
+
+
+def pdf_text(data: bytes, most: int = LARGEST) -> str:
+    """Return the text of a PDF of up to `most` characters by PDFium, the library of Chromium; a blank line separates
+    pages."""
+    import pypdfium2
+
+    texts, size = [], 0
+    try:
+        document = pypdfium2.PdfDocument(data)
+        for number in range(len(document)):
+            page = document[number].get_textpage().get_text_bounded()
+            texts.append(page.replace("\r\n", "\n").replace("\r", "\n").replace("\ufffe", "").strip("\n"))
+            size += len(page)
+            check_text(size, min(most, LARGEST))
+    except pypdfium2.PdfiumError as error:
+        raise Broken("encrypted" if "password" in str(error) else str(error).rstrip(".")) from None
+    return "\n\n".join(filter(None, texts)) + "\n" if any(texts) else ""
 
 
 CONVERTERS: dict[str, Callable[[bytes, int], str]] = {

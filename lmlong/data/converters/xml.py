@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NoReturn
 from xml.parsers import expat
 
-from lmlong.data.converters.limits import Broken
+from lmlong.data.converters.document_limits import Broken
 
 Attributes = dict[str, str]
 

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from lmlong import recipe
-from lmlong.data.reading import Document
+from lmlong.data.document import Document
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.boundaries import TokenBoundaries
 from lmlong.errors import UsageError

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Iterator
 
 from lmlong import recipe
+from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divided, split_key
 from lmlong.data.progress import Progress, size_of
-from lmlong.data.reading import Skipped
-from lmlong.data.sources import Input, check
+from lmlong.data.sources import Input, check_inputs
 from lmlong.data.split import Part
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.sentencepiece import lines
 from lmlong.io.cache import cache_folder, fetch, key_of
-from lmlong.io.manifest import Format
+from lmlong.io.folder_manifest import Format
 
 FORMAT = Format("tokenizer", 2)  # also raised when the same text and options give another tokenizer
 
@@ -32,7 +32,7 @@ def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer, duplicates: Dup
 
 def _train(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates) -> Tokenizer:
     """Train on a sample of the training text, to which each source contributes by its weight."""
-    check(inputs)
+    check_inputs(inputs)
     weights = sum(entry.weight for entry in inputs)
     texts: list[str] = []
     # those to validate on come last, and are not read

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lmlong.data.media_types import MEDIA_TYPES
+from lmlong.data.formats.table import MEDIA_TYPES
 from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, MAX_TOKENS
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

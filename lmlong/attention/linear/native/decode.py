@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from lmlong.attention.linear.autograd import MIN_DENOMINATOR
-from lmlong.attention.linear.naive import LinearState
+from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import Features, Forgetting, ints, pointers, structure
 

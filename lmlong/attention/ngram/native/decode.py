@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlong.attention.ngram.hashing import NO_NGRAM
-from lmlong.attention.ngram.native.library import INTEGERS
+from lmlong.attention.ngram.native.kernel import INTEGERS
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState
 from lmlong.attention.ngram.step import make_room
 from lmlong.native.decode.kind import DecodeKind, Packer

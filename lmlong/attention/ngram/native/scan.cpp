@@ -127,17 +127,14 @@ struct Line {
     static constexpr Int AHEAD = 8;
 };
 
-// Run by several workers at once: each takes line after line
 void run_lines(NgramJob* job, void (Line::*pass)() const) {
-    while (true) {
-        const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
-        if (index >= job->lines) return;
+    each_line(job, [&](Int index) {
         const Line line(*job, index);
         if (line.has_rows())
             (line.*pass)();
         else
             __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
-    }
+    });
 }
 
 }  // namespace

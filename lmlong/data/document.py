@@ -1,0 +1,84 @@
+"""Documents: texts that are read in pieces of bounded size, without translating newlines."""
+
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple
+
+from lmlong.data.encoding import UTF8, decode
+
+CHUNK = 1 << 16
+
+Errors = Literal["strict", "replace"]
+
+
+class Measure(NamedTuple):
+    """The hash and size of a document, from one pass over it; `digest` depends on the text alone."""
+
+    digest: bytes
+    bytes: int  # of the text in UTF-8, replacements included
+    read_bytes: int  # of the document as stored
+    replaced_bytes: int  # that could not be decoded
+    put_in_bytes: int  # of the U+FFFD that replaced them
+
+
+class Skipped(NamedTuple):
+    """A document that is skipped, with the reason."""
+
+    name: str
+    reason: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that can be read any number of times, in pieces."""
+
+    name: str
+    chunks: Callable[[], Iterator[bytes]]
+    errors: Errors = "strict"
+    encoding: str = UTF8
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Metadata: the names of the file and its folder, or the other fields of the record."""
+
+    def pieces(self) -> Iterator[str]:
+        """Iterate over the text in non-empty strings of bounded size."""
+        return (piece for piece, _ in decode(self.chunks(), self.name, self.errors, self.encoding))
+
+    def measure(self) -> Measure:
+        """Read the document once, and return its hash and size."""
+        digest, size, read, replaced, mark = sha256(), 0, 0, 0, 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal read, mark
+            for chunk in self.chunks():
+                if not read and self.encoding == "utf-8-sig" and chunk.startswith(BOM_UTF8):
+                    mark = len(BOM_UTF8)
+                read += len(chunk)
+                yield chunk
+
+        for piece, bad in decode(counted(), self.name, self.errors, self.encoding):
+            data = piece.encode()
+            digest.update(data)
+            size, replaced = size + len(data), replaced + bad
+        is_utf8 = self.encoding in (UTF8, "utf-8-sig")
+        put_in = size - (read - mark - replaced) if is_utf8 else replaced * len("\ufffd".encode())
+        return Measure(digest.digest(), size, read, replaced, put_in)
+
+
+def file_fields(path: PurePath) -> dict[str, str]:
+    """Return the fields of a document that is a whole file."""
+    return {"file": path.name, "folder": path.parent.name}
+
+
+def text_document(name: str, text: str, errors: Errors, fields: Mapping[str, Any] | None = None) -> Document:
+    """Return a text in memory as a document; a lone surrogate in it is a decoding error."""
+    data = text.encode("utf-8", "surrogatepass")
+    return Document(name, lambda: slices(data), errors, fields=fields or {})
+
+
+def slices(data: bytes) -> Iterator[bytes]:
+    """Iterate over bytes in memory in chunks."""
+    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))

@@ -1,0 +1,100 @@
+"""Word processor documents, e-books, web pages and PDFs, converted to text by a separate process with limited time and
+memory."""
+
+import atexit
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from lmlong.data.document import Document, Skipped, file_fields, slices
+from lmlong.data.formats.base import FileFormat, ReadOptions, RefusedFormat
+from lmlong.io.limited_process import LimitedProcess, RequestFailed
+
+READER = 2
+"""Incremented when the converted text of a document changes, so that cached tokens are made again."""
+
+SECONDS, SECONDS_PER_MB = 60.0, 2.0
+"""Time limit for a document."""
+
+
+class ConversionError(Exception):
+    """A document that cannot be converted, with the reason."""
+
+
+class ConvertedDocument(FileFormat):
+    """A document that is converted to text."""
+
+    compressions = ()
+
+    def __init__(self, package: str | None = None):
+        """`package` is the one of the extra `documents` that the conversion needs, if any."""
+        self._package = package
+
+    @property
+    def compressed(self) -> FileFormat:
+        return RefusedFormat("a compressed document: unpack it")
+
+    @property
+    def refusal(self) -> str | None:
+        if self._package and find_spec(self._package) is None:
+            return "needs lmlong[documents]: run pip install 'lmlong[documents]'"
+        return None
+
+    def check(self, path: Path, options: ReadOptions) -> str:
+        return options.encoding  # a document that cannot be converted is skipped
+
+    def documents(self, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
+        try:
+            yield self.convert(path)
+        except ConversionError as error:
+            yield Skipped(str(path), f"cannot be converted ({error})", path.stat().st_size)
+
+    def convert(self, path: Path) -> Document:
+        """Return a document as text; raise a ConversionError if it has none."""
+        if not _text(path):
+            raise ConversionError("no text in it")
+        return Document(str(path), lambda: slices(_text(path)), fields=file_fields(path))
+
+    def fingerprint(self, path: Path, options: ReadOptions) -> str:
+        reader = str(READER)
+        if self._package:
+            with suppress(PackageNotFoundError):
+                reader += f" {version(self._package)}"
+        return f"{super().fingerprint(path, options)} by {reader}"
+
+
+class Converter:
+    """Converts documents in a separate process, which starts with the first one."""
+
+    def __init__(self) -> None:
+        self._process = LimitedProcess("lmlong.data.converters.worker")
+
+    def convert(self, path: Path) -> bytes:
+        """Return the text of a document in UTF-8."""
+        seconds = SECONDS + SECONDS_PER_MB * path.stat().st_size / 1e6
+        try:
+            return self._process.ask({"kind": path.suffix.lower(), "path": str(path.resolve())}, seconds)
+        except RequestFailed as error:
+            raise ConversionError(str(error)) from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+
+CONVERTER = Converter()
+atexit.register(CONVERTER.close)
+
+
+def _text(path: Path) -> bytes:
+    """Return the text of a document, which is converted once if it is read several times in a row."""
+    about = path.stat()
+    return _converted(path, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=1)
+def _converted(path: Path, changed: int, size: int) -> bytes:
+    return CONVERTER.convert(path)

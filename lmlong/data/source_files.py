@@ -1,0 +1,111 @@
+"""The files that paths, folders and globs name: each is read, skipped with a reason, or a mistake."""
+
+import os
+from collections.abc import Iterator
+from glob import glob, has_magic
+from pathlib import Path
+from typing import NamedTuple
+
+from lmlong.data.document import Skipped
+from lmlong.data.formats.compression import COMPRESSED
+from lmlong.data.formats.table import FORMATS, format_of
+from lmlong.errors import UsageError
+
+SHOWN = 50
+"""The maximum number of mistakes that an error lists."""
+
+
+class SourceFiles(NamedTuple):
+    """The files to read, each once, in the order of the patterns and sorted within each."""
+
+    files: list[Path]
+    left_out: list[Skipped]  # files of folders that are not read
+    named: set[Path]  # those of `files` that were named, rather than found in a folder or by a glob
+
+
+def find_files(patterns: list[str], column: str) -> SourceFiles:
+    """Return the files that paths, folders and globs match; all mistakes are one error."""
+    files: dict[Path, Path] = {}  # by absolute path
+    left_out: dict[str, Skipped] = {}
+    mistakes, named = [], {Path(pattern).expanduser().resolve() for pattern in patterns}
+    for pattern in patterns:
+        entries = list(_entries(pattern, column))
+        skipped = sorted(entry for entry in entries if isinstance(entry, Skipped))
+        paths = sorted(entry for entry in entries if isinstance(entry, Path))
+        for path in paths:
+            files.setdefault(path.resolve(), path)
+        left_out |= {entry.name: entry for entry in skipped}
+        if not paths:
+            mistakes.append(_no_match(pattern, skipped))
+    refuse(mistakes)
+    read = set(map(str, files.values()))
+    unread = [entry for name, entry in left_out.items() if name not in read]
+    return SourceFiles(list(files.values()), unread, {path for absolute, path in files.items() if absolute in named})
+
+
+def refuse(mistakes: list[str]) -> None:
+    """Raise all mistakes as one error, if there are any."""
+    if len(mistakes) > 1:
+        more = [f"and {len(mistakes) - SHOWN:,} more"] if len(mistakes) > SHOWN else []
+        raise UsageError("\n".join([f"{len(mistakes):,} files or paths cannot be read:", *mistakes[:SHOWN], *more]))
+    if mistakes:
+        raise UsageError(mistakes[0])
+
+
+def _entries(pattern: str, column: str) -> Iterator[Path | Skipped]:
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        yield from _in_folder(path, column)
+    elif path.exists():
+        refusal = format_of(path).refusal
+        yield Skipped(str(path), refusal) if refusal else path
+    elif has_magic(pattern):
+        for file in map(Path, glob(str(path), recursive=True)):
+            if file.is_file():
+                refusal = format_of(file).refusal
+                yield _skipped(file, refusal) if refusal else file
+
+
+def _no_match(pattern: str, skipped: list[Skipped]) -> str:
+    """Return what is wrong with a pattern that matches no file to read."""
+    path = Path(pattern).expanduser()
+    if not path.exists() and not has_magic(pattern):
+        return f"{pattern}: no such file or folder (relative to {Path.cwd()}). Correct text.sources."
+    if path.is_file():
+        return f"{pattern}: {skipped[0].reason}. Correct text.sources."
+    left_out = f" (skipped: {', '.join(f'{entry.name}, {entry.reason}' for entry in skipped[:3])})" if skipped else ""
+    suffixes = ", ".join(suffix for suffix in FORMATS if not format_of(Path(f"x{suffix}")).skip_reason(Path(), ""))
+    return (
+        f"{pattern}: contains no supported file{left_out}. Supported in a folder: {suffixes}; text and records may be "
+        f"compressed ({', '.join(COMPRESSED)}). Name other files one by one. Correct the paths of text.sources."
+    )
+
+
+def _in_folder(folder: Path, column: str) -> Iterator[Path | Skipped]:
+    """Iterate over the content of a folder; like globs, this does not enter hidden folders and links to folders."""
+    unreadable: list[OSError] = []
+    for parent, folders, names in os.walk(folder, onerror=unreadable.append):
+        for name in list(folders):
+            path = Path(parent) / name
+            if name.startswith(".") or path.is_symlink():
+                folders.remove(name)
+                reason = "hidden" if name.startswith(".") else "a link to a folder, which is not followed: name it"
+                yield Skipped(str(path), reason)
+        for path in (Path(parent) / name for name in names):
+            skip_reason = _skip_reason(path, column)
+            yield _skipped(path, skip_reason) if skip_reason else path
+    for error in unreadable:
+        yield Skipped(str(error.filename), f"cannot be read ({error.strerror})")
+
+
+def _skip_reason(path: Path, column: str) -> str | None:
+    """Return why a file of a folder is skipped, or None if it is read."""
+    if path.name.startswith("."):
+        return "hidden"
+    if not path.is_file():
+        return "not a file" if path.exists() else "a broken link"
+    return format_of(path).skip_reason(path, column)
+
+
+def _skipped(path: Path, reason: str) -> Skipped:
+    return Skipped(str(path), reason, path.lstat().st_size)
