@@ -91,25 +91,25 @@ def examine_plugin(plugin: Plugin) -> list[Report]:
 
 def _held(report: Report) -> Report:
     if not report.kept:
-        told = [
-            f"law {one.number}, {one.law}: measured {one.measured:.1e}, allowed {one.allowed:.1e}"
-            for one in report.verdicts
-            if not one.kept
+        broken = [
+            f"law {verdict.number}, {verdict.law}: measured {verdict.measured:.1e}, allowed {verdict.allowed:.1e}"
+            for verdict in report.verdicts
+            if not verdict.kept
         ]
-        raise BrokenLaw(f"{report.name} breaks {'; '.join(told)}.")
+        raise BrokenLaw(f"{report.name} breaks {'; '.join(broken)}.")
     return report
 
 
 def _worst(verdicts: Iterator[Verdict] | Sequence[Verdict]) -> list[Verdict]:
     """Return one verdict for each law: where it is furthest from being kept."""
 
-    def excess(one: Verdict) -> tuple[bool, float]:
-        return not one.kept, one.measured / one.allowed if one.allowed else one.measured
+    def excess(verdict: Verdict) -> tuple[bool, float]:
+        return not verdict.kept, verdict.measured / verdict.allowed if verdict.allowed else verdict.measured
 
     worst: dict[int, Verdict] = {}
-    for one in verdicts:
-        if one.number not in worst or excess(one) > excess(worst[one.number]):
-            worst[one.number] = one
+    for verdict in verdicts:
+        if verdict.number not in worst or excess(verdict) > excess(worst[verdict.number]):
+            worst[verdict.number] = verdict
     return [worst[number] for number in sorted(worst)]
 
 
@@ -133,14 +133,7 @@ class _Texts(NamedTuple):
             q, k = q[..., :0], k[..., :0]
         begun = torch.rand(BATCH, time, generator=draw) < 1 / 30 if starts is None else starts
         drawn = draw_inputs(self.attention.inputs, BATCH, time, draw, torch.float64, begun)
-        return self.cast((q * scale, k * scale, v, begun, *drawn.values()))
-
-    def cast(self, text: Text) -> Text:
-        """Return a text in this dtype; gates are in float32 at least."""
-        q, k, v, starts, *rest = text
-        gates = at_least_float32(self.dtype)
-        real = (x.to(gates) if x is not None and x.is_floating_point() else x for x in rest)
-        return *(None if x is None else x.to(self.dtype) for x in (q, k, v)), starts, *real
+        return cast((q * scale, k * scale, v, begun, *drawn.values()), self.dtype)
 
     @property
     def case(self) -> Case:
@@ -179,26 +172,19 @@ def _errors(number: int, exact: _Texts, texts: _Texts) -> Errors:
         yield from {8: _state_size, 9: _scales, 10: _denominators}[number](texts)
 
 
-def _definition(exact: _Texts, of: _Texts) -> Errors:
+def _definition(exact: _Texts, texts: _Texts) -> Errors:
     """Law 1, read in two parts, so that the gradient of the first part's keys and values flows through the state."""
-    text = exact.draw()
-    upstream = exact.draw(seed=2)[2]
+    text, upstream = exact.draw(), exact.draw(seed=2)[2]
     assert upstream is not None
-    subject, half = of.subject, TIME // 2
-
-    def in_two_parts(x: Text) -> Tensor:
-        first, state = subject.forward(laws.cut(x, 0, half), subject.init_state(BATCH))
-        second, _ = subject.forward(laws.cut(x, half, TIME), state)
-        return torch.cat([first, second], dim=2)
-
-    truth = _with_gradients(lambda x: laws.reference(exact.attention, x), text, upstream)
-    formula = _with_gradients(lambda x: laws.reference(of.attention, x), of.cast(text), upstream)
-    measured = _with_gradients(in_two_parts, of.cast(text), upstream)
-    names = ["", "dq, ", "dk, ", "dv, ", *(f"d_{name}, " for name in of.attention.inputs)]
-    floor = (1 if of.dtype == torch.bfloat16 else 16) * torch.finfo(of.dtype).eps
+    narrow, subject = cast(text, texts.dtype), texts.subject
+    truth = with_gradients(lambda x: laws.reference(exact.attention, x), text, upstream)
+    formula = with_gradients(lambda x: laws.reference(texts.attention, x), narrow, upstream)
+    measured = with_gradients(lambda x: in_two_parts(subject, x), narrow, upstream)
+    names = ["", "dq, ", "dk, ", "dv, ", *(f"d_{name}, " for name in texts.attention.inputs)]
+    floor = (1 if texts.dtype == torch.bfloat16 else 16) * torch.finfo(texts.dtype).eps
     for name, mine, other, right in zip(names, measured, formula, truth, strict=False):
-        allowed = max(EXACT[torch.float64] if of is exact else 0, 4 * max(_distance(other, right, upstream), floor))
-        yield name, _distance(mine, right, upstream), allowed
+        allowed = max(EXACT[torch.float64] if texts is exact else 0, 4 * max(distance(other, right, upstream), floor))
+        yield name, distance(mine, right, upstream), allowed
 
 
 def _state_size(of: _Texts) -> Errors:
@@ -218,11 +204,8 @@ def _scales(of: _Texts) -> Errors:
 
 def _denominators(of: _Texts) -> Errors:
     if isinstance(of.attention, LinearAttention):
-        q, k, v, starts, *others = of.draw()
-        assert q is not None and k is not None and v is not None
-        inputs = {name: x for name, x in zip(of.attention.inputs, others, strict=True) if x is not None}
-        found = of.attention.denominators(q, k, v, of.subject.init_state(BATCH), starts, inputs)
-        smallest = float(found.min())
+        q, k, v, starts, inputs = laws.arguments(of.attention, of.draw())
+        smallest = float(of.attention.denominators(q, k, v, of.subject.init_state(BATCH), starts, inputs).min())
         yield "", 1 / smallest if smallest > 0 else float("inf"), 1 / laws.DENOMINATOR_LIMIT
 
 
@@ -237,10 +220,10 @@ def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
             try:
                 features, of_mixed = phi(x).detach(), phi(mixed).detach()
             except Exception as error:
-                told = explain(error, file_of(type(feature_map)))
-                raise UsageError(f"{in_words(feature_map)}: {name}: {told}") from error
-            if features.shape != (wanted := (*x.shape[:3], feature_map.features)):
-                raise UsageError(f"{in_words(feature_map)}: {name} gives {tuple(features.shape)}, not {wanted}.")
+                why = explain(error, file_of(type(feature_map)))
+                raise UsageError(f"{in_words(feature_map)}: {name}: {why}") from error
+            if features.shape != (expected := (*x.shape[:3], feature_map.features)):
+                raise UsageError(f"{in_words(feature_map)}: {name} gives {tuple(features.shape)}, not {expected}.")
             change = (features - of_mixed)[:, :, :half].abs().max()
             other_change = (phi(other).detach() - of_mixed)[:, :, half:].abs().max()
             yield Verdict(4, f"each token by itself: {name}", float(max(change, other_change)), 0.0)
@@ -248,14 +231,31 @@ def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
         yield Verdict(10, "products of features below 0", float((-fq @ fk.mT).clamp(min=0).max()), 0.0)
 
 
-def _distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
-    """Relative to the truth's norm, but never to one that is 0 in exact numbers, as of the first token's query."""
+def cast(text: Text, dtype: torch.dtype) -> Text:
+    """Return a text (q, k, v, document_starts, inputs) in a dtype; gates are in float32 at least."""
+    q, k, v, starts, *rest = text
+    gates = at_least_float32(dtype)
+    inputs = (x.to(gates) if x is not None and x.is_floating_point() else x for x in rest)
+    return *(None if x is None else x.to(dtype) for x in (q, k, v)), starts, *inputs
+
+
+def in_two_parts(subject: Subject, text: Text) -> Tensor:
+    """Return the outputs of a text that is read in two calls."""
+    assert text[0] is not None
+    rows, _, time = text[0].shape[:3]
+    first, state = subject.forward(laws.cut(text, 0, time // 2), subject.init_state(rows))
+    return torch.cat([first, subject.forward(laws.cut(text, time // 2, time), state)[0]], dim=2)
+
+
+def distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
+    """Return the error relative to the truth's norm, or to a tenth of the upstream gradient's if that is larger: the
+    gradient of the first token's query is 0 in exact numbers."""
     size = max(float(truth.norm()), 0.1 * float(upstream.norm()))
-    distance = float((measured.double() - truth).norm()) / size
-    return distance if distance == distance else float("inf")
+    error = float((measured.double() - truth).norm()) / size
+    return error if error == error else float("inf")
 
 
-def _with_gradients(function: Callable[[Text], Tensor], x: Text, upstream: Tensor) -> list[Tensor]:
+def with_gradients(function: Callable[[Text], Tensor], x: Text, upstream: Tensor) -> list[Tensor]:
     """Return the outputs, and the gradients of all real inputs."""
     leaves = tuple(t.detach().requires_grad_(t.is_floating_point()) if t is not None else None for t in x)
     y = function(leaves)

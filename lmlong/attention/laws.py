@@ -74,28 +74,28 @@ def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
     in the dtype and device of `like`."""
 
     def forward(text: Text, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, document_starts, inputs = _arguments(attention, text)
+        q, k, v, document_starts, inputs = arguments(attention, text)
         return attention(q, k, v, state, document_starts, inputs)
 
     def step(text: Text, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, document_starts, *others = text
+        q, k, v, document_starts, *rest = text
         # as a model decodes: without document starts, except where one begins
         starts = document_starts if document_starts is not None and document_starts.any() else None
-        return forward((q, k, v, starts, *others), state)
+        return forward((q, k, v, starts, *rest), state)
 
     return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), forward, step, attention.settle)
 
 
 def reference(attention: CausalAttention, text: Text) -> Tensor:
     """Return the outputs by the definition, for law 1."""
-    return attention.reference(*_arguments(attention, text))
+    return attention.reference(*arguments(attention, text))
 
 
-def _arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Inputs]:
+def arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Inputs]:
     """Return q, k, v, document_starts and the inputs by their names."""
-    q, k, v, document_starts, *others = text
+    q, k, v, document_starts, *rest = text
     assert q is not None and k is not None and v is not None
-    inputs = {name: x for name, x in zip(attention.inputs, others, strict=True) if x is not None}
+    inputs = {name: x for name, x in zip(attention.inputs, rest, strict=True) if x is not None}
     return q, k, v, document_starts, inputs
 
 
@@ -134,40 +134,36 @@ def measure(number: int, case: Case) -> float:
 
 def steps_equal_forward(subject: Subject, text: Text) -> float:
     """Return the error of law 2: outputs and final state token by token, against those of the whole text at once."""
-    whole, end = subject.forward(text, subject.init_state(_batch(text)))
-    outputs, state = [], subject.init_state(_batch(text))
-    for token in range(_time(text)):
-        y, state = subject.step(cut(text, token, token + 1), state)
-        outputs.append(y)
-    return max(
-        error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(subject.settle(state), subject.settle(end))
-    )
+    return _parts_error(subject, subject.step, text, range(1, _time(text)))
 
 
 def cuts_change_nothing(subject: Subject, text: Text, cuts: Sequence[int]) -> float:
     """Return the error of law 3: outputs and final state in parts that pass on the state, against the whole text."""
+    return _parts_error(subject, subject.forward, text, sorted(cuts))
+
+
+def _parts_error(
+    subject: Subject, read: Callable[[Text, Any], tuple[Tensor, Any]], text: Text, cuts: Sequence[int]
+) -> float:
     whole, end = subject.forward(text, subject.init_state(_batch(text)))
     outputs, state = [], subject.init_state(_batch(text))
-    for begin, stop in pairwise([0, *sorted(cuts), _time(text)]):
+    for begin, stop in pairwise([0, *cuts, _time(text)]):
         if begin < stop:
-            y, state = subject.forward(cut(text, begin, stop), state)
+            y, state = read(cut(text, begin, stop), state)
             outputs.append(y)
+    pairs = zip(state_tensors(subject.settle(state)), state_tensors(subject.settle(end)), strict=True)
     return max(
-        error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(subject.settle(state), subject.settle(end))
+        error(torch.cat(outputs, dim=whole.ndim - 2), whole), *(error(mine, other) for mine, other in pairs), 0.0
     )
 
 
 def future_leaves_past(subject: Subject, text: Text, other: Text, position: int) -> float:
     """Return the error of law 4: the largest change of an output before `position` when all that is later differs."""
-    mixed = tuple(
-        None
-        if x is None or y is None
-        else torch.cat([_narrow(x, 0, position), _narrow(y, position, _time(text))], _axis(x))
-        for x, y in zip(text, other, strict=True)
-    )
-    y, _ = subject.forward(text, subject.init_state(_batch(text)))
-    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(text)))
-    past, past_mixed = y.narrow(y.ndim - 2, 0, position), y_mixed.narrow(y.ndim - 2, 0, position)
+    time = _time(text)
+    pairs = zip(cut(text, 0, position), cut(other, position, time), strict=True)
+    mixed = tuple(None if x is None or y is None else torch.cat([x, y], _axis(x)) for x, y in pairs)
+    y, y_mixed = (subject.forward(x, subject.init_state(_batch(text)))[0] for x in (text, mixed))
+    past, past_mixed = (x.narrow(x.ndim - 2, 0, position) for x in (y, y_mixed))
     return float((past - past_mixed).detach().abs().max()) if position else 0.0
 
 
@@ -188,8 +184,7 @@ def rows_are_independent(subject: Subject, text: Text, other: Text) -> float:
     mixed = tuple(
         None if x is None or y is None else torch.cat([x[:1], y[1:]]) for x, y in zip(text, other, strict=True)
     )
-    y, _ = subject.forward(text, subject.init_state(_batch(text)))
-    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(text)))
+    y, y_mixed = (subject.forward(x, subject.init_state(_batch(text)))[0] for x in (text, mixed))
     return float((y[0] - y_mixed[0]).detach().abs().max())
 
 
@@ -228,7 +223,7 @@ def error(measured: Tensor, truth: Tensor) -> float:
 
 def cut(text: Text, begin: int, stop: int) -> Text:
     """Return the text of the tokens from `begin` up to `stop`."""
-    return tuple(None if x is None else _narrow(x, begin, stop) for x in text)
+    return tuple(None if x is None else x.narrow(_axis(x), begin, stop - begin) for x in text)
 
 
 def _without(starts: int, text: Text) -> Text:
@@ -236,17 +231,8 @@ def _without(starts: int, text: Text) -> Text:
     return (*text[:starts], None, *text[starts + 1 :])
 
 
-def _states_error(state: Any, truth: Any) -> float:
-    pairs = zip(state_tensors(state), state_tensors(truth), strict=True)
-    return max((error(mine, other) for mine, other in pairs), default=0.0)
-
-
 def _axis(x: Tensor) -> int:
     return 1 if x.ndim == 2 else 2
-
-
-def _narrow(x: Tensor, begin: int, stop: int) -> Tensor:
-    return x.narrow(_axis(x), begin, stop - begin)
 
 
 def _time(text: Text) -> int:

@@ -23,13 +23,13 @@ from lmlong.recipe.yaml import dotted
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def check_name(where: str, dict_name: str, kind: Any, others: set[str]) -> None:
-    """Refuse a name that recipes cannot hold, or that is taken, by one of `others` of the same plug-in too."""
+def check_name(where: str, dict_name: str, kind: Any, own: set[str]) -> None:
+    """Refuse a name that recipes cannot hold, or that is taken, by one of the plug-in's `own` too."""
     if not isinstance(kind, str) or not NAME.fullmatch(kind) or keyword.iskeyword(kind):
         raise UsageError(f"{where}: {dict_name}: {kind!r} is no name of lower-case letters, digits and _. Rename it.")
     about = ATTENTION_KINDS.get(kind) or FEATURE_MAP_KINDS.get(kind)
-    if about or kind in others:
-        owner = where if kind in others else about.plugin if about and about.plugin else "lmlong itself"
+    if about or kind in own:
+        owner = where if kind in own else about.plugin if about and about.plugin else "lmlong itself"
         raise UsageError(f"{where}: {dict_name}: the name {kind} is taken, by {owner}. Give it another name.")
     if hasattr(recipe.Attention, kind) or kind in recipe.Attention.model_fields:
         raise UsageError(

@@ -140,6 +140,7 @@ class Scan(torch.autograd.Function):
         )
         dx = Span(_empty_like(x.q), _empty_like(x.k), _empty_like(x.v), None, dlog_decay, dbeta, _in_rows(dy))
         dstate, dweights = dstate.contiguous(), [torch.zeros_like(weight) for weight in weights]
+        trained = [(weight, total) for weight, total in zip(weights, dweights, strict=True) if weight.requires_grad]
         with without_autocast(dstate):
             for number, state in reversed(list(enumerate(states))):
                 span, dspan = x.part(number * SPAN), dx.part(number * SPAN)
@@ -152,12 +153,11 @@ class Scan(torch.autograd.Function):
                 mapped = span._replace(q=_in_rows(fq.detach()), k=_in_rows(fk.detach()))
                 dmapped = dspan._replace(q=fq.new_empty(fq.shape), k=fk.new_empty(fk.shape))
                 dstate = kernel.backward(mapped, dmapped, state, dstate, dweights)
-                dq, dk, *grads = torch.autograd.grad(
-                    (fq, fk), (q, k, *weights), (dmapped.q, dmapped.k), allow_unused=True
-                )
+                inputs = (q, k, *(weight for weight, _ in trained))
+                dq, dk, *grads = torch.autograd.grad((fq, fk), inputs, (dmapped.q, dmapped.k), allow_unused=True)
                 kernel.restore(dq, dspan.q)
                 kernel.restore(dk, dspan.k)
-                for total, grad in zip(dweights, grads, strict=True):
+                for (_, total), grad in zip(trained, grads, strict=True):
                     if grad is not None:
                         total += grad
         return None, None, None, dstate, *dx[:6], *dweights

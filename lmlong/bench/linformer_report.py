@@ -92,9 +92,9 @@ def _result_values(result: LinformerResult) -> dict[str, Any]:
 
 
 def figure(grid: LinformerGrid, results: Sequence[LinformerResult]) -> Figure:
-    """Return time a token against length, a panel for the attention alone and one for its layer.
+    """Return the time per token against the length, a panel for the attention alone and one for its layer.
 
-    A level line costs as much for each token of a long text as of a short one.
+    A horizontal line is a constant cost per token.
     """
     panels = [_panel(grid, part, list(measured)) for part, measured in groupby(results, key=lambda result: result.part)]
     return Figure([panels], size=(9.2, 4.4), share_y=True, legend_columns=6)

@@ -68,7 +68,11 @@ def run_benchmark(
             for length in sorted(lengths):
                 bar.set_description(f"{precision}, {length:,} tokens")
                 ready = {name: build(name, precision, length) for name in names}
-                fit = {name: one for name, one in ready.items() if forecast(results, name, precision, one) <= limit}
+                fit = {
+                    name: candidate
+                    for name, candidate in ready.items()
+                    if forecast(results, name, precision, candidate) <= limit
+                }
                 results += _round_robin(fit, precision, length, device)
                 bar.update()
     return results
@@ -76,7 +80,7 @@ def run_benchmark(
 
 def forecast(results: Sequence[Result], name: str, precision: str, candidate: Candidate) -> float:
     """Return the seconds that a pass will take, extrapolated from the length before; 0 for the first length."""
-    shorter = [one for one in results if (one.name, one.precision) == (name, precision)]
+    shorter = [result for result in results if (result.name, result.precision) == (name, precision)]
     if not shorter:
         return 0.0
     last = shorter[-1]
@@ -101,10 +105,10 @@ def _round_robin(ready: dict[str, Candidate], precision: str, length: int, devic
             peaks[name] = candidate.input_bytes
         if first[0] > MAX_SECONDS:
             seconds[name] = first
-    seconds |= time_rounds({name: one.call for name, one in ready.items() if name not in seconds}, device)
+    seconds |= time_rounds({name: each.call for name, each in ready.items() if name not in seconds}, device)
     return [
-        Result(name, precision, length, one.tokens, seconds[name], one.io_bytes, peaks[name])
-        for name, one in ready.items()
+        Result(name, precision, length, candidate.tokens, seconds[name], candidate.io_bytes, peaks[name])
+        for name, candidate in ready.items()
     ]
 
 
@@ -120,35 +124,36 @@ class Title(NamedTuple):
 def table(title: Title, results: Sequence[Result]) -> str:
     """Return for an 80-column terminal the ratios to softmax, the speeds, and the memory."""
     lines = [title.work, f"on {title.machine}"]
-    for precision, of_precision in groupby(results, key=lambda one: one.precision):
+    for precision, of_precision in groupby(results, key=lambda result: result.precision):
         measured = list(of_precision)
-        if any(one.name == AGAINST for one in measured):
-            ratios = {(one.length, one.name): three_digits(ratio(measured, one)) for one in measured}
+        if any(result.name == AGAINST for result in measured):
+            ratios = {(result.length, result.name): three_digits(ratio(measured, result)) for result in measured}
             lines += ["", f"in {precision}, times as fast as {AGAINST}", *_grid(measured, ratios, crossovers(measured))]
-        speeds = {(one.length, one.name): _speed(one) for one in measured}
+        speeds = {(result.length, result.name): _speed(result) for result in measured}
         lines += ["", f"in {precision}, tokens/s, and half of the distance between the quartiles"]
         lines += _grid(measured, speeds)
-        memory = {(one.length, one.name): three_digits(title.bytes(one)) for one in measured}
+        memory = {(result.length, result.name): three_digits(title.bytes(result)) for result in measured}
         lines += ["", f"in {precision}, {title.memory}", *_grid(measured, memory)]
-    rounds = sorted({len(one.seconds) for one in results})
+    rounds = sorted({len(result.seconds) for result in results})
     lines += ["", f"medians of {rounds[0]} to {rounds[-1]} rounds, in each of which all have their turn"]
-    if len({(one.name, one.length) for one in results}) < len(_names(results)) * len(_lengths(results)):
+    if len({(result.name, result.length) for result in results}) < len(_names(results)) * len(_lengths(results)):
         lines.append("- left out: a pass would take longer than --limit")
     return "\n".join(lines)
 
 
-def ratio(results: Sequence[Result], one: Result) -> float:
+def ratio(results: Sequence[Result], result: Result) -> float:
     """Return the speed relative to softmax at the same length; nan where that was left out."""
-    other = [r for r in results if (r.name, r.precision, r.length) == (AGAINST, one.precision, one.length)]
-    return one.speeds[1] / other[0].speeds[1] if other else math.nan
+    key = (AGAINST, result.precision, result.length)
+    softmax = [each for each in results if (each.name, each.precision, each.length) == key]
+    return result.speeds[1] / softmax[0].speeds[1] if softmax else math.nan
 
 
 def crossovers(results: Sequence[Result]) -> dict[str, str]:
-    """Return the length from which each candidate is faster than softmax, in one number format; between the measured
+    """Return the length from which each candidate is faster than softmax, in result number format; between the measured
     lengths it is interpolated on log scales."""
     lengths = {}
     for name in _names(results):
-        points = [(one.length, ratio(results, one)) for one in results if one.name == name]
+        points = [(result.length, ratio(results, result)) for result in results if result.name == name]
         points = [(length, value) for length, value in points if not math.isnan(value)]
         lengths[name] = "" if name == AGAINST or not points else _crossover(points)
     return lengths
@@ -179,29 +184,34 @@ def _grid(
     return lines
 
 
+def _median(result: Result) -> float:
+    return result.speeds[1]
+
+
 def _names(results: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(one.name for one in results))
+    return list(dict.fromkeys(result.name for result in results))
 
 
 def _lengths(results: Sequence[Result]) -> list[int]:
-    return sorted({one.length for one in results})
+    return sorted({result.length for result in results})
 
 
-def _speed(one: Result) -> str:
-    low, middle, high = one.speeds
+def _speed(result: Result) -> str:
+    low, middle, high = result.speeds
     return f"{middle:,.0f} ±{(high - low) / 2 / middle:>3.0%}"
 
 
 def to_json(title: Title, settings: dict[str, Any], results: Sequence[Result]) -> dict[str, Any]:
     """Return all seconds and bytes, the ratios to softmax and the lengths from which softmax is slower."""
-    by_precision = groupby(results, key=lambda one: one.precision)
+    by_precision = groupby(results, key=lambda result: result.precision)
     return json_values(
         {
             "work": title.work,
             "machine": title.machine,
             **settings,
             "results": [
-                {**one._asdict(), "tokens_per_second": one.speeds[1], "ratio": ratio(results, one)} for one in results
+                {**result._asdict(), "tokens_per_second": result.speeds[1], "ratio": ratio(results, result)}
+                for result in results
             ],
             "faster_from": {precision: crossovers(list(measured)) for precision, measured in by_precision},
         }
@@ -211,13 +221,12 @@ def to_json(title: Title, settings: dict[str, Any], results: Sequence[Result]) -
 def figure(results: Sequence[Result]) -> Figure:
     """Return tokens per second against length, both on log scales, a panel for each number format."""
     panels = []
-    for precision in dict.fromkeys(one.precision for one in results):
-        groups = {
-            name: [one for one in results if (one.name, one.precision) == (name, precision)] for name in _names(results)
-        }
+    for precision in dict.fromkeys(result.precision for result in results):
+        of_precision = [result for result in results if result.precision == precision]
+        groups = {name: [result for result in of_precision if result.name == name] for name in _names(results)}
         panels.append(
             Panel(
-                lines_of(groups, "length", lambda one: one.speeds[1], band=lambda one: one.speeds[::2], marker_size=6),
+                lines_of(groups, "length", _median, band=lambda result: result.speeds[::2], marker_size=6),
                 title=precision,
                 x_label="tokens",
                 y_label="tokens/s, with quartiles",

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from lmlong.errors import CheckpointError
 from lmlong.io import folder_manifest
 from lmlong.io.folder_manifest import DamagedFolder, Format
+from lmlong.recipe import parsed
 
 NAME = folder_manifest.NAME
 FORMAT = Format("checkpoint", 3, "Train again")
-WEIGHTS, TRAINING, RECIPE, TOKENIZER = "model.safetensors", "training.pt", "recipe.yaml", "tokenizer.model"
+WEIGHTS, TRAINING, RECIPE, TOKENIZER = "model.safetensors", "training.pt", parsed.RECIPE, "tokenizer.model"
 FILES = (WEIGHTS, TRAINING, RECIPE, TOKENIZER)
 
 

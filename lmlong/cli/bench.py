@@ -104,7 +104,7 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
     three kinds of norm, on normal inputs of several sizes.
 
     \b
-    Example: the plot of docs/attentions.md.
+    Example: the plot of docs/experiments/random-features.md.
       lmlong bench approximation --plot approximation.png
     """
     from lmlong.experiments.approximation import figure, study_approximation, table

@@ -26,7 +26,7 @@ from lmlong.cli.output import check_files, show
     help="Leave out full attention where one pass would take longer.",
 )
 @options.json_file
-@options.plot("time a token")
+@options.plot("time per token")
 @options.threads
 @options.device
 def linformer(

@@ -13,7 +13,7 @@ from lmlong.model.sampling_options import Sampling
 def talk(
     conversation: Conversation, prompt: str | None, file: Path | None, sampling: Sampling, max_tokens: int | None
 ) -> None:
-    """Answer the one message that was given, or each line of a terminal until it ends."""
+    """Answer the given message, or each line of a terminal until end of file."""
     for message in _messages(prompt, file):
         for piece in conversation.say(message, sampling, max_tokens):
             sys.stdout.write(piece)
@@ -31,7 +31,7 @@ def _messages(prompt: str | None, file: Path | None) -> Iterator[str]:
 
 
 def _lines() -> Iterator[str]:
-    """Iterate over the lines of a terminal, which arrow keys edit."""
+    """Iterate over the lines of a terminal, with line editing."""
     with suppress(ImportError):  # Windows has none
         import readline  # noqa: F401  input() uses it once it is imported
     while True:

@@ -1,61 +1,62 @@
-"""lmlong check: the laws of causal attention, checked on a trained model or a plug-in."""
+"""`lmlong check`: check the causal-attention invariants of a trained model or a plug-in."""
+
+from pathlib import Path
 
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import STDOUT, show
+from lmlong.cli.output import show
 from lmlong.errors import UsageError
 
 
 @click.command()
 @options.any_run
 @click.option(
-    "--tokens", default=512, show_default=True, metavar="N", type=options.Length(8), help="Length of the text."
+    "--tokens", default=512, show_default=True, metavar="N", type=options.TokenCount(8), help="Length of the text."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@options.json_file
 @options.threads
 @options.device
-def check(run: str | None, tokens: int, as_json: bool, device: str) -> None:
-    """Check the laws of causal attention on the model of RUN, in the number format it was trained in.
+def check(run: str | None, tokens: int, json_file: Path | None, device: str) -> None:
+    """Check the causal-attention invariants on the model of RUN, in the number format that it was trained in.
 
-    The model generates a text, and then: reading it token by token, at once and in parts must give the same; the
-    future must not change the past; rows and packed documents must be independent; the state must have the declared
-    size; denominators must stay away from 0. The exit code is 1 if a law is broken.
+    On a text that the model generates: decoding token by token, a single forward pass and reading in parts must give
+    the same result; later tokens must not affect earlier ones; rows and packed documents must not affect each other;
+    the state must have its declared size; denominators must not approach 0. Exit code 1 if an invariant is violated.
 
-    On a Mac this runs on the CPU, because its GPU has no float64, in which the laws are compared.
+    Results are compared in float64. Apple GPUs do not support it, so the CPU is used on a Mac.
 
-    With --plugin and no RUN, check each attention and feature map of the plug-in on random inputs.
+    With --plugin and without RUN, check each attention and feature map of the plug-in on random inputs.
 
     \b
-    Example: a trained model; and an attention of your own, before training.
+    Example: a trained model, and a custom attention before training.
       lmlong check runs/quickstart
       lmlong check --plugin two_gates.py
     """
     if run is None:
-        _check_plugins(as_json)
+        _check_plugins(json_file)
         return
     from lmlong.evaluation.law_check import check as check_laws
     from lmlong.evaluation.law_check import table
     from lmlong.inference.loading import load
-    from lmlong.inference.sampled_text import sampled_text
+    from lmlong.inference.samples import sampled_text
     from lmlong.model.device import float64_device, pick_device
 
-    # the laws are compared in float64
     loaded = load(run, float64_device(pick_device(device)).type)
     report = check_laws(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
-    show(table(report), report, STDOUT if as_json else None, None)
+    show(table(report), report, json_file)
     if not report.kept:
         raise SystemExit(1)
 
 
-def _check_plugins(as_json: bool) -> None:
+def _check_plugins(json_file: Path | None) -> None:
     from lmlong.attention.plugins import LOADED
     from lmlong.evaluation.law_check import table_of_plugins
     from lmlong.testing import examine_plugin
 
     if not LOADED:
-        raise UsageError("check: neither a RUN nor a plug-in. Name a run, or a plug-in with --plugin FILE.")
+        raise UsageError("check: RUN and --plugin are missing. Name a run, or a plug-in with --plugin FILE.")
     reports = [report for plugin in LOADED.values() for report in examine_plugin(plugin)]
-    show(table_of_plugins(reports), reports, STDOUT if as_json else None, None)
+    show(table_of_plugins(reports), reports, json_file)
     if not all(report.kept for report in reports):
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""`lmlong convert`: a trained model becomes one with other attention."""
+"""`lmlong convert`: convert a trained model to another attention."""
 
 from pathlib import Path
 
@@ -11,17 +11,17 @@ from lmlong.cli.plugins import load_recipe
 @click.command()
 @options.run
 @options.overrides
-@click.option("--to", "recipe", required=True, metavar="RECIPE", help="The recipe of the model to be.")
+@click.option("--to", "recipe", required=True, metavar="RECIPE", help="Recipe of the converted model.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
 @click.option(
     "--from-teacher",
-    type=options.Length(1),
+    type=options.TokenCount(1),
     metavar="N",
-    help="Learn from so many tokens of text that RUN itself writes, kept as OUT-samples.jsonl.",
+    help="Train on N tokens of text that RUN generates, saved as OUT-samples.jsonl.",
 )
 @click.option("--resume", is_flag=True, help="Resume a stopped conversion.")
 @click.option("--overwrite", is_flag=True, help="Replace run folders that exist.")
-@click.option("--dry-run", is_flag=True, help="Take a few short steps of each stage and tell what it would take.")
+@click.option("--dry-run", is_flag=True, help="Run a few short steps of each stage, and estimate its time and memory.")
 @options.threads
 @options.json_file
 def convert(
@@ -35,11 +35,11 @@ def convert(
     dry_run: bool,
     json_file: Path | None,
 ) -> None:
-    """Give the model of RUN the attention of RECIPE, and let it learn what the old one did.
+    """Replace the attention of the model of RUN by that of RECIPE, and train it to match the original.
 
-    All other weights are copied. In three stages each layer learns the output of the old one's, the model the old one's
-    predictions, and then the text alone: runs OUT-layers, OUT-predictions and OUT, each with the budget that RECIPE
-    gives it. All else of `model` that RECIPE leaves out, and the tokenizer, are as in RUN.
+    All other weights are copied. Training has three stages: each layer matches the output of the original layer, the
+    model matches its predictions, and then it trains on the text. They are the runs OUT-layers, OUT-predictions and
+    OUT, with the budgets that RECIPE sets. Options of `model` that RECIPE leaves out, and the tokenizer, are as in RUN.
 
     \b
     lmlong convert runs/softmax --to mine.yaml
@@ -49,9 +49,9 @@ def convert(
 
     chosen = load_recipe(recipe, [*overrides, f"training.init_from={run}"])
     if resume and overwrite:
-        raise click.UsageError("--resume goes on, --overwrite begins anew. Leave out one of them.")
+        raise click.UsageError("--resume and --overwrite are mutually exclusive. Leave out one of them.")
     if dry_run and from_teacher:
-        raise click.UsageError("--dry-run writes no text, and no step depends on it. Leave out --from-teacher.")
+        raise click.UsageError("--from-teacher has no effect with --dry-run. Leave it out.")
     check_files(json_file, None)
     from lmlong.inference.samples import join_samples, write_samples
     from lmlong.report.json_values import json_values
@@ -78,7 +78,7 @@ def convert(
         return
     if status := conversion.train_stages(planned, overwrite):
         if status > 128:
-            click.echo("stopped; the same command with --resume goes on", err=True)
+            click.echo("stopped; run the same command with --resume to continue", err=True)
         raise SystemExit(status)
     points = conversion_report.measure(run, planned)
-    show(conversion_report.table(points, length), json_values(points), json_file, None)
+    show(conversion_report.table(points, length), json_values(points), json_file)

@@ -1,15 +1,21 @@
-"""`lmlong data`: make the token files of a recipe's text, and count what was read."""
+"""`lmlong data`: tokenize the text of a recipe, and inspect it."""
 
 import json
+import sys
 import textwrap
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lmlong.cli import options
+from lmlong.cli.output import show as show_result
 from lmlong.cli.plugins import load_recipe
 
 if TYPE_CHECKING:
+    from lmlong.data.document import Document
+    from lmlong.data.sources import Input
     from lmlong.data.token_dataset import TokenDataset
     from lmlong.recipe import Text
 
@@ -18,10 +24,10 @@ SPLITS = ("train", "validation")
 
 @click.group()
 def data() -> None:
-    """Make token files ahead of training, and count what is in them.
+    """Tokenize text before training, and inspect it.
 
     \b
-    Example: what will the quickstart train on?
+    Example: the training text of quickstart.
       lmlong data info quickstart
     """
 
@@ -32,85 +38,134 @@ def data() -> None:
 @click.option(
     "--processes",
     type=click.IntRange(1, 1024),
-    help="Processes that tokenize; the files are the same for any number.  [default: one for each core]",
+    help="Number of tokenizer processes, which does not affect the files.  [default: one per core]",
 )
 def prepare(recipe: str, overrides: tuple[str, ...], processes: int | None) -> None:
-    """Make the token files of RECIPE (a file or a shipped name) unless they are there, and print their folder. What was
-    cut off goes on.
+    """Tokenize the text of RECIPE (a file or a shipped name) and print the folder of the token files. Existing files
+    are reused, and interrupted work continues.
 
     \b
-    Example: tokenize your own books before the first training.
+    Example: tokenize your own books before training.
       lmlong data prepare books.yaml
     """
     from lmlong.data.notes import text_notes
 
-    found = _prepare(recipe, overrides, processes)
-    for line in text_notes(found.info):
+    tokens = _prepare(recipe, overrides, processes)
+    for line in text_notes(tokens.info):
         click.echo(line, err=True)
-    click.echo(found.folder)
+    click.echo(tokens.folder)
 
 
 @data.command()
 @options.recipe(default="quickstart")
 @options.overrides
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Count the documents, bytes and tokens of RECIPE's text, and tell what was skipped.
+@options.json_file
+def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> None:
+    """Print the number of documents, bytes and tokens in the text of RECIPE, and what was skipped.
 
     \b
-    Example: how many bytes make a token with 8,192 pieces?
+    Example: the bytes per token of a vocabulary of 8,192.
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
     from lmlong.data.overlap import overlap_note
 
-    found = _prepare(recipe, overrides)
-    if as_json:
-        click.echo(json.dumps({"folder": str(found.folder), **found.info}, indent=2))
-    else:
-        overlap = _wrapped(overlap_note(found.info["overlap"])).strip()
-        click.echo("\n\n".join([*map(_table, found.info["sources"]), overlap, f"{found.folder}"]))
+    tokens = _prepare(recipe, overrides)
+    overlap = _wrapped(overlap_note(tokens.info["overlap"])).strip()
+    text = "\n\n".join([*map(_table, tokens.info["sources"]), overlap, f"{tokens.folder}"])
+    show_result(text, {"folder": str(tokens.folder), **tokens.info}, json_file)
 
 
 @data.command()
-@click.argument("places", nargs=-1, required=True, metavar="RECIPE|PATH...")
-@click.option("--documents", default=10, show_default=True, type=click.IntRange(1), help="Show so many.")
-@click.option("--characters", default=1000, show_default=True, type=click.IntRange(0), help="Of each, so many.")
-@click.option("--all", "everything", is_flag=True, help="All of all documents.")
-@click.option("--column", default="text", show_default=True, help="PATH: the field of records that holds the text.")
-@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each document.")
+@click.argument("inputs", nargs=-1, required=True, metavar="RECIPE|PATH...")
+@click.option(
+    "--documents", default=10, show_default=True, type=click.IntRange(1), help="Maximum number of documents per source."
+)
+@click.option(
+    "--characters",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Maximum number of characters per document.",
+)
+@click.option("--all", "everything", is_flag=True, help="Print all documents completely.")
+@click.option(
+    "--column", default="text", show_default=True, help="With PATH: the column of records that holds the text."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each document.")
 def show(
-    places: tuple[str, ...], documents: int, characters: int, everything: bool, column: str, as_json: bool
+    inputs: tuple[str, ...], documents: int, characters: int, everything: bool, column: str, as_json: bool
 ) -> None:
-    """Print what documents became: those of a RECIPE's sources, or of files, folders and globs, or of - for standard
-    input.
+    """Print the text of documents as training reads it: of the sources of RECIPE, of files, folders and globs, or of -
+    for standard input.
 
-    Only their text goes to standard output; their names and sizes, and what was skipped, to standard error.
+    Only text goes to standard output; names, sizes and skipped files go to standard error.
 
     \b
-    Example: a book as text, and the beginnings of what a folder holds.
+    Example: a book as text, and the first documents of a folder.
       lmlong data show book.epub --all > book.txt
       lmlong data show papers --documents 3
       curl -s https://example.org | lmlong data show -- -.html
     """
-    from lmlong.cli.showing import show_documents
-
-    text = _text_of(places, column)
-    show_documents(text, None if everything else documents, None if everything else characters, as_json)
+    text = _text_of(inputs, column)
+    _show_documents(text, None if everything else documents, None if everything else characters, as_json)
 
 
-def _text_of(places: tuple[str, ...], column: str) -> "Text":
-    """Return the text of a recipe, or of files by their names, or of standard input."""
+def _text_of(inputs: tuple[str, ...], column: str) -> "Text":
+    """Return the text section of a recipe, or of one made of files or standard input."""
     from lmlong.io.standard_input import path_of
     from lmlong.recipe import Files, Text
     from lmlong.recipe.parsed import shipped_recipes
 
-    if len(places) == 1 and (places[0] in shipped_recipes() or places[0].endswith((".yaml", ".yml"))):
-        return load_recipe(places[0], ()).text
-    return Text(sources=[Files(kind="files", paths=list(map(path_of, places)), column=column)])
+    if len(inputs) == 1 and (inputs[0] in shipped_recipes() or inputs[0].endswith((".yaml", ".yml"))):
+        return load_recipe(inputs[0], ()).text
+    return Text(sources=[Files(kind="files", paths=list(map(path_of, inputs)), column=column)])
+
+
+def _show_documents(text: "Text", most: int | None, characters: int | None, as_json: bool) -> None:
+    """Print the first documents of each source."""
+    from lmlong.data.document import Skipped
+    from lmlong.data.sources import open_inputs
+
+    for entry in open_inputs(text):
+        shown = 0
+        for skipped in entry.source.left_out:
+            _log(f"left out {skipped.name}: {skipped.reason}")
+        for document in entry.source.documents():
+            if isinstance(document, Skipped):
+                _log(f"skipped {document.name}: {document.reason}")
+                continue
+            if shown == most:
+                _log("more documents follow: use --documents or --all")
+                break
+            shown += 1
+            _show_document(document, entry, characters, as_json)
+
+
+def _show_document(document: "Document", entry: "Input", characters: int | None, as_json: bool) -> None:
+    size = document.measure().bytes
+    if as_json:
+        text = "".join(islice((character for piece in document.pieces() for character in piece), characters))
+        about = {"source": entry.source.name, "document": document.name, "bytes": size, **document.fields}
+        click.echo(json.dumps({**about, "text": text}, default=str))
+        return
+    _log(f"--- {document.name}: {size:,} bytes")
+    left, last = size if characters is None else characters, ""
+    for piece in document.pieces():
+        piece = piece[:left]
+        sys.stdout.write(piece)
+        last, left = piece[-1:], left - len(piece)
+        if not left:
+            break
+    sys.stdout.write("" if last == "\n" else "\n")
+    sys.stdout.flush()
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number of things in words."""
+    """Return a count with its noun."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
@@ -130,19 +185,19 @@ def _table(source: dict[str, Any]) -> str:
     read, near = source["read"], source["near_copies"]
     columns = ("documents", "bytes", "tokens", "bytes/token")
     replaced = f"{read['replaced_bytes']:,} bytes that could not be decoded by {read['put_in_bytes']:,} of U+FFFD"
-    told = [
+    notes_of_source = [
         *(
             f"skipped {counted(count['documents'], 'document')}, {count['bytes']:,} bytes ({reason}): {named(count)}"
             for reason, count in source["skipped"].items()
         ),
         *notes(source),
         *([f"replaced {replaced}"] if read["replaced_bytes"] else []),
-        *([f"trained on, not held out, as near-copies of training text: {named(near)}"] if near["documents"] else []),
+        *([f"near-copies of training text, which are not held out: {named(near)}"] if near["documents"] else []),
     ]
     lines = [
         source["name"],
         f"  read {counted(read['documents'], 'document')}, {read['bytes']:,} bytes",
-        *map(_wrapped, told),
+        *map(_wrapped, notes_of_source),
         f"  {'':<10}" + "".join(f"{column:>13}" for column in columns),
     ]
     for split in SPLITS:
@@ -156,7 +211,7 @@ def _table(source: dict[str, Any]) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Return a line of at most 80 columns, or several, but for a name that is longer."""
+    """Wrap a line at 80 columns; a longer name is not broken."""
     return textwrap.fill(
         line, 80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )

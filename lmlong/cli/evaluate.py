@@ -41,8 +41,8 @@ DEFAULT_VIEWS = "context,position"
     default=8192,
     show_default=True,
     metavar="N",
-    type=options.Length(1),
-    help="Approximate number of tokens scored at each context.",
+    type=options.TokenCount(1),
+    help="About how many tokens are scored at each context.",
 )
 @click.option(
     "--min-documents",

@@ -14,48 +14,54 @@ from lmlong.model.sampling_options import MAX_TOKENS
 @click.command()
 @options.run
 @click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
-@click.option("--prompt-file", type=options.InFile(), help="File that holds the text to continue, of any size.")
+@click.option("--prompt-file", type=options.InFile(), help="File with the text to continue, of any size.")
 @click.option(
-    "--prompts", type=options.InFile(), help='Many texts to continue: .jsonl lines such as {"prompt": "Once"}.'
+    "--prompts",
+    type=options.InFile(),
+    help='Many texts to continue: a .jsonl file of lines such as {"prompt": "Once"}.',
 )
-@click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="--prompts: how many at a time.")
+@click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="With --prompts: batch size.")
+@click.option("--chat", is_flag=True, help="Chat with a model trained for it, line by line until Ctrl-D.")
+@click.option("--system", metavar="TEXT", help="With --chat: the system message.")
 @click.option(
-    "--chat", is_flag=True, help="Talk with a model made for chat: a line, its answer, and so on until Ctrl-D."
+    "--samples", default=1, show_default=True, type=click.IntRange(1), help="Number of continuations of each text."
 )
-@click.option("--system", metavar="TEXT", help="--chat: what the model is told before the first line.")
-@click.option("--samples", default=1, show_default=True, type=click.IntRange(1), help="Continuations of each text.")
 @click.option(
     "--max-tokens",
     default=MAX_TOKENS,
     show_default=True,
     metavar="N",
-    type=options.Length(-1),
-    help="Most tokens to write; -1 for no end.",
+    type=options.TokenLimit(0),
+    help="Maximum number of tokens to generate, or unlimited.",
 )
 @sampling_flags
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
 @click.option(
     "--heal/--no-heal",
     default=True,
     show_default=True,
-    help="Let the prompt end anywhere, within a word too; without, its last tokens are taken as they are.",
+    help="Allow the prompt to end anywhere, even within a word; with --no-heal its tokens are used unchanged.",
 )
 @click.option(
-    "--load-state", type=options.SeekableFile(), help="Go on from what `lmlong state build` or --save-state remembered."
+    "--load-state",
+    type=options.SeekableFile(),
+    help="Continue from a state that `lmlong state build` or --save-state wrote.",
 )
-@click.option("--save-state", type=options.NewFile(), help="Remember prompt and printed text in this file.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="A line of JSON for each text: tokens, log-probabilities, end, seed."
+    "--save-state", type=options.NewFile(), help="Save the state after the prompt and the generated text to this file."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a line of JSON for each text: tokens, log-probabilities, end, seed."
 )
 @click.option(
     "--fast-decode/--no-fast-decode",
     default=None,
-    help="Decode by native code on a CPU, by a CUDA graph on a GPU.  [default: on a CPU]",
+    help="Decode with native code on a CPU, or a CUDA graph on a GPU.  [default: on a CPU]",
 )
 @options.weights
 @options.state_dtype
 @options.threads
-@click.option("--stats", is_flag=True, help="Print speeds, the size of the state and the seed on standard error.")
+@click.option("--stats", is_flag=True, help="Print speed, state size and seed to standard error.")
 @options.device
 def generate(
     run: str,
@@ -66,7 +72,7 @@ def generate(
     chat: bool,
     system: str | None,
     samples: int,
-    max_tokens: int,
+    max_tokens: int | None,
     stop: tuple[str, ...],
     heal: bool,
     load_state: Path | None,
@@ -81,20 +87,20 @@ def generate(
 ) -> None:
     """Continue a text with the model of RUN: a run folder, the name of one under runs/, or a checkpoint.
 
-    Without --prompt, --prompt-file and --prompts the prompt is what is piped in, taken as it is, newlines at its end
-    too; without that, a new document begins. Only the new text goes to standard output, each piece as soon as it is
-    written; a terminal shows the prompt before it, dimmed. It ends where the model ends the document, or at
-    --max-tokens or --stop. Each run draws another text, unless --seed is given.
+    Without --prompt, --prompt-file and --prompts, the prompt is read from standard input if that is piped, including
+    newlines at its end; otherwise a new document starts. Only the generated text goes to standard output, streamed as
+    it is generated; a terminal shows the prompt before it, dimmed. Generation stops when the model ends the document,
+    or at --max-tokens or --stop. Each call samples another text, unless --seed is given.
 
-    A prompt may end anywhere, after a space or within a word too: what is written is what would follow the same text
-    inside a longer one. The last tokens of the prompt, which depend on what follows, are left open, and the first new
-    token begins with what they leave of the prompt. With --json that token is shown whole.
+    A prompt may end anywhere, even after a space or within a word: it is tokenized as part of a longer text. Its last
+    tokens, which depend on the following text, are removed, and the first generated token starts with their text. With
+    --json that token is printed as a whole.
 
-    With --chat the lines of a terminal, or all of another prompt, are messages by the chat template that an imported
-    model brings, and each answer is part of the text that the next one follows.
+    With --chat each line of a terminal, or another prompt as a whole, is a message in the chat template of an imported
+    model, and the conversation is kept.
 
     \b
-    Example: a function, then one greedy paragraph after the text of a file.
+    Example: a function, then one greedy paragraph that continues a file.
       lmlong generate runs/quickstart --prompt 'def '
       lmlong generate quickstart --temperature 0 --stop $'\\n\\n' < start.py
     """
@@ -102,35 +108,34 @@ def generate(
 
     one_text = prompts is None and samples == 1
     if sum(source is not None for source in (prompt, prompt_file, prompts)) > 1:
-        raise UsageError("--prompt, --prompt-file, --prompts: several given. Give one of them.")
+        raise UsageError("--prompt, --prompt-file, --prompts: mutually exclusive. Give one of them.")
     if chat and (not one_text or as_json or load_state or save_state or stop):
         raise UsageError(
-            "--chat: is one conversation as text. Leave out --prompts, --samples, --json, --stop and states."
+            "--chat: cannot be combined with --prompts, --samples, --json, --stop or states. Leave them out."
         )
     if system is not None and not chat:
-        raise UsageError("--system: begins a conversation. Give --chat too.")
+        raise UsageError("--system: needs --chat.")
     if save_state and not one_text:
-        raise UsageError("--save-state: remembers one text. Leave out --prompts and --samples.")
+        raise UsageError("--save-state: saves the state of one text. Leave out --prompts and --samples.")
 
     from lmlong.inference.loading import load
 
     sampling = sampling_of(flags)
-    most = None if max_tokens == -1 else max_tokens
-    show = writing.Show(as_json, stats, keep=as_json, one=one_text)
+    output = writing.TextOutput(as_json, stats, one_text)
     loaded = load(run, device, weights, state_dtype)
     if loaded.fast_step_at_once if fast_decode is None else fast_decode:
         loaded.use_fast_step()
     if chat:
-        chatting.talk(loaded.conversation(system), prompt, prompt_file, sampling, most)
+        chatting.talk(loaded.conversation(system), prompt, prompt_file, sampling, max_tokens)
         return
     start = loaded.load_state(load_state) if load_state else None
-    end = (most, stop)
+    end = (max_tokens, stop)
     if prompts:
-        for rows, session in writing.read_many(loaded, prompts, batch, start, heal, show):
-            show.write(loaded, session, sampling, rows, samples, *end)
+        for rows, session in writing.read_many(loaded, prompts, batch, start, heal, output):
+            output.write(loaded, session, sampling, rows, samples, *end)
     else:
-        row, session = writing.read_one(loaded, prompt, prompt_file, start, heal, show)
-        written = show.write(loaded, session, sampling, [row], samples, *end)
+        row, session = writing.read_one(loaded, prompt, prompt_file, start, heal, output)
+        generation = output.write(loaded, session, sampling, [row], samples, *end)
         if save_state:
-            loaded.save_state(loaded.read("", written.finished(), heal=heal), save_state)
-    show.finish(loaded.decoder, sampling.seed)
+            loaded.save_state(loaded.read("", generation.finished(), heal=heal), save_state)
+    output.finish(loaded.decoder, sampling.seed)

@@ -1,4 +1,4 @@
-"""`lmlong import`: a run folder made of a model of others."""
+"""`lmlong import`: create a run folder from a pretrained model."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import click
 
 @click.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Run folder to make.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Run folder to create.")
 def import_(path: Path, out: Path) -> None:
-    """Make a run of the model at PATH, with which all commands work.
+    """Import the pretrained model at PATH as a run for all commands.
 
-    Nothing is downloaded: get the model first, for example by `hf download`. PATH is a folder that transformers wrote
-    (config.json, safetensors, tokenizer.json), a GGUF file, whose quantized weights are read as float32, or a .bin of
-    llama2.c with its tokenizer.bin beside it. LlamaForCausalLM is known: Llama, SmolLM2, TinyLlama. A chat template
-    comes in too, for `lmlong generate RUN --chat`; training on conversations is left out, as a source is whole texts.
+    Nothing is downloaded: get the model first, for example with `hf download`. PATH is a folder in the format of
+    transformers (config.json, safetensors, tokenizer.json), a GGUF file, whose quantized weights become float32, or a
+    .bin of llama2.c next to its tokenizer.bin. LlamaForCausalLM is supported: Llama, SmolLM2, TinyLlama. A chat
+    template is imported for `lmlong generate RUN --chat`; training on conversations is not supported.
 
     \b
     lmlong import SmolLM2-135M --out runs/smollm2
@@ -25,11 +25,11 @@ def import_(path: Path, out: Path) -> None:
     from lmlong.cli.report import under_next
     from lmlong.interop.importing import import_model
 
-    made = import_model(path, out)
-    click.echo(f"{out}: {made.parameters:,} parameters, trained to read {made.context:,} tokens")
-    if made.lost:
-        listed = ", ".join(f"0x{byte:02X}" for byte in made.lost)
-        click.echo(f"{out}: its tokenizer has no token for the bytes {listed}, and leaves them out of a text", err=True)
+    imported = import_model(path, out)
+    click.echo(f"{out}: {imported.parameters:,} parameters, trained to read {imported.context:,} tokens")
+    if imported.lost:
+        listed = ", ".join(f"0x{byte:02X}" for byte in imported.lost)
+        click.echo(f"{out}: the tokenizer has no token for the bytes {listed}, and removes them from a text", err=True)
     run, book = shlex.quote(str(out)), "text.sources.0.paths=my-books"
     commands = [
         f"lmlong generate {run} --prompt 'Once upon a time'",

@@ -1,6 +1,5 @@
 """`lmlong info`: describe this installation, or a run."""
 
-import json
 import platform
 import textwrap
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmlong.cli import options
+from lmlong.cli.output import show
 from lmlong.cli.runs import near
 
 if TYPE_CHECKING:
@@ -23,20 +23,18 @@ PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
 @click.command()
 @options.any_run
 @options.threads
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(run: str | None, as_json: bool) -> None:
+@options.json_file
+def info(run: str | None, json_file: Path | None) -> None:
     """Describe this installation or, with RUN, a trained model.
 
     \b
-    Example: what is installed, then what a run holds.
+    Example: the installation, then a run.
       lmlong info
       lmlong info runs/quickstart --json
     """
     facts = _run(run) if run is not None else _installation()
-    if as_json:
-        click.echo(json.dumps(facts, indent=2, allow_nan=False))
-    else:
-        click.echo(_lines({name: near(value) if name == "checkpoint" else value for name, value in facts.items()}))
+    shown = {name: near(value) if name == "checkpoint" else value for name, value in facts.items()}
+    show(_lines(shown), facts, json_file)
 
 
 def _installation() -> dict[str, Any]:
@@ -93,7 +91,7 @@ def _run(run: str) -> dict[str, Any]:
 
 
 def _decoding(model: "TextModel") -> dict[str, str]:
-    """Return what decodes the model's texts; nothing for an encoder."""
+    """Return which implementation decodes the model; empty for an encoder."""
     from lmlong.model.fast_step import why_no_fast_step
     from lmlong.model.language_model import LanguageModel
 
@@ -104,7 +102,7 @@ def _decoding(model: "TextModel") -> dict[str, str]:
 
 
 def _window_beside(recipe: "Recipe") -> dict[str, int]:
-    """Return how many tokens the window beside recurrences sees, if any."""
+    """Return the size of the parallel window, if there is one."""
     from lmlong.recipe import ATTENTION_KINDS
 
     window = recipe.model.attention.parallel_window
@@ -113,7 +111,7 @@ def _window_beside(recipe: "Recipe") -> dict[str, int]:
 
 
 def _tokens_as_one(recipe: "Recipe") -> list[int]:
-    """Return, for each layer, how many tokens it reads as one: 1, or the factor where it reads blocks."""
+    """Return the number of tokens that each layer merges: the factor of an hourglass, otherwise 1."""
     model = recipe.model
     return [model.factor if layer in model.downsampled_layers else 1 for layer in range(model.layers)]
 
@@ -126,14 +124,14 @@ def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | Non
 
 
 def _state_health(checkpoint: Path, step: int | None) -> dict[str, Any]:
-    """Return what the heads of each recurrence kept of the past at that validation."""
-    known = [entry["state"] for entry in _entries(checkpoint, step) if isinstance(entry.get("state"), list)]
+    """Return the state health of each recurrent layer at that validation."""
+    entries = [entry["state"] for entry in _entries(checkpoint, step) if isinstance(entry.get("state"), list)]
     named = {"effective memory by head": "effective_memory", "smallest denominators": "smallest_denominator"}
-    found = {
-        name: {f"layer {numbers['layer']}": numbers[key] for numbers in known[-1] if key in numbers}
-        for name, key in (named if known else {}).items()
+    values = {
+        name: {f"layer {numbers['layer']}": numbers[key] for numbers in entries[-1] if key in numbers}
+        for name, key in (named if entries else {}).items()
     }
-    return {name: layers for name, layers in found.items() if layers}
+    return {name: layers for name, layers in values.items() if layers}
 
 
 def _entries(checkpoint: Path, step: int | None) -> list[dict[str, Any]]:
@@ -151,7 +149,7 @@ def _version(package: str) -> str | None:
 
 
 def _lines(facts: dict[str, Any]) -> str:
-    """Format facts, names before values, in lines of at most 80 columns but for a path that is longer."""
+    """Format facts as lines of up to 80 columns; a longer path is not broken."""
     width = max(map(len, facts)) + 2
     return "\n".join(_wrapped(f"{name:<{width}}", _words(value)) for name, value in facts.items())
 

@@ -17,35 +17,34 @@ from lmlong.io.system_errors import explain, lack_of_memory
 
 COMMANDS = {
     "recipe": ("lmlong.cli.recipe:recipe", "List, show, check and copy recipes; explain their options."),
-    "data": ("lmlong.cli.data:data", "Turn text into token files ahead of training."),
-    "tokenizer": ("lmlong.cli.tokenizer:tokenizer", "Train and examine tokenizers."),
-    "import": ("lmlong.cli.import_model:import_", "Make a run of a model of others (Llama)."),
-    "export": ("lmlong.cli.export_model:export", "Write a run for transformers."),
+    "data": ("lmlong.cli.data:data", "Tokenize text before training, and inspect it."),
+    "tokenizer": ("lmlong.cli.tokenizer:tokenizer", "Train and inspect tokenizers."),
+    "import": ("lmlong.cli.import_model:import_", "Import a pretrained model (Llama)."),
+    "export": ("lmlong.cli.export_model:export", "Export a run for transformers or onnxruntime."),
     "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
-    "convert": ("lmlong.cli.convert:convert", "Give a trained model another attention."),
+    "convert": ("lmlong.cli.convert:convert", "Convert a trained model to another attention."),
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
     "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
-    "score": ("lmlong.cli.score:score", "Print the surprisal of each line of a text."),
+    "score": ("lmlong.cli.score:score", "Measure how surprising each part of a text is, as it arrives."),
     "serve": ("lmlong.cli.serve:serve", "Serve a trained model over HTTP."),
-    "state": ("lmlong.cli.state:state", "Keep what a model has read as a file, and go on from it."),
-    "check": ("lmlong.cli.check:check", "Check the laws of causal attention on a model or plug-in."),
-    "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity against length."),
+    "state": ("lmlong.cli.state:state", "Save the state after a text, and inspect state files."),
+    "check": ("lmlong.cli.check:check", "Check the causal-attention invariants of a model or plug-in."),
+    "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity by context length."),
     "lm-eval": ("lmlong.cli.lm_eval:lm_eval", "Run tasks of EleutherAI's lm-evaluation-harness."),
-    "probe": ("lmlong.cli.probe:probe", "Measure how far back a model recalls what it has read."),
+    "probe": ("lmlong.cli.probe:probe", "Measure how far back a model recalls what it read."),
     "spectrum": ("lmlong.cli.spectrum:spectrum", "Measure the singular values of a model's attention."),
-    "bench": ("lmlong.cli.bench:bench", "Compare attentions by experiment."),
+    "bench": ("lmlong.cli.bench:bench", "Compare kinds of attention by experiment."),
 }
 
 INTERRUPTED = 130
 READER_LEFT = 141
 
 COMPLETION = "_LMLONG_COMPLETE"
-"""The environment variable by which a shell asks click for completions."""
+"""The environment variable with which a shell requests completions."""
 
 
 class Pipeline(click.Group):
-    """The group of commands, in the order of work; a command's module is imported when the command is called, and each
-    takes --plugin."""
+    """The commands in the order of a typical project. A command is imported when it is called, and takes --plugin."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -72,10 +71,10 @@ class Pipeline(click.Group):
 @click.version_option(__version__, prog_name="lmlong", message="%(prog)s %(version)s")
 @click.pass_context
 def lmlong(context: click.Context) -> None:
-    """Causal language models for texts too long for softmax attention.
+    """Train and run causal language models on texts too long for softmax attention.
 
     \b
-    Example: train a small model of Python source, then let it write.
+    Example: train a small model on Python source, then generate text.
       lmlong train quickstart
       lmlong generate runs/quickstart --prompt "def "
     """
@@ -84,7 +83,7 @@ def lmlong(context: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with its exit code; a traceback means a bug of ours."""
+    """Run the command line and exit; a traceback is a bug of lmlong."""
     streams.prepare()
     lend_home()
     if completion := os.environ.get(COMPLETION):
@@ -95,14 +94,14 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except (OSError, MemoryError, RuntimeError) as error:
-        if (found := _code_of(error)) is None:
+        if (exit_code := _system_error(error)) is None:
             raise
-        code = found
+        code = exit_code
     sys.exit(code)
 
 
 def _run(words: list[str]) -> int:
-    """Run a command and return its exit code; print the message of an error that the user can mend."""
+    """Run a command and return its exit code; print the message of an error that the user can correct."""
     color = False if os.environ.get("NO_COLOR") else None
     try:
         # click's own `main` would report an interrupt or an end of file anywhere in our code as "Aborted!".
@@ -114,15 +113,15 @@ def _run(words: list[str]) -> int:
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as error:
-        known = _option_of_recipe(error, words) if isinstance(error, click.NoSuchOption) else None
-        (known or error).show()
+        recipe_option = _recipe_option(error, words) if isinstance(error, click.NoSuchOption) else None
+        (recipe_option or error).show()
         return error.exit_code
     except LmlongError as error:
-        return _tell(error)
+        return _print_error(error)
 
 
-def _option_of_recipe(error: click.NoSuchOption, words: list[str]) -> click.UsageError | None:
-    """Return the error that shows how an option of a recipe is written, where one was given with dashes."""
+def _recipe_option(error: click.NoSuchOption, words: list[str]) -> click.UsageError | None:
+    """Return an error that shows the syntax of a recipe option that was given with dashes, or None."""
     takes_overrides = error.ctx and any(parameter.name == "overrides" for parameter in error.ctx.command.params)
     if not takes_overrides:
         return None
@@ -139,25 +138,24 @@ def _option_of_recipe(error: click.NoSuchOption, words: list[str]) -> click.Usag
     return click.UsageError(message, ctx=error.ctx)
 
 
-def _code_of(error: Exception) -> int | None:
-    """Tell an error of the system, or a lack of memory, that may happen in any command, and return the exit code; None
-    for a bug of ours."""
+def _system_error(error: Exception) -> int | None:
+    """Print an error of the operating system or a lack of memory, and return its exit code; None for a bug."""
     of_output = isinstance(error, OSError) and error.filename == streams.STDOUT
     if of_output:
         streams.discard_output()
     if of_output and isinstance(error, BrokenPipeError):
         return READER_LEFT
-    told = explain(error) if isinstance(error, OSError) else lack_of_memory(error)
-    return None if told is None else _tell(told)
+    explained = explain(error) if isinstance(error, OSError) else lack_of_memory(error)
+    return None if explained is None else _print_error(explained)
 
 
-def _tell(error: LmlongError) -> int:
+def _print_error(error: LmlongError) -> int:
     click.echo(f"error: {_message(error)}", err=True)
     return error.exit_code
 
 
 def _message(error: LmlongError) -> str:
-    """Format the message of an error; each of several mistakes has a line of its own, after its file and line."""
+    """Format the message of an error, with each mistake on a separate line."""
     if isinstance(error, RecipeError) and len(error.mistakes) > 1:
         return "\n".join([f"{len(error.mistakes)} mistakes", *error.mistakes])
     return str(error)

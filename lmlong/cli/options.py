@@ -1,5 +1,6 @@
-"""Options that several commands have."""
+"""Arguments and options that several commands share."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ OutFile = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=P
 
 
 class NewFile(click.Path):
-    """A file to write, of which is told at once where it cannot be, and not after hours."""
+    """A file to write; an error is reported before the work begins."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -31,7 +32,7 @@ class NewFile(click.Path):
 
 
 class InFile(click.Path):
-    """A file to read, which must be there: told before torch is imported."""
+    """An existing file to read, checked before torch is imported."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -41,12 +42,12 @@ class InFile(click.Path):
         try:
             path.stat()
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a file that is there.") from None
+            raise UsageError(f"{path}: cannot be read ({error.strerror}). Name an existing file.") from None
         return path
 
 
 class SeekableFile(InFile):
-    """A file to read that must be an ordinary one: a pipe, whose end may never come, cannot be read from anywhere."""
+    """A regular file to read; a pipe is refused, since it is read at random positions and its end may never come."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from lmlong.io.files import check_ordinary
@@ -55,12 +56,12 @@ class SeekableFile(InFile):
         try:
             check_ordinary(path)
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror}). Name an ordinary file.") from None
+            raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a regular file.") from None
         return path
 
 
 class Run(click.ParamType):
-    """A run folder, the name of a run, or a checkpoint, which must be there: told before torch is imported."""
+    """An existing run folder, name of a run, or checkpoint, checked before torch is imported."""
 
     name = "run"
 
@@ -81,7 +82,7 @@ overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]"
 
 
 def recipe(name: str = "recipe", **settings: Any) -> Option:
-    """Return the argument of a command that takes a recipe, by the name of a shipped one or by its file."""
+    """Return the argument for a recipe: the name of a shipped recipe or a file."""
     return click.argument(name, shell_complete=completion.recipes, **settings)
 
 
@@ -98,12 +99,12 @@ threads = click.option(
     type=click.IntRange(1, 1024),
     callback=_set_threads,
     expose_value=False,
-    help="Threads of the CPU to compute with.  [default: one for each core]",
+    help="Number of CPU threads.  [default: one per core]",
 )
 
 
-def _found(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the paths of files, with standard input in one of them."""
+def _with_standard_input(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Replace - by the path of a file that holds standard input."""
     from lmlong.io.standard_input import path_of
 
     return value if context.resilient_parsing else tuple(map(path_of, value))
@@ -113,15 +114,15 @@ data = click.option(
     "--data",
     multiple=True,
     metavar="FILE",
-    callback=_found,
-    help="Measure on this file, folder or glob, or on - for standard input; repeatable.",
+    callback=_with_standard_input,
+    help="File, folder or glob to measure on, or - for standard input; repeatable.",
 )
 
 
-class Length(click.ParamType):
-    """A number of tokens, at least `least`, which may be written as 4k or 1m."""
+class TokenCount(click.ParamType):
+    """A number of tokens such as 500, 4k or 1m, where k is 1,024 and m is 1,024 k."""
 
-    name = "length"
+    name = "tokens"
 
     def __init__(self, least: int):
         self.least = least
@@ -133,20 +134,63 @@ class Length(click.ParamType):
         if length is None and str(value).lstrip("-").isdecimal():
             length = int(value)
         if length is None:
-            self.fail(f"{value!r} is no length. Write a whole number, or such as 4k or 1m (k is 1,024).", param, ctx)
+            self.fail(f"{value!r} is not a number of tokens. Write 500, 4k or 1m (k is 1,024).", param, ctx)
         if length < self.least:
-            self.fail(f"{value} is below {self.least}.", param, ctx)
+            self.fail(f"{value} is less than {self.least}.", param, ctx)
         if why := too_long(length):
             self.fail(f"{str(value)[:40]} is {why}.", param, ctx)
         return length
 
 
-tokens = click.option(
-    "--tokens", type=Length(2), metavar="N", help="Read only so many tokens of the text, such as 64k."
-)
+class TokenLimit(TokenCount):
+    """A number of tokens, or `unlimited`, which becomes None."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value == "unlimited" else super().convert(value, param, ctx)
+
+
+class ByteSize(click.ParamType):
+    """A number of bytes such as 4096, 16m or 1.5GB: k, m, g, KiB, MiB and GiB are binary, KB, MB and GB decimal."""
+
+    name = "bytes"
+
+    def __init__(self, least: int = 0):
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?) ?([kmg]?)(i?b)?", str(value).lower(), re.ASCII)
+        if match is None:
+            self.fail(f"{str(value)[:40]!r} is not a size in bytes. Write 4096, 16m or 24GB.", param, ctx)
+        base = 1000 if match[3] == "b" else 1024
+        size = int(float(match[1]) * base ** ["", "k", "m", "g"].index(match[2]))
+        if not self.least <= size < 1 << 60:
+            self.fail(f"{value} is not between {self.least} bytes and {(1 << 30) - 1}g.", param, ctx)
+        return size
+
+
+class JsonFile(click.Path):
+    """A .json file, a device, or - for standard output. A name that looks like another argument is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(super().convert(value, param, ctx)))
+        if str(path) != "-" and path.suffix != ".json" and (path.is_file() or not path.exists()):
+            self.fail(f"{value!r} does not end in .json. Put a plain --json after the other arguments.", param, ctx)
+        return path
+
+
+tokens = click.option("--tokens", type=TokenCount(2), metavar="N", help="Use only the first N tokens, such as 64k.")
 
 json_file = click.option(
-    "--json", "json_file", type=OutFile, help="Write the results as JSON; - for standard output, alone."
+    "--json",
+    "json_file",
+    is_flag=False,
+    flag_value="-",
+    type=JsonFile(),
+    metavar="[FILE]",
+    help="Print the results as JSON instead of text, or write them to FILE (.json).",
 )
 
 
@@ -159,7 +203,7 @@ weights = click.option(
     type=click.Choice(["32", "bf16", "int8"]),
     default="32",
     show_default=True,
-    help="How matrices are kept: bf16 takes half the memory, int8 a quarter, and both less time for a token.",
+    help="Storage of weight matrices: bf16 takes half the memory, int8 a quarter; both decode faster.",
 )
 
 precision = click.option(
@@ -167,8 +211,8 @@ precision = click.option(
     type=click.Choice(["auto", "32", "bf16", "16"]),
     default="auto",
     show_default=True,
-    help="Number format of the forward pass. auto is the one that the run was trained in, where this machine computes "
-    "in it, otherwise 32.",
+    help="Number format of the forward pass. auto: the one that the run was trained in if this machine supports it, "
+    "otherwise 32.",
 )
 
 state_dtype = click.option(
@@ -176,19 +220,19 @@ state_dtype = click.option(
     type=click.Choice(["32", "64"]),
     default="32",
     show_default=True,
-    help="How S and z are kept: 64 for texts of more than some ten million tokens.",
+    help="Bits of the recurrent states: 64 for texts of more than about ten million tokens.",
 )
 
 
 def plot(what: str) -> Option:
-    """Return the option --plot of a command that draws `what`."""
-    return click.option("--plot", type=OutFile, help=f"Draw {what}: .png, .pdf or .svg.")
+    """Return the option --plot, which draws `what`."""
+    return click.option("--plot", type=OutFile, help=f"Plot {what} to a .png, .pdf or .svg file.")
 
 
 def out(default: str) -> Option:
-    """Return the option --out of an experiment that keeps its results."""
+    """Return the option --out of an experiment."""
     folder = click.Path(file_okay=False, path_type=Path)
-    return click.option("--out", type=folder, help=f"Folder of the results.  [default: {default}]")
+    return click.option("--out", type=folder, help=f"Folder for the results.  [default: {default}]")
 
 
 def together(*options: Option) -> Option:

@@ -1,4 +1,4 @@
-"""Results of a measurement in every form that was asked for: a table, JSON, a plot."""
+"""The output of a command: a table, JSON and a plot."""
 
 import json
 import os
@@ -18,7 +18,7 @@ STDOUT = Path("-")
 
 
 def check_files(json_file: Path | None, plot: Path | None) -> None:
-    """Refuse files of results that cannot be written, before hours are spent on what they should hold."""
+    """Raise a UsageError for files of results that cannot be written, before the work begins."""
     check_writable(json_file, plot)
     if plot:
         from lmlong.report.plot import check_format
@@ -27,18 +27,20 @@ def check_files(json_file: Path | None, plot: Path | None) -> None:
 
 
 def check_writable(*given: Path | None) -> None:
-    """Refuse files that cannot be written."""
+    """Raise a UsageError for files that cannot be written."""
     for file in filter(None, given):
         if file != STDOUT and not os.access(file.parent, os.W_OK):
             raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
         if file != STDOUT and not file.exists():
-            with explain_errors(file):  # not every disk tells beforehand
+            with explain_errors(file):  # not every file system reports it in advance
                 file.touch()
                 file.unlink()
 
 
-def show(table: str, result: Any, json_file: Path | None, plot: Path | None, figure: "Figure | None" = None) -> None:
-    """Print the table, unless JSON goes to standard output; write the result as JSON and draw the figure if asked."""
+def show(
+    table: str, result: Any, json_file: Path | None, plot: Path | None = None, figure: "Figure | None" = None
+) -> None:
+    """Print the table, or JSON instead if `json_file` is standard output; write the JSON and plot files."""
     if plot and figure:
         from lmlong.report.plot import save
 

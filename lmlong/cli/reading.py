@@ -1,5 +1,5 @@
-"""The text of a file or of standard input, with the progress of reading it: a bar on a terminal, elsewhere a line now
-and then, on standard error."""
+"""The text of a file or of standard input, with progress on standard error: a bar on a terminal, otherwise a line every
+few seconds."""
 
 import sys
 import time
@@ -15,22 +15,22 @@ from lmlong.errors import UsageError
 from lmlong.inference.prompts import pieces_of
 
 LARGE = 1 << 20
-"""Size of a text in bytes from which its reading is told on a terminal."""
+"""Size of a text in bytes from which a terminal shows progress."""
 
 SECONDS = 10.0
-"""Time between lines where there is no terminal."""
+"""Seconds between lines without a terminal."""
 
 
-class Reading:
-    """The bytes of a text that were read so far, of `size`, or of unknown many."""
+class ReadingProgress:
+    """The number of bytes read so far, of `size` if that is known."""
 
     def __init__(self, name: str, size: int | None):
         self.name, self.size, self.read = name, size, 0
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
         quiet = True if size is not None and size < LARGE else None
         self._bar = tqdm(total=size, unit="B", unit_scale=True, desc="reading", leave=False, disable=quiet)
 
-    def __enter__(self) -> "Reading":
+    def __enter__(self) -> "ReadingProgress":
         return self
 
     def __exit__(
@@ -42,14 +42,14 @@ class Reading:
         """Add bytes that were read."""
         self.read += count
         self._bar.update(count)
-        if self._bar.disable and time.monotonic() - self._told >= SECONDS:
-            self._told = time.monotonic()
+        if self._bar.disable and time.monotonic() - self._printed >= SECONDS:
+            self._printed = time.monotonic()
             of = f" of {self.size / 1e6:,.1f}" if self.size else ""
             print(f"{self.name}: read {self.read / 1e6:,.1f}{of} MB", file=sys.stderr, flush=True)
 
 
 def pieces(file: Path | None) -> Iterator[str]:
-    """Iterate over the text of a file, read as training reads it, or of standard input."""
+    """Iterate over the text of a file, in any format that training reads, or of standard input."""
     if file and file.is_file():
         document = text_file(file)
         size = file.stat().st_size if is_utf8(file, document) else None
@@ -64,7 +64,7 @@ def pieces(file: Path | None) -> Iterator[str]:
 
 
 def _with_progress(text: Iterator[str], name: str, size: int | None) -> Iterator[str]:
-    with Reading(name, size) as reading:
+    with ReadingProgress(name, size) as reading:
         for piece in text:
             yield piece
             reading.update(len(piece.encode()))

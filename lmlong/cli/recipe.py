@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmlong.cli import options as common
+from lmlong.cli.output import show as show_output
 from lmlong.cli.plugins import load_recipe
 from lmlong.errors import UsageError, nearest
 
@@ -46,7 +47,7 @@ def list_recipes() -> None:
 
 @recipe.command()
 @common.recipe("name")
-@click.option("--resolved", is_flag=True, help="Write out every key, defaults too, and check the recipe.")
+@click.option("--resolved", is_flag=True, help="Print every key, defaults included, and check the recipe.")
 def show(name: str, resolved: bool) -> None:
     """Print the recipe NAME (or a file) as it was written.
 
@@ -64,7 +65,7 @@ def show(name: str, resolved: bool) -> None:
 @common.recipe("file")
 @common.overrides
 def check(file: str, overrides: tuple[str, ...]) -> None:
-    """Check a recipe FILE (or a shipped one by name), with options replaced, and tell all mistakes at once.
+    """Check a recipe FILE (or a shipped one by name), with options replaced, and report all mistakes.
 
     \b
     Example: would this run with shorter sequences?
@@ -91,7 +92,7 @@ def copy(name: str, destination: Path) -> None:
         with target.open("x", encoding="utf-8", newline="") as file:
             file.write(read_recipe_file(source))
     except FileExistsError:
-        raise UsageError(f"{target}: exists already. Give another name, or remove it first.") from None
+        raise UsageError(f"{target}: exists already. Use another name, or remove it first.") from None
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror}.") from None
     click.echo(target)
@@ -99,13 +100,13 @@ def copy(name: str, destination: Path) -> None:
 
 @recipe.command()
 @click.argument("words", metavar="[WORD]...", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
-def options(words: tuple[str, ...], as_json: bool) -> None:
-    """Explain the options a recipe can hold: type, default, meaning. WORDs choose those that have them all in one of
-    these, or in their key; the key of a section chooses all that is in it.
+@common.json_file
+def options(words: tuple[str, ...], json_file: Path | None) -> None:
+    """Explain the options of a recipe: type, default, meaning. With WORDs, list the options whose key or explanation
+    contains all of them; the key of a section selects the options in it.
 
     \b
-    Example: what is there to set about training? What about the decay?
+    Example: the options of training, and those about decay.
       lmlong recipe options training
       lmlong recipe options decay
     """
@@ -117,11 +118,8 @@ def options(words: tuple[str, ...], as_json: bool) -> None:
     rows = [row for row in everything if _has(row, [word for word in words if word not in sections], sections)]
     if not rows:
         hint = nearest(words[0], {part for row in everything for part in (row.key, *row.key.split("."))})
-        raise UsageError(f"{' '.join(words)}: no option has that.{hint} `lmlong recipe options` lists all.")
-    if as_json:
-        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
-    else:
-        click.echo("\n\n".join(map(_explanation, rows)))
+        raise UsageError(f"{' '.join(words)}: no option matches.{hint} `lmlong recipe options` lists all.")
+    show_output("\n\n".join(map(_explanation, rows)), [row._asdict() for row in rows], json_file)
 
 
 def _leading_comments(text: str) -> list[str]:
@@ -149,7 +147,7 @@ def _summary(recipe: "Recipe") -> str:
 
 
 def _has(option: "Option", words: list[str], sections: list[str]) -> bool:
-    """Return whether an option lies in these sections, and has all words in its key, its type or its meaning."""
+    """Return whether an option is in these sections, and its key, type or meaning contains all words."""
     text = " ".join((option.key, option.kind or "", option.type, option.meaning)).lower()
     inside = all(f"{option.key}.".startswith(f"{section}.") for section in sections)
     return inside and all(word.lower() in text for word in words)

@@ -1,4 +1,4 @@
-"""The options of sampling on a command line, with the defaults of `Sampling`."""
+"""The sampling options of a command, with the defaults of `Sampling`."""
 
 from typing import Any
 
@@ -12,48 +12,48 @@ sampling_flags = options.together(
         "--temperature",
         default=DEFAULTS.temperature,
         show_default=True,
-        help="Below 1 likely tokens become likelier; 0 always takes the likeliest.",
+        help="Values below 1 favor likely tokens; 0 always takes the most likely one.",
     ),
-    click.option("--top-k", default=DEFAULTS.top_k, type=int, help="Draw only from this many likeliest tokens."),
+    click.option("--top-k", default=DEFAULTS.top_k, type=int, help="Sample from this many most likely tokens."),
     click.option(
         "--top-p",
         default=DEFAULTS.top_p,
         show_default=True,
-        help="Draw only from the fewest likeliest tokens that together have this probability.",
+        help="Sample from the smallest set of most likely tokens with this total probability.",
     ),
     click.option(
         "--min-p",
         default=DEFAULTS.min_p,
         show_default=True,
-        help="Draw only from tokens at least this share as probable as the likeliest.",
+        help="Sample from tokens with at least this fraction of the highest probability.",
     ),
     click.option(
         "--repetition-penalty",
         default=DEFAULTS.repetition_penalty,
         show_default=True,
-        help="Above 1, makes tokens of the recent text, the prompt included, less likely.",
+        help="Values above 1 make recent tokens less likely, including those of the prompt.",
     ),
     click.option(
         "--repetition-window",
         default=DEFAULTS.repetition_window,
         show_default=True,
-        help="Tokens of the recent text for --repetition-penalty.",
+        help="Number of recent tokens for --repetition-penalty.",
     ),
     click.option(
         "--loop-penalty",
         default=DEFAULTS.loop_penalty,
         type=float,
-        help="Lowers tokens that would repeat the end of the generated text a third time in a row; 0 turns it off.  "
+        help="Penalty for tokens that would repeat the end of the text a third time in a row; 0 disables it.  "
         f"[default: {LOOP_PENALTY}; 0 at temperature 0]",
     ),
     click.option(
         "--seed",
         type=int,
-        help="The same seed draws the same text.  [default: a random one, which --stats and --json show]",
+        help="The same seed gives the same text.  [default: random; --stats and --json print it]",
     ),
 )
 
 
 def sampling_of(flags: dict[str, Any]) -> Sampling:
-    """Return the options that flags name, with a random seed where none is given."""
+    """Return the sampling options of `flags`, with a random seed if none is given."""
     return Sampling(**flags | {"seed": random_seed() if flags["seed"] is None else flags["seed"]})

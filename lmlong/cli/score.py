@@ -59,7 +59,7 @@ class Input(options.InFile):
     default="1g",
     show_default=True,
     metavar="BYTES",
-    type=options.Length(0),
+    type=options.ByteSize(),
     help="--streams: keep states of up to BYTES in memory, the rest in files below TMPDIR.",
 )
 @click.option(

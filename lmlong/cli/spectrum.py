@@ -1,4 +1,4 @@
-"""lmlong spectrum: the singular values of attention."""
+"""`lmlong spectrum`: measure the singular values of attention."""
 
 from pathlib import Path
 
@@ -42,8 +42,8 @@ def spectrum(
     from lmlong.inference.loading import open_run
     from lmlong.recipe.lengths import parse_lengths
 
-    text_lengths = parse_lengths(lengths)
+    sequence_lengths = parse_lengths(lengths)
     check_files(json_file, plot)
     loaded = load_runs(runs, lambda run: open_run(run, device), data, tokens)
-    spectra = [spectrum for run in loaded for spectrum in measure_spectra(*run, text_lengths, texts)]
+    spectra = [spectrum for run in loaded for spectrum in measure_spectra(*run, sequence_lengths, texts)]
     show(table(spectra), to_json(spectra), json_file, plot, figure(spectra) if plot else None)

@@ -1,4 +1,4 @@
-"""`lmlong state`: the state of a model after a text, as a file."""
+"""`lmlong state`: save and describe the state of a model after a text."""
 
 from pathlib import Path
 from typing import Literal
@@ -6,11 +6,12 @@ from typing import Literal
 import click
 
 from lmlong.cli import options
+from lmlong.cli.output import show
 
 
 @click.group()
 def state() -> None:
-    """Save the state after a text as a file, and continue from it at once."""
+    """Save the state after a text to a file, from which generation continues without reading the text again."""
 
 
 @state.command()
@@ -18,7 +19,7 @@ def state() -> None:
 @click.argument("text", type=options.InFile(), metavar="TEXT")
 @click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")
 @click.option(
-    "--load-state", type=options.SeekableFile(), help="Go on from this state instead of beginning a document."
+    "--load-state", type=options.SeekableFile(), help="Continue from this state instead of starting a document."
 )
 @options.state_dtype
 @options.threads
@@ -28,10 +29,10 @@ def build(
 ) -> None:
     """Read TEXT with the model of RUN and save the state after it.
 
-    TEXT may end anywhere, within a word too: its last tokens, which depend on what follows, are kept as text and read
-    together with that.
+    TEXT may end anywhere, even within a word: its last tokens, which depend on the following text, are saved as text
+    and read together with it.
 
-    However long TEXT is, the file is hardly larger than what `lmlong info RUN` prints as state bytes: 24 MB for the
+    The size of the file hardly depends on TEXT: it is about what `lmlong info RUN` prints as state bytes, 24 MB for the
     model of quickstart.
 
     \b
@@ -49,9 +50,9 @@ def build(
 
 @state.command()
 @click.argument("file", type=options.SeekableFile(), metavar="FILE")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def info(file: Path, as_json: bool) -> None:
-    """Describe a state FILE: its text and the model that it belongs to.
+@options.json_file
+def info(file: Path, json_file: Path | None) -> None:
+    """Describe a state FILE: its text and its model.
 
     \b
     lmlong state info book.state
@@ -61,9 +62,6 @@ def info(file: Path, as_json: bool) -> None:
     from lmlong.inference.state_file import describe
 
     about = {**describe(file), "bytes": file.stat().st_size}
-    if as_json:
-        click.echo(json.dumps(about))
-        return
-    for name, value in about.items():
-        shown = f"{value:,}" if name in ("tokens", "bytes") else json.dumps(value[-60:]) if name == "tail" else value
-        click.echo(f"{name:12} {shown}")
+    shown = {**about, "tail": json.dumps(about["tail"][-60:])}
+    shown |= {name: f"{about[name]:,}" for name in ("tokens", "bytes")}
+    show("\n".join(f"{name:12} {value}" for name, value in shown.items()), about, json_file)

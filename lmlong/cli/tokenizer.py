@@ -1,20 +1,20 @@
-"""`lmlong tokenizer`: train a tokenizer by itself, and describe one."""
+"""`lmlong tokenizer`: train and describe tokenizers."""
 
-import json
 from pathlib import Path
 
 import click
 
 from lmlong.cli import options
+from lmlong.cli.output import show
 from lmlong.cli.plugins import load_recipe
 
 
 @click.group()
 def tokenizer() -> None:
-    """Train and examine tokenizers.
+    """Train and inspect tokenizers.
 
     \b
-    Example: train one, then see how it cuts a line.
+    Example: train one, then tokenize a line.
       lmlong tokenizer train quickstart --out code.model
       lmlong tokenizer info code.model --text "for line in lines:"
     """
@@ -28,7 +28,7 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     """Train the tokenizer of RECIPE (a file or a shipped name) on its training text, and write it to a file.
 
     \b
-    Example: the pieces of your own books.
+    Example: a tokenizer for your own books.
       lmlong tokenizer train books.yaml --out books.model
     """
     from lmlong.data.sources import check_quickly, open_inputs
@@ -36,31 +36,28 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
 
     text = load_recipe(recipe, overrides).text
     check_quickly(text)
-    made = tokenizer_of(open_inputs(text), text.tokenizer, text.duplicates)
-    made.save(out)
+    trained = tokenizer_of(open_inputs(text), text.tokenizer, text.duplicates)
+    trained.save(out)
     click.echo(out)
 
 
 @tokenizer.command()
 @click.argument("path", metavar="FILE_OR_RUN", type=click.Path(exists=True, path_type=Path))
-@click.option("--text", help="A text to cut into tokens.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(path: Path, text: str | None, as_json: bool) -> None:
+@click.option("--text", help="A text to tokenize.")
+@options.json_file
+def info(path: Path, text: str | None, json_file: Path | None) -> None:
     """Describe the tokenizer in a file or in a run's folder.
 
     \b
-    Example: how does it cut this line?
+    Example: the tokens of a line.
       lmlong tokenizer info runs/quickstart --text "for line in lines:"
     """
     from lmlong.data.tokenizers.factory import load_tokenizer
 
-    found = load_tokenizer(path / "tokenizer.model" if path.is_dir() else path)
-    facts = {"vocabulary": found.vocabulary, "bos": found.bos, "eos": found.eos, "hash": found.hash}
+    loaded = load_tokenizer(path / "tokenizer.model" if path.is_dir() else path)
+    facts = {"vocabulary": loaded.vocabulary, "bos": loaded.bos, "eos": loaded.eos, "hash": loaded.hash}
     if text is not None:
-        tokens = found.encode(text)
-        size = int(found.token_bytes[tokens].sum())
-        facts |= {"tokens": tokens, "pieces": [found.decode([token]) for token in tokens], "bytes": size}
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-    else:
-        click.echo("\n".join(f"{name:<10}  {value}" for name, value in facts.items()))
+        tokens = loaded.encode(text)
+        size = int(loaded.token_bytes[tokens].sum())
+        facts |= {"tokens": tokens, "pieces": [loaded.decode([token]) for token in tokens], "bytes": size}
+    show("\n".join(f"{name:<10}  {value}" for name, value in facts.items()), facts, json_file)

@@ -22,14 +22,14 @@ Row = tuple[int, Prompt]
 """The index of a prompt among all, and the prompt."""
 
 SHOWN = 1000
-"""Characters at the end of a prompt that a terminal shows before the text."""
+"""Characters of the end of a prompt that a terminal shows."""
 
 
-class Show:
-    """The output of a command: texts to standard output, everything else to standard error."""
+class TextOutput:
+    """The output of the command: texts to standard output, everything else to standard error."""
 
-    def __init__(self, as_json: bool, stats: bool, keep: bool, one: bool):
-        self.as_json, self.stats, self.keep, self.one = as_json, stats, keep, one
+    def __init__(self, as_json: bool, stats: bool, one_text: bool):
+        self.as_json, self.stats, self.one_text = as_json, stats, one_text
         self.read_tokens = self.written_tokens = self.state_bytes = 0
         self.read_seconds = self.written_seconds = 0.0
 
@@ -43,50 +43,50 @@ class Show:
         max_tokens: int | None,
         stop: Sequence[str],
     ) -> Generation:
-        """Generate `samples` continuations of each row and show them; return what generated them."""
+        """Generate `samples` continuations of each row, print them, and return the generation."""
         numbers = [(number, sample) for number, _ in rows for sample in range(samples)]
         begun = time.perf_counter()
-        writing = loaded.generate(repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.keep)
+        writing = loaded.generate(repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.as_json)
         texts = self._pieces(writing, rows[0][1])
         self.written_seconds += time.perf_counter() - begun
         self.written_tokens += sum(row.written for row in writing.rows)
         self.state_bytes = state_bytes(writing.session.state) // len(numbers)
-        for place, text in enumerate(texts):
-            if not self.one or self.as_json:
-                prompt = rows[place // samples][1]
-                self._show(text, writing, place, prompt, sampling.seed, *numbers[place])
+        for index, text in enumerate(texts):
+            if not self.one_text or self.as_json:
+                prompt = rows[index // samples][1]
+                self._print_text(text, writing, index, prompt, sampling.seed, *numbers[index])
         return writing
 
     def _pieces(self, writing: Generation, prompt: Prompt) -> list[str]:
-        """Return the whole texts; a single one is streamed, and not kept."""
+        """Return the texts; a single text is streamed instead, and an empty string returned."""
         texts = [""] * len(writing.rows)
-        streams = self.one and not self.as_json
+        streams = self.one_text and not self.as_json
         if streams:
             _show_prompt(prompt)
         for row, piece in writing:
             if streams:
-                _say(piece)
+                _print(piece)
             else:
                 texts[row] += piece
         if streams and sys.stdout.isatty():
-            _say("\n")
+            _print("\n")
         return texts
 
-    def _show(
-        self, text: str, writing: Generation, place: int, prompt: Prompt, seed: int, number: int, sample: int
+    def _print_text(
+        self, text: str, writing: Generation, index: int, prompt: Prompt, seed: int, number: int, sample: int
     ) -> None:
-        row = writing.rows[place]
+        row = writing.rows[index]
         if self.as_json:
             about = {**prompt.line, "sample": sample, "seed": seed, "text": text, "end": row.end}
             log_probabilities = [round(value, 6) for value in row.log_probabilities]
-            _say(json.dumps({**about, "tokens": row.tokens, "log_probabilities": log_probabilities}) + "\n")
+            _print(json.dumps({**about, "tokens": row.tokens, "log_probabilities": log_probabilities}) + "\n")
         else:
             print(f"--- prompt {number + 1}, sample {sample + 1}", file=sys.stderr, flush=True)
             _show_prompt(prompt)
-            _say(text + "\n")
+            _print(text + "\n")
 
     def finish(self, decoder: str, seed: int) -> None:
-        """Print the statistics, if asked for: speeds, size of the state, what computed the tokens, and the seed."""
+        """Print the statistics with --stats: speed, state size, decoder and seed."""
         if self.stats:
             parts = [
                 _speed("prompt", self.read_tokens, self.read_seconds),
@@ -99,10 +99,14 @@ class Show:
 
 
 def read_one(
-    loaded: TrainedLanguageModel, prompt: str | None, file: Path | None, start: Session | None, heal: bool, show: Show
+    loaded: TrainedLanguageModel,
+    prompt: str | None,
+    file: Path | None,
+    start: Session | None,
+    heal: bool,
+    output: TextOutput,
 ) -> tuple[Row, Session]:
-    """Prefill the one prompt of a command, from its option, a file or standard input; return its end and the
-    session."""
+    """Prefill one prompt from its option, a file or standard input; return its end and the session."""
     begun = time.perf_counter()
     before = int(start.total) if start else 0
     if prompt is not None or (file is None and (sys.stdin is None or sys.stdin.isatty())):
@@ -111,29 +115,29 @@ def read_one(
         text = pieces(file)
     end = PromptEnd()
     session = loaded.read(end.while_read(text), start, heal=heal)
-    show.read_seconds += time.perf_counter() - begun
-    show.read_tokens += int(session.total) - before
+    output.read_seconds += time.perf_counter() - begun
+    output.read_tokens += int(session.total) - before
     return (0, Prompt(end.text, {})), session
 
 
 def read_many(
-    loaded: TrainedLanguageModel, path: Path, batch: int, start: Session | None, heal: bool, show: Show
+    loaded: TrainedLanguageModel, path: Path, batch: int, start: Session | None, heal: bool, output: TextOutput
 ) -> Iterator[tuple[list[Row], Session]]:
     """Iterate over the prompts of a file in batches, each prefilled by itself and then concatenated."""
     prompts = list(enumerate(many(path)))
     if not prompts:
-        raise UsageError(f"{path}: holds no prompt.")
+        raise UsageError(f"{path}: contains no prompt.")
     for begin in range(0, len(prompts), batch):
         begun = time.perf_counter()
         rows = prompts[begin : begin + batch]
         sessions = [loaded.read(prompt.text, start, heal=heal) for _, prompt in rows]
-        show.read_seconds += time.perf_counter() - begun
-        show.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in sessions)
+        output.read_seconds += time.perf_counter() - begun
+        output.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in sessions)
         yield rows, concat_states(sessions)
 
 
 class PromptEnd:
-    """The last characters of a text that is read in pieces."""
+    """The last characters of a streamed text."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -145,7 +149,7 @@ class PromptEnd:
 
 
 def _show_prompt(prompt: Prompt) -> None:
-    """Print the end of a prompt on a terminal, dimmed; what is piped is the generated text alone."""
+    """Print the end of a prompt, dimmed, if standard output is a terminal."""
     if prompt.text and sys.stdout.isatty():
         text = prompt.text if len(prompt.text) <= SHOWN else "…" + prompt.text[-SHOWN:]
         click.secho(text, dim=True, nl=False)
@@ -155,6 +159,6 @@ def _speed(what: str, tokens: int, seconds: float) -> str:
     return f"{what} {tokens:,} tokens in {seconds:.2f} s ({tokens / max(seconds, 1e-9):,.0f} tokens/s)"
 
 
-def _say(text: Any) -> None:
+def _print(text: Any) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()

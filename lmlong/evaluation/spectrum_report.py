@@ -62,7 +62,7 @@ def figure(spectra: Sequence[Spectrum]) -> Figure:
         size=(10.0, 3.6 * len(spectra) + 0.6),
         column_widths=(3, 2),
         legend_columns=7,
-        legend_row=depths.index(max(depths)),  # the other runs' layers are among those of the deepest
+        legend_row=depths.index(max(depths)),  # the deepest run has all layers of the legend
     )
 
 

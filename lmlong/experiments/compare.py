@@ -49,7 +49,7 @@ class CandidateResult(NamedTuple):
 
     @property
     def first(self) -> ComparedRun:
-        """The run of the first seed, which stands for what all have in common."""
+        """The run of the first seed, for what all runs have in common."""
         return self.runs[0]
 
     @property

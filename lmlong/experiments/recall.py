@@ -39,7 +39,7 @@ class RecallResult(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean of the accuracies, every number of pairs counting alike."""
+        """The mean of the accuracies over the numbers of pairs."""
         return sum(score.accuracy for score in self.scores.values()) / len(self.scores)
 
 

@@ -130,7 +130,7 @@ def table(grid: SlotsGrid, results: Results) -> str:
         "",
         *_by_length(grid, results),
         "",
-        f"hidden symbols of a second half that repeats the first, found; by chance {1 / SYMBOLS:.3f}",
+        f"share of hidden symbols predicted in a repeated half; chance {1 / SYMBOLS:.3f}",
         *_copies(grid, results),
     ]
     return "\n".join(lines)
@@ -223,7 +223,7 @@ def figure(grid: SlotsGrid, results: Results) -> Figure:
         lines_of(of_copies, "setting.length", "accuracy", label=_name),
         title="copies from half a text back",
         x_label="tokens",
-        y_label="share found",
+        y_label="share predicted",
         ticks=grid.copies,
         levels=[Level(1 / SYMBOLS, Style("0.6", ":"), label="chance")],
         y_range=(0, 1.03),

@@ -104,11 +104,7 @@ class TextModel(nn.Module, ABC):
         assert state is None and empty is None
 
     @abstractmethod
-    def forward(self, tokens: Tensor, *others: Any) -> Any:
-        """Return logits (B, T, V), and the state after where there is one."""
-
-    @abstractmethod
-    def hidden_states(self, tokens: Tensor, *others: Any) -> Any:
+    def hidden_states(self, tokens: Tensor, *context: Any) -> Any:
         """Return the last hidden states (B, T, width), and the state after where there is one."""
 
     @abstractmethod

@@ -38,7 +38,7 @@ class BlockState(NamedTuple):
 BlockStates = tuple[BlockState, ...]
 
 SHARED_PARTS = frozenset({"norm", "in_proj", "convolution", "head_norm", "out_proj"})
-"""The parts of a mixer that mean the same to every attention; all others are the attention and its gates."""
+"""The parts of a mixer that every attention has; the rest are the attention and its gates."""
 
 
 class Mixer(nn.Module):
@@ -58,8 +58,8 @@ class Mixer(nn.Module):
         self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, head_dim, value_dim, options.attention)
         self.repeats = 1 if self.attention.group_heads(self.kv_heads) else self.heads // self.kv_heads
-        wanted = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
-        self.uses_rope = wanted and self.attention.has_keys
+        rotates = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
+        self.uses_rope = rotates and self.attention.has_keys
         self.rotary, self.rope = options.positions != "none", options.rope
         for gate in self.attention.inputs.values():
             if isinstance(gate, Gate):
@@ -119,8 +119,8 @@ class Mixer(nn.Module):
         return q, k, v
 
     def attention_inputs(self, x: Tensor, q: Tensor, k: Tensor, positions: Positions) -> Inputs:
-        """Return what the attention declares that it needs, of normed vectors x (B, T, width) and of the queries and
-        keys made from them."""
+        """Return the inputs that the attention declares, computed from normed vectors x (B, T, width) and from the
+        queries and keys made from them."""
         inputs = {}
         for name, declared in self.attention.inputs.items():
             if isinstance(declared, Gate):

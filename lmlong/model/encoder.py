@@ -82,7 +82,7 @@ class Encoder(TextModel):
     def init_state(self, batch: int) -> None:
         """Return None: an encoder reads its text at once."""
 
-    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         """Return logits (B, T, V) of tokens (B, T); a padded row has the logits that it has alone."""
         return self.logits(self.hidden_states(tokens, padding))
 

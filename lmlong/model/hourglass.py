@@ -39,7 +39,7 @@ class BlockPhase(NamedTuple):
 
 
 def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, time: int) -> BlockPhase:
-    """Return the phase of `time` tokens, the first of them after `position` (B,) others of its document."""
+    """Return the phase of `time` tokens, the first of which has `position` (B,) tokens before it in its document."""
     if document_starts is None:
         before, regular = position.tolist(), True
     else:
@@ -51,7 +51,7 @@ def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, t
     if not blocks:
         return BlockPhase(0, 0, True, False)
     fresh = document_starts is not None or min(before) < factor
-    # of two ways that are as fast for one token only one is used, so that there are fewer steps to compile
+    # for one token both forms are as fast; using one of them means fewer steps to compile
     even = bool(regular) and len(phases) == 1 and not (fresh and time == 1)
     return BlockPhase(blocks, factor - 1 - max(phases) if even else 0, even, fresh)
 

@@ -75,7 +75,7 @@ class LanguageModel(TextModel):
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
         return ModelState(blocks, position, hourglass, past)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """Return logits (B, T, V) of the token after each of `tokens` (B, T), and the state after the last."""

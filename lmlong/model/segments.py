@@ -116,7 +116,8 @@ def _backward_through_segments(
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss, the first number of some, with known gradients, which the backward pass only scales."""
+    """A loss whose gradients are computed already: the backward pass scales them. Of several numbers the first is the
+    loss."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, dweights: list[Tensor], *weights: Tensor) -> Tensor:

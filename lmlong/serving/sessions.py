@@ -69,7 +69,7 @@ def owner_of(key: str | None) -> str:
     return EVERYBODY if key is None else hashlib.sha256(b"lmlong session owner " + key.encode()).hexdigest()[:32]
 
 
-def hold_folder(folder: Path) -> IO[bytes]:
+def lock_folder(folder: Path) -> IO[bytes]:
     """Return the lock of a folder of sessions, which is held until its process ends or the lock is closed."""
     with explain_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

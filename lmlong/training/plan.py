@@ -1,6 +1,5 @@
 """Plans of runs: their memory and time, by a model fitted to short steps, and how to fit them into less memory."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +7,6 @@ from typing import NamedTuple
 from lmlong.data.batches import evenly
 from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import TokenDataset, prepare
-from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
 from lmlong.model.device import pick_device
@@ -230,17 +228,6 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
             return [*batch, f"training.segment={segment}"], cost
         segment //= 2
     return None
-
-
-def parse_memory(text: str) -> int:
-    """Return the bytes of a size such as 24GB, 800MB or 16GiB."""
-    size = 0.0
-    if parts := re.fullmatch(r"(\d+|\d*\.\d+) *([KMG])(I?)B", text.strip().upper()):
-        number, prefix, binary = parts.groups()
-        size = float(number) * (1024 if binary else 1000) ** (1 + "KMG".index(prefix))
-    if not 0 < size < 2**60:
-        raise UsageError(f"--memory: '{text}' is not a size. Write 24GB, 800MB or 16GiB.")
-    return int(size)
 
 
 def _line_through(x: float, y: float, x2: float, y2: float) -> tuple[float, float]:

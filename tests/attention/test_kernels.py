@@ -62,3 +62,19 @@ def test_compiling_assigns_no_function_to_an_attention() -> None:
     for attention in model.attentions:
         assert attention.compiled
         assert not [x for x in vars(attention).values() if isinstance(x, FunctionType | MethodType)]
+
+
+@pytest.mark.parametrize("kernel", ["torch", "native"])
+def test_a_frozen_feature_map_changes_no_other_gradient(kernel: str) -> None:
+    attention = build(recipe.Attention(feature_map="hedgehog", decay="none"))
+    attention.use_kernel(kernel)
+    q, k, v, *_ = inputs(attention, 70, torch.float32)
+    q = q.requires_grad_()
+
+    def gradient() -> torch.Tensor:
+        y, _ = attention(q, k, v, attention.init_state(2, v.device, v.dtype))
+        return torch.autograd.grad(y.square().sum(), q)[0]
+
+    trained = gradient()
+    attention.feature_map.requires_grad_(False)  # type: ignore[operator, union-attr]
+    assert torch.equal(gradient(), trained)

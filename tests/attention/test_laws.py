@@ -1,6 +1,5 @@
 """The laws of the contract, held against every causal attention; a new one is tested the day it is registered."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,15 +20,14 @@ from attention.cases import (
 from grids import every_nth, thinned
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws
-from lmlong.attention.base import CausalAttention, at_least_float32, state_tensors
+from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.chunks import CHUNK_SIZE
-from lmlong.attention.laws import Text
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.model.state import rebuild_state
+from lmlong.testing import cast, distance, in_two_parts, with_gradients
 
 ROUNDING = {torch.float32: 16 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
 """Errors below which that of the definition in the same type is no measure."""
@@ -98,22 +96,13 @@ def test_values_and_gradients_match_the_definition(
     attention.use_kernel(kernel)
     x = inputs(attention, time, torch.float64)
     upstream = torch.randn(2, HEADS, time, VALUE_DIM, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    truth = _with_gradients(lambda y: laws.reference(attention, y), x, upstream)
+    truth = with_gradients(lambda y: laws.reference(attention, y), x, upstream)
     subject = laws.of_attention(attention, x[0].to(dtype))
-
-    def in_two_parts(y: Text) -> Tensor:
-        half = time // 2
-        first, state = (
-            subject.forward(laws.cut(y, 0, half), subject.init_state(2)) if half else (None, subject.init_state(2))
-        )
-        second, _ = subject.forward(laws.cut(y, half, time), state)
-        return second if first is None else torch.cat([first, second], dim=2)
-
-    measured = _with_gradients(in_two_parts, _cast(x, dtype), upstream)
-    naive = _with_gradients(lambda y: laws.reference(attention, y), _cast(x, dtype), upstream)
+    measured = with_gradients(lambda y: in_two_parts(subject, y), cast(x, dtype), upstream)
+    naive = with_gradients(lambda y: laws.reference(attention, y), cast(x, dtype), upstream)
     for mine, formula, exact in zip(measured, naive, truth, strict=True):
-        allowed = 1e-10 if dtype == torch.float64 else 4 * max(_distance(formula, exact, upstream), ROUNDING[dtype])
-        assert _distance(mine, exact, upstream) < allowed
+        allowed = 1e-10 if dtype == torch.float64 else 4 * max(distance(formula, exact, upstream), ROUNDING[dtype])
+        assert distance(mine, exact, upstream) < allowed
 
 
 @thinned(every_form, both_types)
@@ -187,19 +176,17 @@ def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float)
     q, k, v, starts, *others = inputs(attention, 300, torch.float64)
     x = (q * scale, k * scale, v * scale, starts, *others)
     upstream = torch.ones_like(v)
-    truth = _with_gradients(lambda y: laws.reference(attention, y), x, upstream)
+    truth = with_gradients(lambda y: laws.reference(attention, y), x, upstream)
     subject = laws.of_attention(attention, v.float())
-    measured = _with_gradients(
-        lambda y: subject.forward(y, subject.init_state(2))[0], _cast(x, torch.float32), upstream
-    )
-    naive = _with_gradients(lambda y: laws.reference(attention, y), _cast(x, torch.float32), upstream)
+    measured = with_gradients(lambda y: subject.forward(y, subject.init_state(2))[0], cast(x, torch.float32), upstream)
+    naive = with_gradients(lambda y: laws.reference(attention, y), cast(x, torch.float32), upstream)
     assert measured[0].abs().max() > 0
     # torch's fused softmax computes exp to about 20 bits; and where a window shows one key alone, whose gradient is 0,
     # it leaves what rounding leaves of two equal sums over v, each of which some processors add up in its own order
     floor = 2.5e-6 * (max(scale, 1.0) if form.kind == "window" else 1.0)
     for mine, formula, exact in zip(measured, naive, truth, strict=True):
-        allowed = 4 * max(_distance(formula, exact, upstream), floor)
-        assert _distance(mine, exact, upstream) < allowed
+        allowed = 4 * max(distance(formula, exact, upstream), floor)
+        assert distance(mine, exact, upstream) < allowed
 
 
 @every_nth(3, pytest.mark.parametrize("form", [form for form in FORMS if form.kind != "softmax"], ids=name))
@@ -207,7 +194,7 @@ def test_a_hundred_thousand_tokens(form: recipe.Attention) -> None:
     """In float32, the end of a long text is still what float64 makes of it."""
     attention = build(form)
     x = inputs(attention, 100_000, torch.float32, batch=1, starts=False)
-    precise = _cast(x, torch.float64)
+    precise = cast(x, torch.float64)
     fast, exact = (
         laws.of_attention(attention, t[2]).forward(t, attention.init_state(1, t[2].device, t[2].dtype))[0][:, :, -1000:]
         for t in (x, precise)
@@ -239,26 +226,3 @@ def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
         k, k, v, attention.init_state(1, k.device, k.dtype)
     )  # features of zeros are ones and the floor
     assert ((state.z - 4000).abs() < 1).all()
-
-
-def _cast(x: Text, dtype: torch.dtype) -> Text:
-    """Cast all real inputs; gates are in float32 at least."""
-    qkv, starts, others = x[:3], x[3], x[4:]
-    gates = (t.to(at_least_float32(dtype)) if t is not None and t.is_floating_point() else t for t in others)
-    return *(t if t is None else t.to(dtype) for t in qkv), starts, *gates
-
-
-def _distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
-    """Relative to the truth's norm, but never to one that is 0 in exact numbers, as of the first token's query."""
-    size = max(float(truth.norm()), 0.1 * float(upstream.norm()))
-    distance = float((measured.double() - truth).norm()) / size
-    return distance if distance == distance else float("inf")
-
-
-def _with_gradients(function: Callable[[Text], Tensor], x: Text, upstream: Tensor) -> list[Tensor]:
-    """The outputs, and the gradients of all real inputs."""
-    leaves = tuple(t.detach().requires_grad_(t.is_floating_point()) if t is not None else None for t in x)
-    y = function(leaves)
-    real = [t for t in leaves if t is not None and t.requires_grad]
-    gradients = torch.autograd.grad(y, real, upstream.to(y.dtype), allow_unused=True)
-    return [y.detach(), *(torch.zeros_like(t) if g is None else g for t, g in zip(real, gradients, strict=True))]

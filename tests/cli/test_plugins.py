@@ -160,7 +160,7 @@ def test_the_laws_are_held_against_a_plugin_alone(folder: Path) -> None:
         (["recipe", "check", "mine.yaml", "model.attention.two_gates.x=1"], "unknown key. Known here: memory."),
         (["recipe", "check", "mine.yaml", "objective=masked"], "two_gates has no encoder form"),
         (["info", "--plugin", "two_gate"], "two_gate: no installed package has an entry point of this name"),
-        (["check"], "neither a RUN nor a plug-in"),
+        (["check"], "RUN and --plugin are missing"),
     ],
 )
 def test_a_mistake_is_one_message(folder: Path, words: list[str], message: str) -> None:

@@ -79,7 +79,7 @@ def test_copy_to_a_file_and_into_a_folder_but_never_over_one(tmp_path: Path) -> 
 
     (tmp_path / "books.yaml").write_text("mine")
     again = run("recipe", "copy", "quickstart", "books.yaml", cwd=tmp_path)
-    assert again.stderr == "error: books.yaml: exists already. Give another name, or remove it first.\n"
+    assert again.stderr == "error: books.yaml: exists already. Use another name, or remove it first.\n"
     assert again.returncode == 2
     assert (tmp_path / "books.yaml").read_text() == "mine"
 
@@ -108,7 +108,7 @@ def test_options_that_have_a_word() -> None:
     assert section[0] == "training.schedule" and all(key.startswith("training.") for key in section)
     nothing = run("recipe", "options", "sequence_lenght")
     assert (nothing.returncode, nothing.stdout) == (2, "")
-    assert "sequence_lenght: no option has that. Did you mean 'sequence_length'?" in nothing.stderr
+    assert "sequence_lenght: no option matches. Did you mean 'sequence_length'?" in nothing.stderr
 
 
 def test_options_as_json_hold_the_whole_reference() -> None:

@@ -93,5 +93,5 @@ def test_show_prints_what_documents_became(tmp_path: Path, recipe_file: str) -> 
     few = CliRunner().invoke(
         data, ["show", str(folder), "--documents", "1", "--characters", "6"], catch_exceptions=False
     )
-    assert few.stdout == "A dark\n" and few.stderr.endswith("and more: give --documents or --all\n")
+    assert few.stdout == "A dark\n" and few.stderr.endswith("more documents follow: use --documents or --all\n")
     assert len(run(data, "show", recipe_file, "--all", "--json").splitlines()) == 30

@@ -98,8 +98,10 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
     (found,) = json.loads((tmp_path / "found.json").read_text())["runs"]
     assert found["objective"] == "masked"
     assert found["perplexity"] == pytest.approx(math.exp(found["nats_per_token"]))
-    line = output.splitlines()[1]
+    title, columns, line = output.splitlines()
+    assert title == "prediction of hidden tokens, precision 32" and len(columns) <= 80
     assert f"{found['perplexity']:.3f}" in line and f"{found['hidden_tokens']:,}" in line
+    assert len(line.removesuffix(found["name"])) <= 80
     output, error = invoke("eval", encoder, encoder, "--data", tmp_path / "train.txt", "--tokens", 64, "--json", "-")
     assert error is None and [run["hidden_share"] for run in json.loads(output)["runs"]] == [0.15, 0.15]
 

@@ -24,7 +24,7 @@ from lmlong.model.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-ENDLESS = ["--max-tokens", "-1", "--no-fast-decode", "--temperature", "0", "--device", "cpu"]
+ENDLESS = ["--max-tokens", "unlimited", "--no-fast-decode", "--temperature", "0", "--device", "cpu"]
 
 
 def written(*words: object, piped: bytes = b"") -> str:
@@ -74,7 +74,7 @@ def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> Non
     for words, message in [
         (["--prompt-file", str(latin)], r"latin.txt: byte 2 is not UTF-8 .*Convert the file to UTF-8"),
         (["--prompt-file", str(tmp_path / "none")], r"none: cannot be read \(No such file or directory\)\."),
-        (["--prompt", "a", "--prompt-file", str(latin)], "several given"),
+        (["--prompt", "a", "--prompt-file", str(latin)], "mutually exclusive"),
     ]:
         with pytest.raises(UsageError, match=message):
             CliRunner().invoke(generate, [str(run), *words], catch_exceptions=False)
@@ -193,7 +193,7 @@ def test_a_place_in_a_file_of_prompts_counts_its_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [('"a"\n{"text": "b"}\n', "prompts.jsonl:2: no prompt"), ("a\n", "jsonl:1: no prompt"), ("", "holds no prompt")],
+    [('"a"\n{"text": "b"}\n', "prompts.jsonl:2: no prompt"), ("a\n", "jsonl:1: no prompt"), ("", "contains no prompt")],
 )
 def test_prompts_that_cannot_be_used_are_named(run: Path, tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "prompts.jsonl"

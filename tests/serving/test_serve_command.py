@@ -21,7 +21,7 @@ from serving.chats import chatting
 from serving.servers import until
 
 from lmlong.cli import main as cli
-from lmlong.cli.serve import keys_of
+from lmlong.cli.serve import read_keys
 
 ROOT = Path(__file__).parent.parent.parent
 ENDLESS = {"prompt": "a", "max_tokens": 1 << 20, "temperature": 0, "stream": True}
@@ -164,10 +164,10 @@ def test_all_names_of_a_run_reach_the_same_sessions(run: Path, tmp_path: Path) -
 def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").write_text("of-a-file\n\nanother\n")
     monkeypatch.setenv("LMLONG_API_KEY", "of-the-environment")
-    assert keys_of(None, None) == ["of-the-environment"]
-    assert keys_of(None, tmp_path / "key") == ["of-a-file", "another"]
+    assert read_keys(None, None) == ["of-the-environment"]
+    assert read_keys(None, tmp_path / "key") == ["of-a-file", "another"]
     monkeypatch.delenv("LMLONG_API_KEY")
-    assert keys_of(None, None) == []
+    assert read_keys(None, None) == []
 
 
 def test_a_mistake_is_one_message(
@@ -183,7 +183,7 @@ def test_a_mistake_is_one_message(
             (["--host", "203.0.113.7"], r"--port: 8000 of 203.0.113.7 cannot be had"),
             (["--api-key-file", str(tmp_path / "empty")], r"empty: a key is visible characters"),
             (["--api-key", "a b"], r"--api-key: a key is visible characters"),
-            (["--api-key", "a", "--api-key-file", str(tmp_path / "empty")], r"both given"),
+            (["--api-key", "a", "--api-key-file", str(tmp_path / "empty")], r"mutually exclusive"),
         ]:
             monkeypatch.setattr(sys, "argv", ["lmlong", "serve", str(run), *options])
             with pytest.raises(SystemExit) as left:
@@ -205,19 +205,20 @@ def test_without_its_libraries_it_says_what_to_install(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_every_curl_line_of_the_page_works(run: Path, tmp_path: Path) -> None:
+def test_every_curl_line_of_the_pages_works(run: Path, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("a book of a few words. " * 50)
     (tmp_path / "book.epub").write_bytes(epub())
     session = "none"
-    page = (ROOT / "docs" / "serving.md").read_text()
-    blocks = re.findall(r"^```sh\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    pages = [ROOT / "docs" / "guides" / "serve.md", ROOT / "docs" / "tutorials" / "serve-a-model.md"]
+    text = "\n".join(page.read_text() for page in pages)
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("curl ")]
     assert len(lines) >= 4
     with serving(run) as (_, address):
         for line in lines:
             assert "http://localhost:8000/" in line
             command = line.replace("http://localhost:8000", address).replace("quickstart", run.name)
-            command = command.replace('"ID"', f'"{session}"')
+            command = command.replace('"ID"', f'"{session}"').replace("/ID/", f"/{session}/")
             found = subprocess.run(
                 command, shell=True, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
             )

@@ -7,7 +7,6 @@ import pytest
 
 from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
-from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import Recipe
@@ -86,19 +85,6 @@ def test_a_first_step_that_takes_long_is_the_only_one(
     monkeypatch.setattr(profile, "_backward", lambda *of: [taken.append(1), backward(*of)])
     assert profile._profile(recipe_of(), BatchShape(1, 16, None), profile.TIMED).work > 0
     assert len(taken) == passes
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("24GB", 24 * 10**9), ("800 MB", 8 * 10**8), ("1.5gib", 3 * 2**29), ("64kb", 64000)]
-)
-def test_a_size_is_read(text: str, size: int) -> None:
-    assert plan.parse_memory(text) == size
-
-
-@pytest.mark.parametrize("text", ["24", "GB", "-3GB", "0GB", "24 TB", "nanGB", "infGB", "1e99GB", "24GBB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--memory: .* is not a size"):
-        plan.parse_memory(text)
 
 
 @pytest.mark.parametrize("shorter", [0.1, 0.5, 1.0, 3.0], ids="{} s".format)

@@ -32,7 +32,7 @@ class Projection(nn.Module, ABC):
         return None
 
 
-class Matrix(Projection):
+class MatrixProjection(Projection):
     """E x, with a column of E for each position and a row for each slot; shorter inputs use the first columns."""
 
     def __init__(self, slots: int, longest: int, head_dim: int):
@@ -47,7 +47,7 @@ class Matrix(Projection):
         return self.matrix[:, : len(x)] @ x
 
 
-class Pooling(Projection):
+class SlotPooling(Projection):
     """A projection whose slots are neighbouring tokens."""
 
     def __init__(self, slots: int, longest: int, head_dim: int):
@@ -58,7 +58,7 @@ class Pooling(Projection):
         return None if mask is None else _in_slots(mask, 1, self.slot_tokens).any(2)
 
 
-class Mean(Pooling):
+class MeanPooling(SlotPooling):
     """The mean of the tokens of each slot."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -71,7 +71,7 @@ class Mean(Pooling):
         return torch.stack([part.mean(0) for part in x.split(self.slot_tokens)])
 
 
-class Max(Pooling):
+class MaxPooling(SlotPooling):
     """The largest of the tokens of each slot, in each feature."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -83,7 +83,7 @@ class Max(Pooling):
         return torch.stack([part.amax(0) for part in x.split(self.slot_tokens)])
 
 
-class Convolution(Pooling):
+class ConvolutionProjection(SlotPooling):
     """A convolution over time and features, as wide as its stride: each slot sums W_r x_r over its tokens."""
 
     def __init__(self, slots: int, longest: int, head_dim: int):
@@ -101,10 +101,10 @@ class Convolution(Pooling):
 
 
 PROJECTIONS: dict[str, Callable[[int, int, int], Projection]] = {
-    "linear": Matrix,
-    "mean": Mean,
-    "max": Max,
-    "conv": Convolution,
+    "linear": MatrixProjection,
+    "mean": MeanPooling,
+    "max": MaxPooling,
+    "conv": ConvolutionProjection,
 }
 """(slots, longest input, head dim) -> the projection."""
 

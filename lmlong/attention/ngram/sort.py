@@ -45,11 +45,11 @@ class SortKernel:
         follows = torch.cat([v.to(state.S.dtype), v.new_ones(v.shape[:3], dtype=state.S.dtype)[..., None]], dim=-1)
         follows = follows.masked_fill((written == NO_NGRAM)[..., None], 0)
         follows = pad(follows, (0, 0, 0, 1)).gather(2, rows_at(runs.order, follows))
-        known = torch.cat([state.S, state.number[..., None].to(state.S.dtype)], dim=-1)
-        known = known.gather(2, rows_at(runs.row, follows))
-        is_known = runs.first & (state.ngram.gather(2, runs.row) == ngrams)
-        known = known.masked_fill(~is_known[..., None], 0)
-        before = torch.where(runs.begins[..., None], known, follows.roll(1, dims=2))
+        carried = torch.cat([state.S, state.number[..., None].to(state.S.dtype)], dim=-1)
+        carried = carried.gather(2, rows_at(runs.row, follows))
+        is_carried = runs.first & (state.ngram.gather(2, runs.row) == ngrams)
+        carried = carried.masked_fill(~is_carried[..., None], 0)
+        before = torch.where(runs.begins[..., None], carried, follows.roll(1, dims=2))
         before = _SegmentedSum.apply(before, runs.begins.cumsum(-1))
         after = before + follows
         in_time = runs.order.argsort(dim=-1)[..., 1:]
@@ -75,32 +75,32 @@ def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tup
     run = begins.cumsum(-1)
     of_row = run - torch.where(new_row, run, 0).cummax(-1).values  # the number of the run in its row
     more = pad(writes[..., 1:] & ~new_row[..., 1:], (0, 1))
-    found = group >= 0
+    has_row = group >= 0
     runs = _Runs(
         order,
         group.clamp_min(0) % buckets,
         begins,
-        found & (of_row == 0) & (document == 0),
-        found & writes & ~more & (document == last),
+        has_row & (of_row == 0) & (document == 0),
+        has_row & writes & ~more & (document == last),
         last[:, 0, 0] > 0,
     )
     return runs, ngrams
 
 
 def _state_after(state: NgramState, runs: _Runs, ngrams: Tensor, after: Tensor) -> NgramState:
-    batch, head, place = runs.last.nonzero(as_tuple=True)
-    at = (batch, head, runs.row[batch, head, place])
-    sums = after[batch, head, place]
+    batch, head, position = runs.last.nonzero(as_tuple=True)
+    at = (batch, head, runs.row[batch, head, position])
+    sums = after[batch, head, position]
     begun = runs.begun[:, None, None]
     return state._replace(
         S=state.S.masked_fill(begun[..., None], 0).index_put(at, sums[:, :-1]),
         number=state.number.masked_fill(begun, 0).index_put(at, sums[:, -1].detach().to(state.number.dtype)),
-        ngram=state.ngram.masked_fill(begun, NO_NGRAM).index_put(at, ngrams[batch, head, place]),
+        ngram=state.ngram.masked_fill(begun, NO_NGRAM).index_put(at, ngrams[batch, head, position]),
     )
 
 
 class _SegmentedSum(torch.autograd.Function):
-    """The sums (..., T, V) of what is up to each place in its segment; numbers of segments (..., T) never fall."""
+    """The sums (..., T, V) of what is up to each position in its segment; numbers of segments (..., T) never fall."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, segments: Tensor) -> Tensor:

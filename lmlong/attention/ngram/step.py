@@ -64,8 +64,8 @@ def _in_table(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Ten
         ngram=state.ngram.scatter(2, row, torch.where(writes, written, ngram)),
     )
     S, number, ngram = _at(row_of(read.clamp_min(0), state.number.shape[-1]), state)
-    found = (ngram == read) & (read != NO_NGRAM)
-    return S.masked_fill(~found[..., None], 0), (number * found).to(S.dtype), state
+    matches = (ngram == read) & (read != NO_NGRAM)
+    return S.masked_fill(~matches[..., None], 0), (number * matches).to(S.dtype), state
 
 
 def _at(row: Tensor, state: NgramState) -> tuple[Tensor, Tensor, Tensor]:
