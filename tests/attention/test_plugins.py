@@ -259,7 +259,11 @@ def test_the_laws_are_held_against_each_attention_that_comes_with_lmlong() -> No
         ("S = S * keep[:, :, t, :, None] +", "S = S.mul_(keep[:, :, t, :, None]) +", 5),
         ("S = S * keep", "S = S + S.mean(0) * 0.1\n            S = S * keep", 6),
         ("S = S.masked_fill(document_starts[:, t, None, None, None], 0)", "pass", 7),
-        ("return self.heads * self.head_dim * self.value_dim", "return 5", 8),
+        (
+            "    def reference(",
+            "    def state_numbers(self, tokens: int) -> int:\n        return 5\n\n    def reference(",
+            8,
+        ),
         ("S, outputs = state.S, []", "S, outputs = state.S / (k.std() < 50), []", 9),
     ],
 )
