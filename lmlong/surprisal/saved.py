@@ -62,7 +62,7 @@ class SavedUnit(Saved):
     """The open unit of `Units`."""
 
     number: Count
-    position: Count
+    place: Count
     begin: Count
     read: Count
     size: Count
@@ -73,7 +73,7 @@ class SavedUnit(Saved):
 
     @model_validator(mode="after")
     def _begins_before_its_end(self) -> "SavedUnit":
-        if self.begin > self.position + self.gaps.passed + LARGEST_GAP:
+        if self.begin > self.place + self.gaps.passed + LARGEST_GAP:
             raise ValueError("the open unit begins after the end of the text")
         return self
 
@@ -97,7 +97,7 @@ class SavedLines(Saved):
 class SavedText(Saved):
     """The score of one text, in the metadata of its state file."""
 
-    position: Count
+    place: Count
     not_read: Count
     undecoded: Annotated[Hex, StringConstraints(max_length=6)]
     unit: SavedUnit
