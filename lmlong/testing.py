@@ -20,7 +20,7 @@ from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import draw_inputs
-from lmlong.attention.laws import Subject, Text, Verdict
+from lmlong.attention.laws import Case, Subject, Text, Verdict
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.plugin_checks import explain, file_of
 from lmlong.attention.plugins import Plugin, in_words
@@ -91,25 +91,25 @@ def examine_plugin(plugin: Plugin) -> list[Report]:
 
 def _held(report: Report) -> Report:
     if not report.kept:
-        told = [
-            f"law {one.number}, {one.law}: measured {one.measured:.1e}, allowed {one.allowed:.1e}"
-            for one in report.verdicts
-            if not one.kept
+        broken = [
+            f"law {verdict.number}, {verdict.law}: measured {verdict.measured:.1e}, allowed {verdict.allowed:.1e}"
+            for verdict in report.verdicts
+            if not verdict.kept
         ]
-        raise BrokenLaw(f"{report.name} breaks {'; '.join(told)}.")
+        raise BrokenLaw(f"{report.name} breaks {'; '.join(broken)}.")
     return report
 
 
 def _worst(verdicts: Iterator[Verdict] | Sequence[Verdict]) -> list[Verdict]:
     """Return one verdict for each law: where it is furthest from being kept."""
 
-    def excess(one: Verdict) -> tuple[bool, float]:
-        return not one.kept, one.measured / one.allowed if one.allowed else one.measured
+    def excess(verdict: Verdict) -> tuple[bool, float]:
+        return not verdict.kept, verdict.measured / verdict.allowed if verdict.allowed else verdict.measured
 
     worst: dict[int, Verdict] = {}
-    for one in verdicts:
-        if one.number not in worst or excess(one) > excess(worst[one.number]):
-            worst[one.number] = one
+    for verdict in verdicts:
+        if verdict.number not in worst or excess(verdict) > excess(worst[verdict.number]):
+            worst[verdict.number] = verdict
     return [worst[number] for number in sorted(worst)]
 
 
@@ -133,101 +133,61 @@ class _Texts(NamedTuple):
             q, k = q[..., :0], k[..., :0]
         begun = torch.rand(BATCH, time, generator=draw) < 1 / 30 if starts is None else starts
         drawn = draw_inputs(self.attention.inputs, BATCH, time, draw, torch.float64, begun)
-        return self.cast((q * scale, k * scale, v, begun, *drawn.values()))
+        return cast((q * scale, k * scale, v, begun, *drawn.values()), self.dtype)
 
-    def cast(self, text: Text) -> Text:
-        """Return a text in this dtype; gates are in float32 at least."""
-        q, k, v, starts, *others = text
-        gates = at_least_float32(self.dtype)
-        real = (x.to(gates) if x is not None and x.is_floating_point() else x for x in others)
-        return *(None if x is None else x.to(self.dtype) for x in (q, k, v)), starts, *real
+    @property
+    def case(self) -> Case:
+        """The texts of the laws about ways of computing the same text."""
+        starts = torch.zeros(BATCH, TIME, dtype=torch.bool).index_fill(1, torch.tensor(BEGINS), True)
+        cuts = (1, TIME // 3, TIME // 2, TIME - 1)
+        return Case(self.subject, self.draw(), self.draw(seed=1), self.draw(starts=starts), BEGINS, cuts, 3)
 
 
-Found = Iterator[tuple[str, float, float]]
+Errors = Iterator[tuple[str, float, float]]
 """What was measured of a law: of what, how much, and how much is allowed."""
 
 
 def _verdicts(attention: CausalAttention) -> Iterator[Verdict]:
     """Every law in both dtypes; an exception on the way is an error that names the law."""
     exact, single = (_Texts(copy.deepcopy(attention).cpu().to(dtype).eval(), dtype) for dtype in EXACT)
-    checks: list[tuple[int, str, Callable[[_Texts], Found]]] = [
-        (1, "forward = definition", lambda of: _definition(exact, of)),
-        (2, "token by token = forward", _steps),
-        (3, "any cut = forward", _cuts),
-        (4, "the future never changes the past", _future),
-        (5, "a state is not modified", _state_is_not_modified),
-        (6, "rows are independent", _rows),
-        (7, "packed documents are independent", _documents),
-        (8, "the state is as large as declared", _state_size),
-        (9, "outputs not finite or dead at any scale", _scales),
-        (10, "1 / smallest denominator", _denominators),
-    ]
-    for of in (exact, single):
-        for number, law, check in checks:
+    for texts in (exact, single):
+        for number in range(1, 11):
+            law = laws.LAWS[number]
             try:
                 with torch.set_grad_enabled(number == 1):
-                    found = list(check(of))
+                    errors = list(_errors(number, exact, texts))
             except Exception as error:
-                told = explain(error, file_of(type(attention)))
-                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {told}") from error
-            dtype = str(of.dtype).removeprefix("torch.")
-            yield from (Verdict(number, f"{law}: {what}{dtype}", *numbers) for what, *numbers in found)
+                why = explain(error, file_of(type(attention)))
+                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {why}") from error
+            dtype = str(texts.dtype).removeprefix("torch.")
+            yield from (Verdict(number, f"{law}: {what}{dtype}", *numbers) for what, *numbers in errors)
 
 
-def _definition(exact: _Texts, of: _Texts) -> Found:
+def _errors(number: int, exact: _Texts, texts: _Texts) -> Errors:
+    if number in laws.SAME_TEXT:
+        yield "", laws.measure(number, texts.case), 0.0 if number in laws.EXACT else EXACT[texts.dtype]
+    elif number == 1:
+        yield from _definition(exact, texts)
+    else:
+        yield from {8: _state_size, 9: _scales, 10: _denominators}[number](texts)
+
+
+def _definition(exact: _Texts, texts: _Texts) -> Errors:
     """Law 1, read in two parts, so that the gradient of the first part's keys and values flows through the state."""
-    text = exact.draw()
-    upstream = exact.draw(seed=2)[2]
+    text, upstream = exact.draw(), exact.draw(seed=2)[2]
     assert upstream is not None
-    subject, half = of.subject, TIME // 2
-
-    def in_two_parts(x: Text) -> Tensor:
-        first, state = subject.forward(laws.cut(x, 0, half), subject.init_state(BATCH))
-        second, _ = subject.forward(laws.cut(x, half, TIME), state)
-        return torch.cat([first, second], dim=2)
-
-    truth = _with_gradients(lambda x: laws.reference(exact.attention, x), text, upstream)
-    formula = _with_gradients(lambda x: laws.reference(of.attention, x), of.cast(text), upstream)
-    measured = _with_gradients(in_two_parts, of.cast(text), upstream)
-    names = ["", "dq, ", "dk, ", "dv, ", *(f"d_{name}, " for name in of.attention.inputs)]
-    floor = (1 if of.dtype == torch.bfloat16 else 16) * torch.finfo(of.dtype).eps
+    narrow, subject = cast(text, texts.dtype), texts.subject
+    truth = with_gradients(lambda x: laws.reference(exact.attention, x), text, upstream)
+    formula = with_gradients(lambda x: laws.reference(texts.attention, x), narrow, upstream)
+    measured = with_gradients(lambda x: in_two_parts(subject, x), narrow, upstream)
+    names = ["", "dq, ", "dk, ", "dv, ", *(f"d_{name}, " for name in texts.attention.inputs)]
+    floor = (1 if texts.dtype == torch.bfloat16 else 16) * torch.finfo(texts.dtype).eps
     for name, mine, other, right in zip(names, measured, formula, truth, strict=False):
-        allowed = max(EXACT[torch.float64] if of is exact else 0, 4 * max(_distance(other, right, upstream), floor))
-        yield name, _distance(mine, right, upstream), allowed
+        allowed = max(EXACT[torch.float64] if texts is exact else 0, 4 * max(distance(other, right, upstream), floor))
+        yield name, distance(mine, right, upstream), allowed
 
 
-def _steps(of: _Texts) -> Found:
-    yield "", laws.steps_equal_forward(of.subject, of.draw()), EXACT[of.dtype]
-
-
-def _cuts(of: _Texts) -> Found:
-    yield "", laws.cuts_change_nothing(of.subject, of.draw(), [1, TIME // 3, TIME // 2, TIME - 1]), EXACT[of.dtype]
-
-
-def _future(of: _Texts) -> Found:
-    text, other = of.draw(), of.draw(seed=1)
-    for position in (1, TIME // 3, TIME // 2, TIME - 1):
-        yield "", laws.future_leaves_past(of.subject, text, other, position), 0.0
-
-
-def _state_is_not_modified(of: _Texts) -> Found:
-    q, k, v, starts, *others = of.draw()
-    for begun in (starts, None):
-        yield "", laws.state_is_not_modified(of.subject, (q, k, v, begun, *others)), 0.0
-
-
-def _rows(of: _Texts) -> Found:
-    yield "", laws.rows_are_independent(of.subject, of.draw(), of.draw(seed=1)), 0.0
-
-
-def _documents(of: _Texts) -> Found:
-    starts = torch.zeros(BATCH, TIME, dtype=torch.bool).index_fill(1, torch.tensor(BEGINS), True)
-    q, k, v, _, *others = of.draw(starts=starts)
-    packed, alone = (q, k, v, starts, *others), (q, k, v, None, *others)
-    yield "", laws.documents_are_independent(of.subject, packed, alone, BEGINS), EXACT[of.dtype]
-
-
-def _state_size(of: _Texts) -> Found:
+def _state_size(of: _Texts) -> Errors:
     for time in (1, TIME):
         held = laws.numbers_in_state(of.subject, of.draw(time=time))
         yield "", float(abs(held - of.attention.state_numbers(time))), 0.0
@@ -235,20 +195,17 @@ def _state_size(of: _Texts) -> Found:
     yield "state_growth, ", float(grows != (of.attention.state_growth == "per token")), 0.0
 
 
-def _scales(of: _Texts) -> Found:
+def _scales(of: _Texts) -> Errors:
     for scale in laws.SCALES:
         text = of.draw(scale=min(scale, of.attention.largest_scale))
         y, _ = of.subject.forward(text, of.subject.init_state(BATCH))
         yield "", float(laws.dead_or_infinite(y, laws.reference(of.attention, text))), 0.0
 
 
-def _denominators(of: _Texts) -> Found:
+def _denominators(of: _Texts) -> Errors:
     if isinstance(of.attention, LinearAttention):
-        q, k, v, starts, *others = of.draw()
-        assert q is not None and k is not None and v is not None
-        inputs = {name: x for name, x in zip(of.attention.inputs, others, strict=True) if x is not None}
-        found = of.attention.denominators(q, k, v, of.subject.init_state(BATCH), starts, inputs)
-        smallest = float(found.min())
+        q, k, v, starts, inputs = laws.arguments(of.attention, of.draw())
+        smallest = float(of.attention.denominators(q, k, v, of.subject.init_state(BATCH), starts, inputs).min())
         yield "", 1 / smallest if smallest > 0 else float("inf"), 1 / laws.DENOMINATOR_LIMIT
 
 
@@ -263,10 +220,10 @@ def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
             try:
                 features, of_mixed = phi(x).detach(), phi(mixed).detach()
             except Exception as error:
-                told = explain(error, file_of(type(feature_map)))
-                raise UsageError(f"{in_words(feature_map)}: {name}: {told}") from error
-            if features.shape != (wanted := (*x.shape[:3], feature_map.features)):
-                raise UsageError(f"{in_words(feature_map)}: {name} gives {tuple(features.shape)}, not {wanted}.")
+                why = explain(error, file_of(type(feature_map)))
+                raise UsageError(f"{in_words(feature_map)}: {name}: {why}") from error
+            if features.shape != (expected := (*x.shape[:3], feature_map.features)):
+                raise UsageError(f"{in_words(feature_map)}: {name} gives {tuple(features.shape)}, not {expected}.")
             change = (features - of_mixed)[:, :, :half].abs().max()
             other_change = (phi(other).detach() - of_mixed)[:, :, half:].abs().max()
             yield Verdict(4, f"each token by itself: {name}", float(max(change, other_change)), 0.0)
@@ -274,14 +231,31 @@ def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
         yield Verdict(10, "products of features below 0", float((-fq @ fk.mT).clamp(min=0).max()), 0.0)
 
 
-def _distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
-    """Relative to the truth's norm, but never to one that is 0 in exact numbers, as of the first token's query."""
+def cast(text: Text, dtype: torch.dtype) -> Text:
+    """Return a text (q, k, v, document_starts, inputs) in a dtype; gates are in float32 at least."""
+    q, k, v, starts, *rest = text
+    gates = at_least_float32(dtype)
+    inputs = (x.to(gates) if x is not None and x.is_floating_point() else x for x in rest)
+    return *(None if x is None else x.to(dtype) for x in (q, k, v)), starts, *inputs
+
+
+def in_two_parts(subject: Subject, text: Text) -> Tensor:
+    """Return the outputs of a text that is read in two calls."""
+    assert text[0] is not None
+    rows, _, time = text[0].shape[:3]
+    first, state = subject.forward(laws.cut(text, 0, time // 2), subject.init_state(rows))
+    return torch.cat([first, subject.forward(laws.cut(text, time // 2, time), state)[0]], dim=2)
+
+
+def distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
+    """Return the error relative to the truth's norm, or to a tenth of the upstream gradient's if that is larger: the
+    gradient of the first token's query is 0 in exact numbers."""
     size = max(float(truth.norm()), 0.1 * float(upstream.norm()))
-    distance = float((measured.double() - truth).norm()) / size
-    return distance if distance == distance else float("inf")
+    error = float((measured.double() - truth).norm()) / size
+    return error if error == error else float("inf")
 
 
-def _with_gradients(function: Callable[[Text], Tensor], x: Text, upstream: Tensor) -> list[Tensor]:
+def with_gradients(function: Callable[[Text], Tensor], x: Text, upstream: Tensor) -> list[Tensor]:
     """Return the outputs, and the gradients of all real inputs."""
     leaves = tuple(t.detach().requires_grad_(t.is_floating_point()) if t is not None else None for t in x)
     y = function(leaves)

@@ -50,6 +50,7 @@ ACYCLIC = {
     "data",
     "evaluation",
     "experiments",
+    "inference",
     "interop",
     "io",
     "model",

@@ -12,7 +12,7 @@ from lmlong.data import token_dataset
 from lmlong.data.token_file import read_tokens
 from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import CheckpointError
-from lmlong.io import manifest as manifests
+from lmlong.io import folder_manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
@@ -26,7 +26,7 @@ def test_a_checkpoint_and_a_state_go_on_with_the_same_text() -> None:
 
 
 def test_a_token_folder_holds_the_same_tokens() -> None:
-    manifests.verify(GOLDEN / "tokens", token_dataset.FORMAT)
+    folder_manifest.verify(GOLDEN / "tokens", token_dataset.FORMAT)
     tokenizer = load_tokenizer(GOLDEN / "tokens" / "tokenizer.model")
     found = read_tokens(GOLDEN / "tokens" / "train-0.tokens", tokenizer)
     assert np.asarray(found.tokens[:40]).tolist() == EXPECTED["train"]

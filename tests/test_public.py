@@ -1,6 +1,6 @@
 """The public names as a user of Python meets them: in a script, a thread, a notebook, an editor and a type checker.
 
-The examples of every docstring and every block of docs/python.md are run.
+The examples of every docstring and every block of docs/guides/python.md are run.
 """
 
 import ast
@@ -22,7 +22,7 @@ import pytest
 import lmlong
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "python.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "python.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 MINE = """
@@ -113,7 +113,7 @@ def run_page() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     with redirect_stdout(io.StringIO()):
         for number, block in enumerate(BLOCKS):
-            exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), namespace)
+            exec(compile(block, f"docs/guides/python.md, block {number + 1}", "exec"), namespace)
 
 
 def in_a_thread(call: Callable[[], None]) -> None:

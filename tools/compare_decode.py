@@ -1,6 +1,6 @@
 """Speed of writing, token by token, at several lengths of the text before: ours, and GPT-2 in transformers.
 
-    pip install transformers && python tools/compare_decode.py --plot docs/decode.png
+    pip install transformers && python tools/compare_decode.py --plot docs/images/decode.png
 
 Each candidate is filled with a text of the length first, untimed, then writes; rounds of all candidates take turns,
 so that a machine that slows down does so for all, and a few tokens before each round are not timed either: they find

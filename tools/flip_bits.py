@@ -26,8 +26,8 @@ from lmlong.data.tokenizers import training as trained_tokenizer
 from lmlong.errors import CheckpointError
 from lmlong.experiments.kept_results import KeptResult
 from lmlong.inference.loading import load
-from lmlong.io import manifest
-from lmlong.io.manifest import Damaged, Format
+from lmlong.io import folder_manifest
+from lmlong.io.folder_manifest import DamagedFolder, Format
 from lmlong.native.build import LIBRARY, find_compiler
 from lmlong.recipe import file as recipe_file
 from lmlong.training.metrics_log import MetricsLog
@@ -57,14 +57,14 @@ def seen_by(check: Callable[[], object]) -> Callable[[], bool]:
         try:
             check()
             return True
-        except (CheckpointError, Damaged):
+        except (CheckpointError, DamagedFolder):
             return False
 
     return is_whole
 
 
 def folder_kind(folder: Path, form: Format) -> Kind:
-    return Kind(sorted(folder.iterdir()), seen_by(lambda: manifest.verify(folder, form)))
+    return Kind(sorted(folder.iterdir()), seen_by(lambda: folder_manifest.verify(folder, form)))
 
 
 def make_all(place: Path) -> dict[str, Kind]:
@@ -118,7 +118,7 @@ def resumes(run: Path) -> bool:
 def header(path: Path) -> list[int]:
     """The bytes of a file that say how the rest is to be read."""
     data = path.read_bytes()
-    if path.name == manifest.NAME:
+    if path.name == folder_manifest.NAME:
         return list(range(len(data)))
     if path.suffix in (".safetensors", ".state"):
         return list(range(8 + int.from_bytes(data[:8], "little")))

@@ -19,7 +19,7 @@ import torch
 from lmlong import recipe
 from lmlong.attention.base import state_tensors
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.segments import Segment, split_segments
+from lmlong.model.segments import Segment
 from lmlong.model.state import detach_state
 from lmlong.recipe.lengths import name_length, parse_lengths
 
@@ -47,7 +47,7 @@ def step(model: LanguageModel, mode: str, tokens: torch.Tensor, segment: int) ->
         (nll / tokens.numel()).backward()
         return
     state = model.init_state(1)
-    for part in split_segments(segment, Segment(tokens, targets, None, None)):
+    for part in Segment(tokens, targets).split(segment):
         nll, after = model.loss(part.tokens, part.targets, state=state)
         (nll / tokens.numel()).backward()
         state = detach_state(after)

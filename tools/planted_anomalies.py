@@ -18,8 +18,7 @@ import json
 from pathlib import Path
 
 import torch
-from planted_parts.anomalies import compare_methods
-from planted_parts.anomalies_report import figure, table, to_json
+from planted_parts.anomalies import compare_methods, figure, table, to_json
 from planted_parts.service_log import write_log
 
 from lmlong.cli.output import check_files, show

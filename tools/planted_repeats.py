@@ -17,8 +17,7 @@ from pathlib import Path
 from textwrap import wrap
 
 import torch
-from planted_parts.repeats import plant_repeats, repeat_costs, training_sequence
-from planted_parts.repeats_report import figure, table, to_json
+from planted_parts.repeats import figure, plant_repeats, repeat_costs, table, to_json, training_sequence
 
 from lmlong.cli.output import check_files, show
 from lmlong.errors import LmlongError

@@ -4,7 +4,8 @@ B batch, H heads, T time, K key dim, V value dim.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from lmlong.attention.inputs import NOTHING, Input, Inputs
 from lmlong.attention.state_check import check_alike
 from lmlong.native.decode.kind import DecodeKind
+from lmlong.native.state import state_tensors
 
 State = TypeVar("State", bound=NamedTuple)
 
@@ -49,14 +51,12 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
     """Whether RoPE is applied to queries and keys, unless the recipe says otherwise: an attention with no other notion
     of order needs it."""
 
-    kernels: Mapping[str, Callable[[], Any]] = MappingProxyType({})
-    """What computes many tokens, by its name in recipes, each as a function that loads it: `torch`, `native` code,
-    `triton`; none where torch's own functions do."""
+    kernels: Mapping[str, type[Any]] = MappingProxyType({})
+    """What computes many tokens, by its name in recipes: `torch`, `native` code, `triton`; none where torch's own
+    functions do."""
 
-    kernel: Any
-    """The one in use."""
-
-    kernel_name: str
+    compiled = False
+    """Whether torch.compile runs the model; kernels that it cannot trace then run beside what it compiles."""
 
     state_growth: Literal["constant", "per token"] = "constant"
     """Whether the size of the state grows with the tokens read."""
@@ -85,25 +85,27 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
 
     @abstractmethod
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         """Return the outputs by the formula, a T x T matrix of weights or the token loop; `forward` must equal it."""
-
-    @property
-    def traceable_kernels(self) -> Collection[str]:
-        """The kernels that torch.compile can trace; the others run beside what it compiles."""
-        return ()
 
     def use_kernel(self, name: str) -> None:
         """Compute many tokens by a kernel, or by torch where there is none of that name."""
         if self.kernels:
-            self.kernel_name = name if name in self.kernels else "torch"
-            self.kernel = self.kernels[self.kernel_name]()
+            self.kernel = self.kernels[name if name in self.kernels else "torch"]()
+
+    @property
+    def kernel_name(self) -> str:
+        """The name of the kernel that computes many tokens; it leaves devices and dtypes that it lacks to torch."""
+        return self.kernel.name if self.kernels else "torch"
+
+    def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function, beside what torch.compile runs where it does."""
+        if not self.compiled:
+            return function(*arguments)
+        from lmlong.attention.untraced import untraced
+
+        return untraced(function, *arguments)
 
     def group_heads(self, kv_heads: int) -> bool:
         """Take so few heads of keys and values, each for as many neighbouring heads of queries, and return whether it
@@ -125,25 +127,15 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         return state
 
     def check_state(self, state: State, empty: State) -> None:
-        """Raise StateError unless `state` can be one of this attention; `empty` is the state before the first token.
-
-        A state that was read from a file is checked before it is used. Override this where more is relied on than
-        shapes, dtypes and finite values: integers that become indices, or sizes that must agree.
-        """
+        """Raise StateError unless `state`, which was read from a file, can be one of this attention; `empty` is the
+        state before the first token."""
         check_alike(state, empty, grows=self.state_growth == "per token")
 
-    @abstractmethod
     def state_numbers(self, tokens: int) -> int:
-        """Return how many numbers the state of one row holds after `tokens` tokens."""
-
-
-def state_tensors(state: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors of a state, however its tuples are nested."""
-    if isinstance(state, Tensor):
-        yield state
-    elif state is not None:
-        for part in state:
-            yield from state_tensors(part)
+        """Return how many numbers the state of one row holds after `tokens` tokens: those before the first token, and
+        if it grows, `tokens` of each tensor that begins without any."""
+        empty, grows = self.init_state(1, torch.device("meta"), torch.float32), self.state_growth == "per token"
+        return sum(prod(tokens if grows and size == 0 else size for size in x.shape) for x in state_tensors(empty))
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

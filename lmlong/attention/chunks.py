@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lmlong.attention.scan import Kernel
+
 CHUNK_SIZE = 64
 """Tokens in a chunk: within it attention is a masked product, between chunks it is the state."""
 
@@ -29,6 +31,18 @@ class Decay(NamedTuple):
     chunk: Tensor | None  # r (..., 1, 1), multiplies the state, in its dtype
     pairs: Sequence[Tensor] | None = None
     """Of a decay for each channel, where a, u and r have a number for each: see linear/channel_decay.py."""
+
+
+class ChunkedKernel(Kernel):
+    """A kernel that reads features in chunks (N B, H, C, F), of which the last may have padding after it."""
+
+    name = "torch"
+
+    def arrange(self, x: Tensor) -> Tensor:
+        return to_chunks(x).flatten(0, 1)
+
+    def restore(self, dx: Tensor, into: Tensor) -> None:
+        from_chunks(dx.unflatten(0, (-1, len(into))), into)
 
 
 def decay_masks(
@@ -61,6 +75,10 @@ def masked(weights: Tensor, decay: Decay) -> Tensor:
     return weights.tril_() if decay.mask is None else weights.mul_(decay.mask)
 
 
+def scaled(x: Tensor, by: Tensor | None) -> Tensor:
+    return x if by is None else x * by
+
+
 def to_chunks(x: Tensor) -> Tensor:
     """Return (B, H, T, ...) as (N, B, H, C, ...), contiguous, padded with zeros."""
     size = min(CHUNK_SIZE, 1 << (x.shape[2] - 1).bit_length())  # a power of 2, which can be halved
@@ -77,11 +95,6 @@ def from_chunks(x: Tensor, out: Tensor) -> None:
     out[:, :, : whole * size].unflatten(2, (whole, size)).copy_(x[:whole].movedim(0, 2))
     if rest:
         out[:, :, whole * size :] = x[whole, :, :, :rest]
-
-
-def flat_chunks(x: Tensor) -> Tensor:
-    """Return (B, H, T, ...) as (N B, H, C, ...)."""
-    return to_chunks(x).flatten(0, 1)
 
 
 def add_matmul(total: Tensor, left: Tensor, right: Tensor) -> Tensor:

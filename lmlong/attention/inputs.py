@@ -107,17 +107,18 @@ def draw_inputs(
     document_starts: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return random inputs of what is declared, from gates almost closed to almost open, as a trained model has."""
-    found = {}
-    for name, one in inputs.items():
-        if isinstance(one, Gate):
-            raw = 3 * torch.randn(batch, one.start.shape[0], time, *one.start.shape[1:], generator=draw, dtype=dtype)
-            found[name] = one.activate(raw + one.start.cpu().to(dtype).unsqueeze(1))
-        elif isinstance(one, Rotated):
-            found[name] = torch.randn(batch, one.heads, time, one.head_dim, generator=draw, dtype=dtype)
+    drawn = {}
+    for name, declared in inputs.items():
+        if isinstance(declared, Gate):
+            heads, *channels = declared.start.shape
+            raw = 3 * torch.randn(batch, heads, time, *channels, generator=draw, dtype=dtype)
+            drawn[name] = declared.activate(raw + declared.start.cpu().to(dtype).unsqueeze(1))
+        elif isinstance(declared, Rotated):
+            drawn[name] = torch.randn(batch, declared.heads, time, declared.head_dim, generator=draw, dtype=dtype)
         else:
             tokens = torch.randint(3, (batch, time), generator=draw)
-            past = torch.zeros(batch, one.size - 1, dtype=torch.long)
+            past = torch.zeros(batch, declared.size - 1, dtype=torch.long)
             begun = torch.zeros(batch, time, dtype=torch.long) if document_starts is None else document_starts.long()
             positions = torch.arange(time).expand(batch, -1)
-            found[name] = one.make(last_tokens(tokens, past, positions - (positions * begun).cummax(1).values))
-    return found
+            drawn[name] = declared.make(last_tokens(tokens, past, positions - (positions * begun).cummax(1).values))
+    return drawn

@@ -1,21 +1,10 @@
 """The laws of causal attention, as functions that return errors: 0 where a law is exact, else relative to the norm.
 
-They hold for an attention and for the language model around it:
-
- 1. forward equals the definition, a quadratic form or a token loop, in values and gradients
- 2. token by token equals all at once
- 3. any cut into parts equals all at once
- 4. the future never changes the past
- 5. a state that was passed in is not modified
- 6. rows of a batch are independent
- 7. documents packed in a row are independent
- 8. the state holds as many numbers as declared
- 9. outputs are finite and alive at any scale of the inputs
-10. denominators stay away from 0
-11. the fast decode step equals torch's
+They hold for an attention and for the language model around it. What is left out of their names: forward equals the
+definition, a quadratic form or a token loop, in values and gradients; the scales are those of queries and keys.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +14,26 @@ from torch import Tensor
 from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.inputs import Inputs
 from lmlong.report.json_values import json_keys
+
+LAWS: Mapping[int, str] = {
+    1: "forward = definition",
+    2: "token by token = forward",
+    3: "any cut = forward",
+    4: "the future never changes the past",
+    5: "a state is not modified",
+    6: "rows are independent",
+    7: "packed documents are independent",
+    8: "the state is as large as declared",
+    9: "outputs not finite or dead at any scale",
+    10: "1 / smallest denominator",
+    11: "fast decode step = forward, in float32",
+}
+
+SAME_TEXT = range(2, 8)
+"""The laws about ways of computing the same text, which `measure` measures."""
+
+EXACT = (4, 5, 6)
+"""Those that leave no room for rounding."""
 
 Text: TypeAlias = tuple[Tensor | None, ...]
 """Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, dim)."""
@@ -65,67 +74,96 @@ def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
     in the dtype and device of `like`."""
 
     def forward(text: Text, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, document_starts, inputs = _arguments(attention, text)
+        q, k, v, document_starts, inputs = arguments(attention, text)
         return attention(q, k, v, state, document_starts, inputs)
 
     def step(text: Text, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, document_starts, *others = text
+        q, k, v, document_starts, *rest = text
         # as a model decodes: without document starts, except where one begins
         starts = document_starts if document_starts is not None and document_starts.any() else None
-        return forward((q, k, v, starts, *others), state)
+        return forward((q, k, v, starts, *rest), state)
 
     return Subject(lambda batch: attention.init_state(batch, like.device, like.dtype), forward, step, attention.settle)
 
 
 def reference(attention: CausalAttention, text: Text) -> Tensor:
     """Return the outputs by the definition, for law 1."""
-    return attention.reference(*_arguments(attention, text))
+    return attention.reference(*arguments(attention, text))
 
 
-def _arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Inputs]:
+def arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Inputs]:
     """Return q, k, v, document_starts and the inputs by their names."""
-    q, k, v, document_starts, *others = text
+    q, k, v, document_starts, *rest = text
     assert q is not None and k is not None and v is not None
-    inputs = {name: x for name, x in zip(attention.inputs, others, strict=True) if x is not None}
+    inputs = {name: x for name, x in zip(attention.inputs, rest, strict=True) if x is not None}
     return q, k, v, document_starts, inputs
+
+
+class Case(NamedTuple):
+    """What the laws of SAME_TEXT are measured on: a subject, and texts of the same shape."""
+
+    subject: Subject
+    text: Text
+    other: Text
+    packed: Text
+    """With documents that begin at `begins` in each row."""
+    begins: Sequence[int]
+    cuts: Sequence[int]
+    starts: int
+    """Where the document starts are in a text."""
+
+
+def measure(number: int, case: Case) -> float:
+    """Return the error of a law of SAME_TEXT."""
+    subject, text, other, packed, begins, cuts, starts = case
+    match number:
+        case 2:
+            return steps_equal_forward(subject, text)
+        case 3:
+            return cuts_change_nothing(subject, text, cuts)
+        case 4:
+            return max(future_leaves_past(subject, text, other, position) for position in cuts)
+        case 5:
+            return max(state_is_not_modified(subject, x) for x in (text, _without(starts, text)))
+        case 6:
+            return rows_are_independent(subject, text, other)
+        case 7:
+            return documents_are_independent(subject, packed, _without(starts, packed), begins)
+    raise ValueError(f"law {number} is not one of {SAME_TEXT}")
 
 
 def steps_equal_forward(subject: Subject, text: Text) -> float:
     """Return the error of law 2: outputs and final state token by token, against those of the whole text at once."""
-    whole, end = subject.forward(text, subject.init_state(_batch(text)))
-    outputs, state = [], subject.init_state(_batch(text))
-    for token in range(_time(text)):
-        y, state = subject.step(cut(text, token, token + 1), state)
-        outputs.append(y)
-    return max(
-        error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(subject.settle(state), subject.settle(end))
-    )
+    return _parts_error(subject, subject.step, text, range(1, _time(text)))
 
 
 def cuts_change_nothing(subject: Subject, text: Text, cuts: Sequence[int]) -> float:
     """Return the error of law 3: outputs and final state in parts that pass on the state, against the whole text."""
+    return _parts_error(subject, subject.forward, text, sorted(cuts))
+
+
+def _parts_error(
+    subject: Subject, read: Callable[[Text, Any], tuple[Tensor, Any]], text: Text, cuts: Sequence[int]
+) -> float:
     whole, end = subject.forward(text, subject.init_state(_batch(text)))
     outputs, state = [], subject.init_state(_batch(text))
-    for begin, stop in pairwise([0, *sorted(cuts), _time(text)]):
+    for begin, stop in pairwise([0, *cuts, _time(text)]):
         if begin < stop:
-            y, state = subject.forward(cut(text, begin, stop), state)
+            y, state = read(cut(text, begin, stop), state)
             outputs.append(y)
+    pairs = zip(state_tensors(subject.settle(state)), state_tensors(subject.settle(end)), strict=True)
     return max(
-        error(torch.cat(outputs, dim=whole.ndim - 2), whole), _states_error(subject.settle(state), subject.settle(end))
+        error(torch.cat(outputs, dim=whole.ndim - 2), whole), *(error(mine, other) for mine, other in pairs), 0.0
     )
 
 
 def future_leaves_past(subject: Subject, text: Text, other: Text, position: int) -> float:
     """Return the error of law 4: the largest change of an output before `position` when all that is later differs."""
-    mixed = tuple(
-        None
-        if x is None or y is None
-        else torch.cat([_narrow(x, 0, position), _narrow(y, position, _time(text))], _axis(x))
-        for x, y in zip(text, other, strict=True)
-    )
-    y, _ = subject.forward(text, subject.init_state(_batch(text)))
-    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(text)))
-    past, past_mixed = y.narrow(y.ndim - 2, 0, position), y_mixed.narrow(y.ndim - 2, 0, position)
+    time = _time(text)
+    pairs = zip(cut(text, 0, position), cut(other, position, time), strict=True)
+    mixed = tuple(None if x is None or y is None else torch.cat([x, y], _axis(x)) for x, y in pairs)
+    y, y_mixed = (subject.forward(x, subject.init_state(_batch(text)))[0] for x in (text, mixed))
+    past, past_mixed = (x.narrow(x.ndim - 2, 0, position) for x in (y, y_mixed))
     return float((past - past_mixed).detach().abs().max()) if position else 0.0
 
 
@@ -133,11 +171,11 @@ def state_is_not_modified(subject: Subject, text: Text) -> float:
     """Return the error of law 5: the largest change to a state that was passed in."""
     half = _time(text) // 2
     _, state = subject.forward(cut(text, 0, half), subject.init_state(_batch(text)))
-    before = [tensor.clone() for tensor in state_tensors(state)]
+    before = [tensor.detach().clone() for tensor in state_tensors(state)]
     subject.forward(cut(text, half, _time(text)), state)
     subject.step(cut(text, half, half + 1), state)
     pairs = zip(state_tensors(state), before, strict=True)
-    changes = [(a.double() - b.double()).abs().max() for a, b in pairs if a.numel()]
+    changes = [(a.detach().double() - b.double()).abs().max() for a, b in pairs if a.numel()]
     return float(max(changes, default=torch.zeros(())))
 
 
@@ -146,8 +184,7 @@ def rows_are_independent(subject: Subject, text: Text, other: Text) -> float:
     mixed = tuple(
         None if x is None or y is None else torch.cat([x[:1], y[1:]]) for x, y in zip(text, other, strict=True)
     )
-    y, _ = subject.forward(text, subject.init_state(_batch(text)))
-    y_mixed, _ = subject.forward(mixed, subject.init_state(_batch(text)))
+    y, y_mixed = (subject.forward(x, subject.init_state(_batch(text)))[0] for x in (text, mixed))
     return float((y[0] - y_mixed[0]).detach().abs().max())
 
 
@@ -186,20 +223,16 @@ def error(measured: Tensor, truth: Tensor) -> float:
 
 def cut(text: Text, begin: int, stop: int) -> Text:
     """Return the text of the tokens from `begin` up to `stop`."""
-    return tuple(None if x is None else _narrow(x, begin, stop) for x in text)
+    return tuple(None if x is None else x.narrow(_axis(x), begin, stop - begin) for x in text)
 
 
-def _states_error(state: Any, truth: Any) -> float:
-    pairs = zip(state_tensors(state), state_tensors(truth), strict=True)
-    return max((error(mine, other) for mine, other in pairs), default=0.0)
+def _without(starts: int, text: Text) -> Text:
+    """Return the text without its document starts."""
+    return (*text[:starts], None, *text[starts + 1 :])
 
 
 def _axis(x: Tensor) -> int:
     return 1 if x.ndim == 2 else 2
-
-
-def _narrow(x: Tensor, begin: int, stop: int) -> Tensor:
-    return x.narrow(_axis(x), begin, stop - begin)
 
 
 def _time(text: Text) -> int:

@@ -6,26 +6,26 @@ B batch, H heads, T time, F features, V value dim.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lmlong.attention.base import at_least_float32
 from lmlong.attention.chunks import MIN_LOG2_DECAY
-from lmlong.attention.feature_maps import ELU_FLOOR, Relu
-from lmlong.attention.scan import FeatureVjp, QKFeatures, SavedSpan, ScanGrads, ScanInputs, ScanOutputs
+from lmlong.attention.feature_maps import ELU_FLOOR, FeatureMap, Relu
+from lmlong.attention.scan import Kernel, Span
 from lmlong.native.build import Shared, compiled
-from lmlong.native.feature_maps import FeatureMap
+from lmlong.native.feature_maps import FeatureMap as NativeMap
 from lmlong.native.threads import run_on_threads
 
-CONSTANTS = {"MIN_LOG2_DECAY": MIN_LOG2_DECAY, "ELU_FLOOR": ELU_FLOOR, "RELU_FLOOR": Relu.FLOOR}
-"""Those of the shared headers."""
-
 DTYPES = (torch.float32, torch.bfloat16)
+
+PADDED_TO = 16
+"""What sizes of matrices are padded to multiples of: TILE of simd.h."""
 
 
 class StridedTensor(ctypes.Structure):
@@ -48,133 +48,81 @@ class ScanJob(ctypes.Structure):
     )
 
 
-class Library:
-    """The compiled scan's functions."""
-
-    def __init__(self, functions: ctypes.CDLL):
-        self._functions = functions
-        self.scratch_size = functions.scratch_size
-        self.scratch_size.argtypes = [ctypes.POINTER(ScanJob)]
-        self.scratch_size.restype = ctypes.c_int64
-
-    def run(self, name: str, job: ScanJob, workers: int) -> None:
-        """Run a job, its heads and rows divided among `workers` threads."""
-        run_on_threads(self._functions[name], job, workers)
-
-
-PADDED_TO = 16
-"""What sizes of matrices are padded to multiples of: TILE of simd.h."""
-
-
-def load_library(folder: Path, what: str, constants: Mapping[str, float]) -> Library | None:
+def load_library(folder: Path, what: str, constants: Mapping[str, float]) -> ctypes.CDLL | None:
     """Return the library, compiled at its first use on a machine; None where it cannot be."""
-    structures, integers = [StridedTensor, ScanJob], {"PADDED_TO": PADDED_TO}
-    shared = Shared({**CONSTANTS, **constants}, [FeatureMap], structures, integers)
-    functions = compiled(folder, shared, f"{what} is computed by torch, slower")
-    return Library(functions) if functions else None
+    constants = {"MIN_LOG2_DECAY": MIN_LOG2_DECAY, "ELU_FLOOR": ELU_FLOOR, "RELU_FLOOR": Relu.FLOOR, **constants}
+    shared = Shared(constants, [NativeMap], [StridedTensor, ScanJob], {"PADDED_TO": PADDED_TO})
+    library = compiled(folder, shared, f"{what} is computed by torch, slower")
+    if library:
+        library.scratch_size.restype = ctypes.c_int64
+    return library
 
 
-def as_native(inputs: ScanInputs, state: Tensor) -> ScanInputs | None:
-    """Return inputs in the dtypes that native code reads as memory; None where it is not for them."""
-    document_starts, *gates = inputs[3:]
-    if state.device.type != "cpu" or state.dtype != torch.float32 or any(x.dtype not in DTYPES for x in inputs[:3]):
-        return None
-    log_decay, beta = (None if gate is None else gate.to(at_least_float32(state.dtype)) for gate in gates)
-    starts = None if document_starts is None else document_starts.bool()
-    return inputs._replace(document_starts=starts, log_decay=log_decay, beta=beta)
+class NativeKernel(Kernel):
+    """A span by native code, with a feature map that is computed there too, or by torch."""
 
+    name = "native"
 
-class FusedFeatures(NamedTuple):
-    """A feature map that native code computes."""
+    by_torch: ClassVar[type[Kernel]]
+    """The kernel for other devices and dtypes, and without a compiler."""
 
-    feature_map: FeatureMap
     weights: Mapping[str, Tensor] = MappingProxyType({})
-    """By their fields of a job."""
-    add_grads: Callable[[Tensor, list[Tensor]], None] | None = None
-    """Adds to the gradients of its parameters what `dscale` (lines,) says."""
+    """Those of the feature map, by their fields of a job."""
 
+    def __init__(self, native_map: NativeMap | None = None):
+        self.native_map = native_map or NativeMap.IDENTITY
+        self.maps_features = native_map is not None
 
-class NativeKernel:
-    """The computation of a span by native code, with features that are `fused` into it, or computed by torch."""
+    @abstractmethod
+    def library(self) -> ctypes.CDLL | None:
+        """Return the compiled code, None where it cannot be compiled."""
 
-    def __init__(self, library: Library, fused: FusedFeatures | None, has_denominators: bool = False):
-        self._library, self._fused, self.has_denominators = library, fused, has_denominators
+    @abstractmethod
+    def mapped(self, features: FeatureMap) -> "NativeKernel":
+        """Return the kernel that computes a feature map, if native code can."""
 
-    def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
-        if self._fused is None:
-            inputs = inputs._replace(q=features.query(inputs.q), k=features.key(inputs.k))
-        state_after = new_contiguous(state)
-        self._run("scan_forward", inputs, out, state, state_after=state_after)
-        return state_after
+    def add_weight_grads(self, dscale: Tensor, dweights: list[Tensor]) -> None:
+        """Add the gradients of the feature map's parameters, given that of its scale (B, H)."""
 
-    def backward(self, features: QKFeatures, weights: list[Tensor], saved: SavedSpan, out: ScanGrads) -> Tensor:
-        inputs, outputs, state, dy, dstate = saved
-        dq, dk, dv, _, dlog_decay, dbeta = out.inputs
-        vjp = None
-        if self._fused is None:
-            vjp = FeatureVjp(features, weights, inputs.q, inputs.k)
-            inputs = inputs._replace(q=vjp.fq, k=vjp.fk)
-            dq, dk = new_contiguous(vjp.fq), new_contiguous(vjp.fk)
-        dstate_before = new_contiguous(dstate)
-        grads = {"dy": dy, "dq": dq, "dk": dk, "dv": dv, "dlog_decay": dlog_decay, "dbeta": dbeta}
-        states = {"dstate_after": dstate, "dstate_before": dstate_before}
-        dscale = None
-        if self._fused and self._fused.add_grads:
-            dscale = dstate.new_empty(inputs.q.shape[:2])
-        self._run("scan_backward", inputs, outputs, state, **grads, **states, dscale=dscale)
-        if self._fused and self._fused.add_grads and dscale is not None:
-            self._fused.add_grads(dscale, out.weights)
-        if vjp:
-            for into, grad in zip(out.inputs[:2], vjp.backward(dq, dk, out.weights), strict=True):
-                into.copy_(grad)
-        return dstate_before
+    def suited(self, features: FeatureMap, x: Span, state: Tensor) -> Kernel:
+        reads = state.dtype == torch.float32 and all(part.dtype in DTYPES for part in x[:3])
+        if state.device.type != "cpu" or not reads or self.library() is None:
+            return self.by_torch()
+        return self.mapped(features)
 
-    def _run(
-        self,
-        name: str,
-        inputs: ScanInputs,
-        outputs: ScanOutputs,
-        state: Tensor,
-        **others: Tensor | None,
-    ) -> None:
-        batch, heads, time, head_dim = inputs.q.shape
-        fused = self._fused or FusedFeatures(FeatureMap.IDENTITY)
-        job = ScanJob(batch * heads, heads, time, head_dim, state.shape[2], inputs.v.shape[3], fused.feature_map)
-        job.channel_decay = inputs.log_decay is not None and inputs.log_decay.ndim == 4
-        job.scratch_size = self._library.scratch_size(job)
+    def forward(self, x: Span, state: Tensor) -> Tensor:
+        after = torch.empty_like(state)
+        self._run("scan_forward", x, state_before=state, state_after=after)
+        return after
+
+    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
+        before, dscale = torch.empty_like(dstate), dstate.new_empty(x.q.shape[:2])
+        states = {"state_before": state, "dstate_after": dstate, "dstate_before": before}
+        self._run("scan_backward", x, dx, **states, dscale=dscale)
+        self.add_weight_grads(dscale, dweights)
+        return before
+
+    def _run(self, function: str, x: Span, dx: Span | None = None, **contiguous: Tensor) -> None:
+        """Run a function of the library, given the spans and the tensors behind the plain addresses of a job."""
+        (batch, heads, time, head_dim), features = x.q.shape, contiguous["state_before"].shape[2]
+        job = ScanJob(batch * heads, heads, time, head_dim, features, x.v.shape[3], self.native_map)
+        job.channel_decay = x.log_decay is not None and x.log_decay.ndim == 4
+        for prefix, span in (("", x), ("d", dx)):
+            for name, tensor in span._asdict().items() if span else ():
+                if tensor is not None:
+                    setattr(job, prefix + name, _strided(tensor))
+        library: Any = self.library()
+        job.scratch_size = library.scratch_size(ctypes.byref(job))
         workers = max(1, min(torch.get_num_threads(), batch * heads))  # one where there is nothing to do
-        scratch = state.new_empty(workers, job.scratch_size)
-        tensors = {**inputs._asdict(), **outputs._asdict(), **others, **fused.weights, "state_before": state}
-        tensors["scratch"] = scratch
-        # `held` keeps copies alive while the job reads them
-        held = {name: _in_layout(name, x) for name, x in tensors.items() if x is not None}
-        assert all(held[name] is tensors[name] for name in WRITTEN & held.keys()), "an output would be lost in a copy"
-        for field, x in held.items():
-            setattr(job, field, x.data_ptr() if field in POINTERS else _strided(x))
-        self._library.run(name, job, workers)
-
-
-POINTERS = {field[0] for field in ScanJob._fields_ if field[1] is ctypes.c_void_p}
-"""Fields of a job that are plain addresses, of contiguous tensors."""
-
-
-WRITTEN = {"y", "denominators", "state_after", "dstate_before", "dq", "dk", "dv", "dlog_decay", "dbeta", "dscale"}
-"""Fields of a job that it writes to, unless it only reads them, in the backward pass."""
-
-
-def new_contiguous(like: Tensor) -> Tensor:
-    """Return an empty contiguous tensor: `empty_like` alone keeps the layout of a transposed one."""
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
-
-
-def _in_layout(field: str, x: Tensor) -> Tensor:
-    """Return x as a job reads it, copied where needed: contiguous behind a plain address, else each token."""
-    if field in POINTERS:
-        return x.contiguous()
-    return x if x.ndim < 4 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+        contiguous["scratch"] = x.v.new_empty(workers, job.scratch_size, dtype=torch.float32)
+        for name, tensor in {**contiguous, **self.weights}.items():
+            assert tensor.is_contiguous()
+            setattr(job, name, tensor.data_ptr())
+        run_on_threads(library[function], job, workers)
 
 
 def _strided(x: Tensor) -> StridedTensor:
     """Describe (B, H, T, ...), or document starts (B, T)."""
+    assert x.ndim < 4 or x.stride(-1) == 1 or x.shape[-1] == 1
     row, head, token = (x.stride(0), 0, x.stride(1)) if x.ndim == 2 else x.stride()[:3]
     return StridedTensor(x.data_ptr(), row, head, token, x.dtype == torch.bfloat16)

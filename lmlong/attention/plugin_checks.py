@@ -5,8 +5,8 @@ import keyword
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,13 +23,13 @@ from lmlong.recipe.yaml import dotted
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def check_name(where: str, dict_name: str, kind: Any, others: set[str]) -> None:
-    """Refuse a name that recipes cannot hold, or that is taken, by one of `others` of the same plug-in too."""
+def check_name(where: str, dict_name: str, kind: Any, own: set[str]) -> None:
+    """Refuse a name that recipes cannot hold, or that is taken, by one of the plug-in's `own` too."""
     if not isinstance(kind, str) or not NAME.fullmatch(kind) or keyword.iskeyword(kind):
         raise UsageError(f"{where}: {dict_name}: {kind!r} is no name of lower-case letters, digits and _. Rename it.")
     about = ATTENTION_KINDS.get(kind) or FEATURE_MAP_KINDS.get(kind)
-    if about or kind in others:
-        owner = where if kind in others else about.plugin if about and about.plugin else "lmlong itself"
+    if about or kind in own:
+        owner = where if kind in own else about.plugin if about and about.plugin else "lmlong itself"
         raise UsageError(f"{where}: {dict_name}: the name {kind} is taken, by {owner}. Give it another name.")
     if hasattr(recipe.Attention, kind) or kind in recipe.Attention.model_fields:
         raise UsageError(
@@ -80,48 +80,35 @@ def options_of(cls: type) -> type[recipe.Options] | None:
     return getattr(cls, "Options", None)
 
 
-def problem_of_attention(made: CausalAttention, heads: int, head_dim: int, value_dim: int) -> str:
+def problem_of(made: CausalAttention | FeatureMap, *sizes: int) -> str:
     """Return what the rest of lmlong would stumble over, or an empty text."""
-    found = [getattr(made, name, None) for name in ("heads", "head_dim", "value_dim")]
-    if found != [heads, head_dim, value_dim]:
-        return "does not set self.heads, self.head_dim and self.value_dim to what it was given."
-    for name, one in made.inputs.items():
-        if not isinstance(one, Gate | LastTokens):
-            return f"inputs[{name!r}] is no Gate and no LastTokens."
-        if isinstance(one, Gate) and (one.start.ndim not in (1, 2) or one.start.shape[0] != heads):
-            return f"inputs[{name!r}] starts as {tuple(one.start.shape)}, not as (heads,) or (heads, channels)."
-    for name in ("state_growth", "uses_rope"):
-        if getattr(made, name) != getattr(type(made), name):
+    for name in ("state_growth", "uses_rope", "signed"):
+        if getattr(made, name, None) != getattr(type(made), name, None):
             return f"{name} is set on the instance. Set it on the class, where recipes look."
-    return ""
-
-
-def problem_of_feature_map(made: FeatureMap, heads: int, head_dim: int) -> str:
-    """Return what recipes would not see, or an empty text."""
-    for name in ("uses_rope", "signed"):
-        if getattr(made, name) != getattr(type(made), name):
-            return f"{name} is set on the instance. Set it on the class."
+    if isinstance(made, FeatureMap):
+        return ""
+    if [getattr(made, name, None) for name in ("heads", "head_dim", "value_dim")] != list(sizes):
+        return "does not set self.heads, self.head_dim and self.value_dim to what it was given."
+    for name, declared in made.inputs.items():
+        if not isinstance(declared, Gate | LastTokens):
+            return f"inputs[{name!r}] is no Gate and no LastTokens."
+        if isinstance(declared, Gate) and (declared.start.ndim not in (1, 2) or declared.start.shape[0] != sizes[0]):
+            return f"inputs[{name!r}] starts as {tuple(declared.start.shape)}, not as (heads,) or (heads, channels)."
     return ""
 
 
 def explain(error: BaseException, file: str | None = None) -> str:
     """Return an error of a plug-in on one line: where in its file, or wherever it was raised, its type and its text."""
-    frames = list(_frames(error.__traceback__))
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     inside = [frame for frame in frames if file is None or frame[0] == file]
-    place = inside[-1] if inside else None
+    source = inside[-1] if inside else None
+    text = str(error)
     if isinstance(error, SyntaxError) and error.filename:
-        place = (error.filename, error.lineno or 1)
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    at = f" ({os.path.basename(place[0])}:{place[1]})" if place else ""
+        source, text = (error.filename, error.lineno or 1), error.msg
+    at = f" ({os.path.basename(source[0])}:{source[1]})" if source else ""
     return f"{type(error).__name__}: {' '.join(text.split())}{at}"
 
 
-def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
-    while trace:
-        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
-
-
 def file_of(cls: type) -> str | None:
-    """Return the file in which a class stands."""
+    """Return the file that defines a class."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None)

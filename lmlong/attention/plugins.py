@@ -20,15 +20,7 @@ from lmlong import recipe
 from lmlong.attention import registry
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.plugin_checks import (
-    check_class,
-    check_name,
-    explain,
-    file_of,
-    options_of,
-    problem_of_attention,
-    problem_of_feature_map,
-)
+from lmlong.attention.plugin_checks import check_class, check_name, explain, file_of, options_of, problem_of
 from lmlong.errors import LmlongError, UsageError, nearest
 from lmlong.io.files import read_ordinary
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, AttentionInfo, FeatureMapInfo, plugins_needed
@@ -113,25 +105,23 @@ def _run_file(word: str, path: str, source: bytes) -> ModuleType:
 
 
 def _load_entry_point(word: str) -> Plugin:
-    found = {group: metadata.entry_points(group=group, name=word) for group in GROUPS.values()}
-    points = [point for of_group in found.values() for point in of_group]
+    every = [point for group in GROUPS.values() for point in metadata.entry_points(group=group)]
+    points = [point for point in every if point.name == word]
     if not points:
-        known = [point.name for group in GROUPS.values() for point in metadata.entry_points(group=group)]
-        hint = nearest(word, known) or f" For a file, write {word}.py."
+        hint = nearest(word, [point.name for point in every]) or f" For a file, write {word}.py."
         raise UsageError(f"{word}: no installed package has an entry point of this name for lmlong.{hint}")
     packages = [f"{point.dist.name} {point.dist.version}" if point.dist else point.value for point in points]
     if len(points) > 1:
         raise UsageError(f"{word}: declared more than once, by {' and '.join(packages)}. Remove one of them.")
-    (point,), (package,) = points, packages
-    if word not in LOADED:
-        try:
-            value = point.load()
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"{word} of {package}: cannot be imported: {explain(error)}") from error
-        dict_name = next(name for name, group in GROUPS.items() if group == point.group)
-        digest = hashlib.sha256(package.encode()).hexdigest()
-        _register(f"{word} of {package}", word, digest, {dict_name: {word: value}})
-    return LOADED[word]
+    if word in LOADED:
+        return LOADED[word]
+    try:
+        value = points[0].load()
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{word} of {packages[0]}: cannot be imported: {explain(error)}") from error
+    dict_name = next(name for name, group in GROUPS.items() if group == points[0].group)
+    digest = hashlib.sha256(packages[0].encode()).hexdigest()
+    return _register(f"{word} of {packages[0]}", word, digest, {dict_name: {word: value}})
 
 
 def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping[Any, Any]]) -> Plugin:
@@ -153,17 +143,17 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
             options=options_of(attention),
             plugin=name,
         )
-        registry.CAUSAL[kind] = _factory(where, kind, attention, problem_of_attention)
+        registry.CAUSAL[kind] = _factory(where, kind, attention)
     for kind, feature_map in plugin.feature_maps.items():
         FEATURE_MAP_KINDS[kind] = FeatureMapInfo(
             uses_rope=feature_map.uses_rope, signed=feature_map.signed, options=options_of(feature_map), plugin=name
         )
-        registry.FEATURE_MAPS[kind] = _factory(where, kind, feature_map, problem_of_feature_map)
+        registry.FEATURE_MAPS[kind] = _factory(where, kind, feature_map)
     LOADED[name] = plugin
     return plugin
 
 
-def _factory(where: str, kind: str, cls: type[Any], check: Callable[..., str]) -> Callable[..., Any]:
+def _factory(where: str, kind: str, cls: type[Any]) -> Callable[..., Any]:
     """Return what the registry holds: (heads, head dim, of an attention value dim, options of model.attention) -> an
     instance."""
 
@@ -177,7 +167,7 @@ def _factory(where: str, kind: str, cls: type[Any], check: Callable[..., str]) -
             raise
         except Exception as error:
             raise UsageError(f"{called}: {explain(error, file_of(cls))}") from error
-        if problem := check(made, *sizes):
+        if problem := problem_of(made, *sizes):
             raise UsageError(f"{called}: {problem}")
         return made
 

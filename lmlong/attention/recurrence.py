@@ -1,7 +1,10 @@
-"""What the recurrences over queries and keys share: a feature map, an optional forget gate, and a scan.
+"""What the recurrences over queries and keys share: a feature map, an optional forget gate, and the scan.
 
-B batch, H heads, T time, F features.
+B batch, H heads, T time, F features, V value dim.
 """
+
+from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -9,13 +12,16 @@ from torch import Tensor
 from lmlong.attention.base import CausalAttention, State, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.gates import LONGEST_MEMORY, channel_forget_gate, fixed_log_decay, forget_gate
-from lmlong.attention.inputs import Gate, Inputs
+from lmlong.attention.inputs import NOTHING, Gate, Inputs
+from lmlong.attention.scan import Kernel, Scan, without_autocast
 from lmlong.errors import UsageError
 
 
 class Recurrence(CausalAttention[State]):
     """A state of fixed size to which each token adds, and of which a gate may forget a share."""
 
+    kernels: Mapping[str, type[Kernel]]
+    kernel: Kernel
     log_decay: Tensor | None
     takes_channel_decay = False
     """Whether each feature may have a decay of its own."""
@@ -57,6 +63,42 @@ class Recurrence(CausalAttention[State]):
     def own_gates(self) -> dict[str, Gate]:
         """Return the gates besides the one that forgets."""
         return {}
+
+    @abstractmethod
+    def pack(self, state: State) -> Tensor:
+        """Return a state as the one tensor (B, H, F, ...) that kernels compute with."""
+
+    @abstractmethod
+    def unpack(self, packed: Tensor) -> State:
+        """Return the state that is packed in a tensor."""
+
+    @abstractmethod
+    def step(
+        self, fq: Tensor, fk: Tensor, v: Tensor, state: State, starts: Tensor | None, *gates: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Return the output of one token (T = 1) and the state after it; `gates` are its log decay and beta."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> tuple[Tensor, State]:
+        log_decay, beta = self.token_log_decay(q, inputs), inputs.get("beta")
+        if q.shape[2] == 1:
+            with without_autocast(q):
+                fq, fk = self.feature_map.query(q), self.feature_map.key(k)
+                return self.step(fq, fk, v, state, document_starts, log_decay, beta)
+        packed, weights, grads = self.pack(state), self.feature_map.parameters(), torch.is_grad_enabled()
+        if self.kernel.is_operation(packed, log_decay):
+            y, packed = self.kernel.operation(self.feature_map, packed, q, k, v, document_starts, log_decay)
+            return y, self.unpack(packed)
+        x = (self.kernel, self.feature_map, grads, packed, q, k, v, document_starts, log_decay, beta, *weights)
+        y, packed, _ = self.untraced(Scan.apply, *x)
+        return y, self.unpack(packed)
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
         """Return the log decay of each token (B, H, T), or of each of its features (B, H, T, F): the learned one, the

@@ -6,21 +6,20 @@ Plug-ins enter theirs in the same dicts (plugins.py).
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.features import INNER
 from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.efficient import EfficientAttention
-from lmlong.attention.encoder.full import FullAttention
-from lmlong.attention.encoder.linear import BidirectionalLinearAttention
+from lmlong.attention.encoder.kinds import BidirectionalLinearAttention, EfficientAttention, FullAttention
 from lmlong.attention.encoder.linformer import linformer_layers
 from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.parallel_window.layer import ParallelWindow
-from lmlong.attention.parallel_window.native.decode import beside_window
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.window.layer import WindowAttention
@@ -39,33 +38,30 @@ FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
 }
 
 
-def _with_window(recurrence: Recurrence, options: recipe.Attention) -> CausalAttention:
+def _recurrence(
+    kind: type[Recurrence[Any]],
+    heads: int,
+    head_dim: int,
+    value_dim: int,
+    feature_map: FeatureMap,
+    options: recipe.Attention,
+) -> CausalAttention:
+    recurrence = kind(heads, head_dim, value_dim, feature_map, options.decay, options.longest_memory)
     window = options.parallel_window
     return recurrence if window is None else ParallelWindow(recurrence, window)
 
 
 CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] = {
-    "linear": lambda heads, head_dim, value_dim, options: _with_window(
-        LinearAttention(
-            heads,
-            head_dim,
-            value_dim,
-            FEATURE_MAPS[options.feature_map](heads, head_dim, options),
-            options.decay,
-            options.longest_memory,
-        ),
+    "linear": lambda heads, head_dim, value_dim, options: _recurrence(
+        LinearAttention,
+        heads,
+        head_dim,
+        value_dim,
+        FEATURE_MAPS[options.feature_map](heads, head_dim, options),
         options,
     ),
-    "delta": lambda heads, head_dim, value_dim, options: _with_window(
-        DeltaAttention(
-            heads,
-            head_dim,
-            value_dim,
-            INNER[options.delta.feature_map](head_dim),
-            options.decay,
-            options.longest_memory,
-        ),
-        options,
+    "delta": lambda heads, head_dim, value_dim, options: _recurrence(
+        DeltaAttention, heads, head_dim, value_dim, INNER[options.delta.feature_map](head_dim), options
     ),
     "window": lambda heads, head_dim, value_dim, options: WindowAttention(heads, head_dim, value_dim, options.window),
     "softmax": lambda heads, head_dim, value_dim, options: SoftmaxAttention(heads, head_dim, value_dim),
@@ -75,19 +71,16 @@ CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] 
 }
 """(heads, head dim, value dim, options) -> the attention of a layer."""
 
-NATIVE_DECODE: dict[str, DecodeKind[Any]] = {
-    kind.name: kind
-    for kind in (
-        LinearAttention.native_decode,
-        beside_window(LinearAttention.native_decode),
-        DeltaAttention.native_decode,
-        beside_window(DeltaAttention.native_decode),
-        WindowAttention.native_decode,
-        SoftmaxAttention.native_decode,
-        NgramAttention.native_decode,
-    )
-}
-"""The kinds that the native decode step is compiled with, by the names of their structs in C++."""
+
+def native_kinds() -> dict[str, DecodeKind[Any]]:
+    """Return the kinds that the native decode step is compiled with, by the names of their structs in C++: those of
+    the attentions above, alone and beside a window. Plug-ins decode by torch."""
+    forms = recipe.Attention(), recipe.Attention(parallel_window=2)
+    built_in = [make for kind, make in CAUSAL.items() if not recipe.ATTENTION_KINDS[kind].plugin]
+    with torch.random.fork_rng(devices=[]):
+        kinds = [make(1, 2, 2, options).native_decode for make in built_in for options in forms]
+    return {kind.name: kind for kind in kinds if kind is not None}
+
 
 ENCODER: dict[str, Callable[[Sequence[int], int, int, recipe.Attention], list[EncoderAttention]]] = {
     "full": lambda lengths, heads, head_dim, options: [FullAttention() for _ in lengths],

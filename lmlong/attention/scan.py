@@ -6,142 +6,97 @@ recomputed span by span from the last to the first, while it is in cache.
 B batch, H heads, T time, F features, V value dim.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from lmlong.attention.feature_maps import FeatureMap
 
 SPAN = 512
 """Tokens computed at once, so that temporaries stay in cache."""
 
 
-class QKFeatures(Protocol):
-    """The features of queries and keys, each token by itself: a `FeatureMap`, or `IdentityFeatures`."""
+class Span(NamedTuple):
+    """The tensors over the tokens of a text or a span of it, or their gradients; the last dimension is contiguous.
 
-    def query(self, q: Tensor) -> Tensor: ...
+    A kernel gets the features of queries and keys as q and k, unless it computes them itself.
+    """
 
-    def key(self, k: Tensor) -> Tensor: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-
-class IdentityFeatures:
-    """The identity, for queries and keys that are features already."""
-
-    def query(self, q: Tensor) -> Tensor:
-        return q
-
-    def key(self, k: Tensor) -> Tensor:
-        return k
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        return iter(())
-
-
-class ScanInputs(NamedTuple):
-    """The inputs of a scan, or of a span of it."""
-
-    q: Tensor  # (B, H, T, ...)
-    k: Tensor  # (B, H, T, ...)
+    q: Tensor  # (B, H, T, F)
+    k: Tensor  # (B, H, T, F)
     v: Tensor  # (B, H, T, V)
     document_starts: Tensor | None  # (B, T)
     log_decay: Tensor | None  # (B, H, T), or (B, H, T, F) by channel, of linear attention alone
-    beta: Tensor | None = None  # (B, H, T) how much of what a key has stored the value replaces; the delta rule alone
-
-    def span_begins(self) -> range:
-        return range(0, self.q.shape[2], SPAN)
-
-    def span(self, begin: int) -> "ScanInputs":
-        place = slice(begin, begin + SPAN)
-        starts = None if self.document_starts is None else self.document_starts[:, place]
-        log_decay, beta = (None if gate is None else gate[:, :, place] for gate in (self.log_decay, self.beta))
-        return ScanInputs(self.q[:, :, place], self.k[:, :, place], self.v[:, :, place], starts, log_decay, beta)
-
-
-class ScanOutputs(NamedTuple):
+    beta: Tensor | None  # (B, H, T) how much of what a key has stored the value replaces; the delta rule alone
     y: Tensor  # (B, H, T, V)
-    denominators: Tensor | None  # (B, H, T), of linear attention
+    denominators: Tensor | None = None  # (B, H, T), of linear attention
 
-    def span(self, begin: int) -> "ScanOutputs":
-        place = slice(begin, begin + SPAN)
-        return ScanOutputs(self.y[:, :, place], None if self.denominators is None else self.denominators[:, :, place])
-
-
-class SavedSpan(NamedTuple):
-    """One span of the forward pass, with the gradients of its outputs."""
-
-    inputs: ScanInputs
-    outputs: ScanOutputs
-    state: Tensor  # before the span
-    dy: Tensor
-    dstate: Tensor  # of the state after the span
+    def part(self, begin: int) -> "Span":
+        """Return the span of SPAN tokens from `begin` on."""
+        tokens = slice(begin, begin + SPAN)
+        return Span(*(None if x is None else x[:, tokens] if x.ndim == 2 else x[:, :, tokens] for x in self))  # type: ignore[arg-type]
 
 
-class ScanGrads(NamedTuple):
-    """The tensors that gradients are written to."""
+class Kernel(ABC):
+    """The computation of a single span of a recurrence; a state is (B, H, F, ...)."""
 
-    inputs: ScanInputs  # all but that of `document_starts`
-    weights: list[Tensor]  # of the feature map, summed over the spans
+    name: ClassVar[str]
+    """Its name in recipes."""
 
-    def span(self, begin: int) -> "ScanGrads":
-        return ScanGrads(self.inputs.span(begin), self.weights)
+    normalizes: ClassVar[bool] = False
+    """Whether outputs have denominators."""
 
+    maps_features = False
+    """Whether it computes the feature map itself."""
 
-class SpanKernel(Protocol):
-    """The computation of a single span; a state is (B, H, F, ...)."""
+    def is_operation(self, state: Tensor, log_decay: Tensor | None) -> bool:
+        """Whether it computes texts of any length by its `operation`, which torch.compile can trace, not by spans."""
+        return False
 
-    has_denominators: bool
+    def operation(self, features: FeatureMap, state: Tensor, *x: Any) -> tuple[Tensor, Tensor]:
+        """Return outputs and the state after, of q, k, v, document starts and log decays."""
+        raise NotImplementedError
 
-    def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
-        """Write the outputs, and return the state after the span."""
-        ...
+    def suited(self, features: FeatureMap, x: Span, state: Tensor) -> "Kernel":
+        """Return the kernel for a feature map and inputs: itself, unless it cannot compute them."""
+        return self
 
-    def backward(self, features: QKFeatures, weights: list[Tensor], saved: SavedSpan, out: ScanGrads) -> Tensor:
-        """Write the gradients of the inputs, add those of the weights, and return that of the state before."""
-        ...
+    def arrange(self, x: Tensor) -> Tensor:
+        """Return queries or keys in the layout in which the kernel reads their features."""
+        return x
 
+    def restore(self, dx: Tensor, into: Tensor) -> None:
+        """Write the gradient of what `arrange` returned."""
+        into.copy_(dx)
 
-def scan(kernel: SpanKernel, features: QKFeatures, inputs: ScanInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs (B, H, T, V), and the state after the last token."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in inputs[:3])  # outputs and gradients lie alike
-    return _Scan.apply(kernel, features, torch.is_grad_enabled(), state, q, k, v, *inputs[3:], *features.parameters())
+    @abstractmethod
+    def forward(self, x: Span, state: Tensor) -> Tensor:
+        """Write the outputs of x, and return the state after the span."""
 
+    @abstractmethod
+    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
+        """Write the gradients dx of the inputs, given dx.y and that of the state after, and return that of `state`.
 
-@torch.no_grad()
-def scan_forward(
-    kernel: SpanKernel,
-    features: QKFeatures,
-    inputs: ScanInputs,
-    state: Tensor,
-    states: list[Tensor] | None = None,
-) -> tuple[ScanOutputs, Tensor]:
-    """Return outputs and state; the states before each span are appended to `states`, if a list is given."""
-    denominators = state.new_empty(inputs.q.shape[:3]) if kernel.has_denominators else None
-    outputs = ScanOutputs(empty_alike(inputs.v), denominators)
-    with without_autocast(state):
-        for begin in inputs.span_begins():
-            if states is not None:
-                states.append(state)
-            state = kernel.forward(features, inputs.span(begin), state, outputs.span(begin))
-    return outputs, state
+        A kernel that maps features adds to `dweights` the gradients of the map's parameters.
+        """
 
 
-def empty_alike(x: Tensor) -> Tensor:
-    """Return an empty tensor in the layout of x, in which the numbers of a token are contiguous: `empty_like` alone may
-    order the dimensions of an expanded tensor in another way."""
-    empty = torch.empty_like(x)
-    return empty if empty.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+class Scan(torch.autograd.Function):
+    """Outputs (B, H, T, V), the state after the last token, and the denominators (B, H, T) or None.
 
+    `features` is the map of queries and keys, `weights` are its parameters, and `trains` is whether gradients are
+    recorded.
+    """
 
-class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        kernel: SpanKernel,
-        features: QKFeatures,
-        needs_grad: bool,
+        kernel: Kernel,
+        features: FeatureMap,
+        trains: bool,
         state: Tensor,
         q: Tensor,
         k: Tensor,
@@ -150,53 +105,74 @@ class _Scan(torch.autograd.Function):
         log_decay: Tensor | None,
         beta: Tensor | None,
         *weights: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        states: list[Tensor] | None = [] if needs_grad else None
-        inputs = ScanInputs(q, k, v, document_starts, log_decay, beta)
-        outputs, after = scan_forward(kernel, features, inputs, state, states)
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        starts = None if document_starts is None else document_starts.bool()
+        log_decay, beta = (None if gate is None else _in_rows(gate.to(state.dtype)) for gate in (log_decay, beta))
+        x = Span(_in_rows(q), _in_rows(k), _in_rows(v), starts, log_decay, beta, _empty_like(v))
+        kernel = kernel.suited(features, x, state)
+        if kernel.normalizes:
+            x = x._replace(denominators=state.new_empty(v.shape[:3]))
+        states, after = [], state.contiguous()
+        with without_autocast(state):
+            for begin in range(0, q.shape[2], SPAN):
+                if trains:
+                    states.append(after)
+                span = x.part(begin)
+                if not kernel.maps_features:
+                    fq, fk = features.query(kernel.arrange(span.q)), features.key(kernel.arrange(span.k))
+                    span = span._replace(q=_in_rows(fq), k=_in_rows(fk))
+                after = kernel.forward(span, after)
         ctx.kernel, ctx.features, ctx.weights = kernel, features, len(weights)
-        ctx.save_for_backward(*inputs, *outputs, *weights, *(states or ()))
-        return outputs.y, after.clone() if after is state else after
+        ctx.save_for_backward(*x, *weights, *states)
+        if x.denominators is not None:
+            ctx.mark_non_differentiable(x.denominators)
+        return x.y, state.clone() if after is state else after, x.denominators
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dy, dstate = grads
-        saved = ctx.saved_tensors
-        inputs, outputs, others = ScanInputs(*saved[:6]), ScanOutputs(*saved[6:8]), saved[8:]
-        weights, states = others[: ctx.weights], others[ctx.weights :]
-        needed = ctx.needs_input_grad[8:10]
+    def backward(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        kernel, features = ctx.kernel, ctx.features
+        saved = ctx.saved_tensors  # once: activation checkpointing recomputes them
+        x, weights, states = Span(*saved[:8]), saved[8 : 8 + ctx.weights], saved[8 + ctx.weights :]
         dlog_decay, dbeta = (
-            dstate.new_empty(gate.shape) if gate is not None and wanted else None
-            for gate, wanted in zip((inputs.log_decay, inputs.beta), needed, strict=True)
+            dstate.new_empty(gate.shape) if gate is not None and needed else None
+            for gate, needed in zip((x.log_decay, x.beta), ctx.needs_input_grad[8:10], strict=True)
         )
-        dq, dk, dv = map(empty_alike, inputs[:3])
-        dinputs = ScanInputs(dq, dk, dv, None, dlog_decay, dbeta)
-        out = ScanGrads(dinputs, [torch.zeros_like(weight) for weight in weights])
+        dx = Span(_empty_like(x.q), _empty_like(x.k), _empty_like(x.v), None, dlog_decay, dbeta, _in_rows(dy))
+        dstate, dweights = dstate.contiguous(), [torch.zeros_like(weight) for weight in weights]
         with without_autocast(dstate):
-            for state, begin in reversed(list(zip(states, inputs.span_begins(), strict=True))):
-                dy_span = dy[:, :, begin : begin + SPAN]
-                span = SavedSpan(inputs.span(begin), outputs.span(begin), state, dy_span, dstate)
-                dstate = ctx.kernel.backward(ctx.features, weights, span, out.span(begin))
-        return None, None, None, dstate, *out.inputs, *out.weights
+            for number, state in reversed(list(enumerate(states))):
+                span, dspan = x.part(number * SPAN), dx.part(number * SPAN)
+                if kernel.maps_features:
+                    dstate = kernel.backward(span, dspan, state, dstate, dweights)
+                    continue
+                with torch.enable_grad():
+                    q, k = (kernel.arrange(part.detach()).requires_grad_() for part in (span.q, span.k))
+                    fq, fk = features.query(q), features.key(k)
+                mapped = span._replace(q=_in_rows(fq.detach()), k=_in_rows(fk.detach()))
+                dmapped = dspan._replace(q=fq.new_empty(fq.shape), k=fk.new_empty(fk.shape))
+                dstate = kernel.backward(mapped, dmapped, state, dstate, dweights)
+                dq, dk, *grads = torch.autograd.grad(
+                    (fq, fk), (q, k, *weights), (dmapped.q, dmapped.k), allow_unused=True
+                )
+                kernel.restore(dq, dspan.q)
+                kernel.restore(dk, dspan.k)
+                for total, grad in zip(dweights, grads, strict=True):
+                    if grad is not None:
+                        total += grad
+        return None, None, None, dstate, *dx[:6], *dweights
 
 
-class FeatureVjp:
-    """The features of queries and keys, with the gradient through the feature map."""
+def _in_rows(x: Tensor) -> Tensor:
+    """Return x with the numbers of a token contiguous; gates (B, H, T) have one."""
+    return x if x.ndim < 4 or x.stride(-1) == 1 else x.contiguous()
 
-    def __init__(self, features: QKFeatures, weights: list[Tensor], q: Tensor, k: Tensor):
-        with torch.enable_grad():
-            self._inputs = [q.detach().requires_grad_(), k.detach().requires_grad_(), *weights]
-            self._outputs = features.query(self._inputs[0]), features.key(self._inputs[1])
-        self.fq, self.fk = (x.detach() for x in self._outputs)
 
-    def backward(self, dfq: Tensor, dfk: Tensor, dweights: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the gradients of queries and keys, and add those of the weights to `dweights`."""
-        dq, dk, *others = torch.autograd.grad(self._outputs, self._inputs, (dfq, dfk), allow_unused=True)
-        for total, grad in zip(dweights, others, strict=True):
-            if grad is not None:
-                total += grad
-        return dq, dk
+def _empty_like(x: Tensor) -> Tensor:
+    """Return an empty tensor in the layout of x, in which the numbers of a token are contiguous: `empty_like` alone may
+    order the dimensions of an expanded tensor in another way."""
+    empty = torch.empty_like(x)
+    return empty if empty.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def without_autocast(like: Tensor) -> torch.autocast:

@@ -18,17 +18,23 @@ class StateError(ValueError):
 
     def inside(self, path: str) -> "StateError":
         """Return the error for a state that is part of another."""
-        return StateError(f"{path}.{self}")
+        return StateError(f"{path}.{self}" if path else str(self))
 
 
 def check_alike(state: Any, empty: Any, grows: bool = False, name: str = "") -> None:
     """Raise StateError unless `state` has the structure, shapes and dtypes of `empty`, and finite values. With `grows`,
-    a size that is 0 in `empty` may be any other."""
+    a size that is 0 in `empty` may be any other. A state class that relies on more, as on integers that are indices,
+    checks it in a method `validate`."""
     if isinstance(empty, Tensor):
         _check_tensor(name, state, empty, grows)
     elif empty is not None:
         for key, part, like in zip(getattr(empty, "_fields", range(len(empty))), state, empty, strict=True):
             check_alike(part, like, grows, f"{name}.{key}" if name else str(key))
+        if hasattr(state, "validate"):
+            try:
+                state.validate()
+            except StateError as error:
+                raise error.inside(name) from None
 
 
 def _check_tensor(name: str, x: Tensor, empty: Tensor, grows: bool) -> None:

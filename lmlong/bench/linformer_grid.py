@@ -1,4 +1,4 @@
-"""The settings of the Linformer benchmark; imports no torch, so that help is quick."""
+"""The settings of the Linformer benchmark; imports no torch, so that --help is fast."""
 
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ class LinformerGrid(NamedTuple):
     heads: int = 12
     rows: int = 1
     limit: float = 20.0
-    """Seconds that one pass may take; what would take longer is left out."""
+    """Longest time of one pass in seconds; slower ones are left out."""
 
     def check(self) -> None:
-        """Refuse what cannot be built."""
+        """Raise a UsageError for settings that cannot be built."""
         for slots in self.slots:
             if slots < 1:
                 raise UsageError(f"--slots: {slots} cannot be used. Give numbers above 0.")

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from lmlong.bench.linformer_grid import LinformerGrid
 from lmlong.bench.linformer_speed import FULL, LinformerCost, LinformerResult
-from lmlong.report.figure import Figure, Line, Panel, style
+from lmlong.report.figure import Figure, Panel, lines_of
 from lmlong.report.json_values import json_values
-from lmlong.report.table import Cell, Column, format_table, plural, three_digits
+from lmlong.report.table import Column, format_table, pivot_rows, plural, three_digits
 
 TITLES = {"attention": "attention alone", "layer": "whole layer"}
 
@@ -27,34 +28,25 @@ def table(grid: LinformerGrid, machine: str, results: Sequence[LinformerResult])
 
 def _part(grid: LinformerGrid, results: Sequence[LinformerResult]) -> list[str]:
     slots = [str(count) for count in grid.slots]
-    names = [FULL, *slots]
+    names, lengths = [FULL, *slots], [result.length for result in results]
+    measured = [(result, name) for result in results for name in result.costs]
+    left_out = {(length, FULL): ("-",) for length in lengths}
+    speeds = {(result.length, name): (three_digits(result.times_as_fast(name)),) for result, name in measured}
+    memory = left_out | {(result.length, name): (three_digits(result.rows(name)),) for result, name in measured}
+    times = left_out | {
+        (result.length, name): (_per_token(result.costs[name], result.length),) for result, name in measured
+    }
     first = Column("n   k =", 7, ",")
     ratios = [first, *(Column(name, 7) for name in slots), Column("   ", 3), *(Column(name, 7) for name in names)]
-    times = [first, *(Column(name, 14) for name in names)]
+    pairs = zip(pivot_rows(lengths, slots, speeds), pivot_rows(lengths, names, memory), strict=True)
     heads = f"{'times as fast as full':^{7 * len(slots)}}   {'rows in the same memory*':^{7 * len(names)}}"
     return [
         f"{'':7}{heads}".rstrip(),
-        *format_table(ratios, [_ratios(result, slots, names) for result in results]),
+        *format_table(ratios, [[*speed, None, *rows] for speed, (_, *rows) in pairs]),
         "",
-        f"{'':7}microseconds a token, and half of what lies between the quartiles",
-        *format_table(times, [[result.length, *_times(result, names)] for result in results]),
+        f"{'':7}microseconds a token, and half of the distance between the quartiles",
+        *format_table([first, *(Column(name, 14) for name in names)], pivot_rows(lengths, names, times)),
     ]
-
-
-def _ratios(result: LinformerResult, slots: Sequence[str], names: Sequence[str]) -> list[Cell]:
-    speeds = [three_digits(result.times_as_fast(name)) if name in result.costs else "" for name in slots]
-    rows = [three_digits(result.rows(name)) if name in result.costs else _missing(name) for name in names]
-    return [result.length, *speeds, None, *rows]
-
-
-def _times(result: LinformerResult, names: Sequence[str]) -> list[str]:
-    costs = result.costs
-    return [_per_token(costs[name], result.length) if name in costs else _missing(name) for name in names]
-
-
-def _missing(name: str) -> str:
-    """Return a dash for full attention, which was left out; more slots than tokens are no shortening."""
-    return "-" if name == FULL else ""
 
 
 def _per_token(cost: LinformerCost, length: int) -> str:
@@ -100,28 +92,28 @@ def _result_values(result: LinformerResult) -> dict[str, Any]:
 
 
 def figure(grid: LinformerGrid, results: Sequence[LinformerResult]) -> Figure:
-    """Describe time a token against length, a panel for the attention alone and one for its layer.
+    """Return the time per token against the length, a panel for the attention alone and one for its layer.
 
-    A level line costs as much for each token of a long text as of a short one.
+    A horizontal line is a constant cost per token.
     """
-    panels = [_panel(grid, part, list(found)) for part, found in groupby(results, key=lambda result: result.part)]
-    panels[0] = panels[0]._replace(y_label="microseconds a token, with quartiles")
+    panels = [_panel(grid, part, list(measured)) for part, measured in groupby(results, key=lambda result: result.part)]
     return Figure([panels], size=(9.2, 4.4), share_y=True, legend_columns=6)
 
 
 def _panel(grid: LinformerGrid, part: str, results: Sequence[LinformerResult]) -> Panel:
-    lines = []
-    for number, name in enumerate([FULL, *map(str, grid.slots)]):
-        found = [result for result in results if name in result.costs]
-        low, middle, high = (
-            [result.costs[name].quartiles[q] / result.length * 1e6 for result in found] for q in range(3)
-        )
-        label = name if name == FULL else f"k = {name}"
-        lines.append(Line(label, [result.length for result in found], middle, style(number), low, high))
+    groups = {
+        name if name == FULL else f"k = {name}": [
+            (result.length, *(seconds / result.length * 1e6 for seconds in result.costs[name].quartiles))
+            for result in results
+            if name in result.costs
+        ]
+        for name in (FULL, *map(str, grid.slots))
+    }
     return Panel(
-        lines,
+        lines_of(groups, itemgetter(0), itemgetter(2), band=itemgetter(1, 3)),
         title=TITLES[part],
         x_label="tokens",
+        y_label="microseconds a token, with quartiles",
         ticks=[result.length for result in results],
         tick_name=lambda length: f"{length:,}",
         y_scale="log 1-2-5",

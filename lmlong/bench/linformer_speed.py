@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.full import FullAttention
+from lmlong.attention.encoder.kinds import FullAttention
 from lmlong.attention.registry import ENCODER
 from lmlong.bench.linformer_grid import LinformerGrid
 from lmlong.bench.timer import peak_bytes, quartiles, time_once, time_rounds
@@ -28,11 +28,11 @@ Call = Callable[[EncoderAttention], Tensor]
 FULL = "full"
 
 SHORT = 1024
-"""Below so many tokens no time is forecast."""
+"""Number of tokens below which no time is forecast."""
 
 
 class MatrixAttention(FullAttention):
-    """Full attention with all its T x T weights in memory, as the paper compared with; torch needs them no more."""
+    """Full attention with all T x T weights in memory, as in the paper's comparison; torch no longer needs them."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return self.definition(q, k, v)
@@ -60,7 +60,7 @@ class LinformerCost(NamedTuple):
     """The time and memory of one attention."""
 
     seconds: list[float]  # of one pass, by round
-    row_bytes: int  # of the inputs of a row, and of all that is held beside them and the weights at one time
+    row_bytes: int  # of the inputs of a row, and the most that is held beside them and the weights
 
     @property
     def quartiles(self) -> list[float]:
@@ -74,17 +74,17 @@ class LinformerCost(NamedTuple):
 class LinformerResult(NamedTuple):
     """All attentions on inputs of one length."""
 
-    part: LayerPart  # what was timed: the attention alone, or its whole layer
+    part: LayerPart  # the attention alone, or its whole layer
     length: int
-    costs: dict[str, LinformerCost]  # by `full`, where it was not left out, and the slots of each Linformer
+    costs: dict[str, LinformerCost]  # by `full`, unless it was left out, and the slots of each Linformer
     matrix_row_bytes: int  # of full attention with all its weights in memory
 
     def times_as_fast(self, name: str) -> float:
-        """Return the speed relative to full attention, the median over the rounds; nan where that was left out."""
+        """Return the speed relative to full attention, the median over the rounds; nan if that was left out."""
         if FULL not in self.costs:
             return math.nan
         pairs = zip(self.costs[FULL].seconds, self.costs[name].seconds, strict=True)
-        return statistics.median(full / other for full, other in pairs)
+        return statistics.median(full / linformer for full, linformer in pairs)
 
     def rows(self, name: str) -> float:
         """Return how many rows fit into the memory of one row of full attention with all its weights."""
@@ -93,17 +93,17 @@ class LinformerResult(NamedTuple):
 
 @torch.no_grad()
 def run_linformer_benchmark(grid: LinformerGrid, device: torch.device) -> list[LinformerResult]:
-    """Measure every attention at every length, alone and in its layer; full attention as far as the limit allows."""
-    found = []
+    """Measure every attention at every length, alone and in its layer; full attention within the limit of time."""
+    results = []
     with tqdm(total=len(PARTS) * len(grid.lengths), leave=False, disable=None) as bar:
         for part in PARTS:
             too_long = False
             for length in grid.lengths:
                 bar.set_description(f"{part} at {length:,}")
                 too_long = too_long or _too_long(grid, part, length, device)
-                found.append(_measure_shape(grid, part, length, too_long, device))
+                results.append(_measure_shape(grid, part, length, too_long, device))
                 bar.update()
-    return found
+    return results
 
 
 def _measure_shape(
@@ -117,14 +117,14 @@ def _measure_shape(
         name: LinformerCost(seconds, (inputs + beside[name]) // grid.rows)
         for name, seconds in time_rounds(passes, device).items()
     }
-    shapes_only = torch.device("meta")  # the matrix need not fit into memory to be counted
+    shapes_only = torch.device("meta")  # so that the matrix need not fit into memory
     call, inputs = PARTS[part](grid, length, shapes_only)
     matrix = inputs + peak_bytes(partial(call, MatrixAttention()), shapes_only)
     return LinformerResult(part, length, costs, matrix // grid.rows)
 
 
 def candidates(grid: LinformerGrid, length: int) -> list[str]:
-    """Return full attention, and a Linformer for each number of slots that is no more than the tokens."""
+    """Return full attention, and a Linformer for each number of slots up to the number of tokens."""
     return [FULL, *(str(slots) for slots in grid.slots if slots <= length)]
 
 
@@ -148,7 +148,7 @@ def _too_long(grid: LinformerGrid, part: LayerPart, length: int, device: torch.d
 
 
 def _alone(grid: LinformerGrid, length: int, device: torch.device) -> tuple[Call, int]:
-    """Return an attention on queries, keys and values as a layer makes them, and their bytes."""
+    """Return a call of an attention on queries, keys and values in the layout of a layer, and their bytes."""
     heads = (grid.heads, grid.width // grid.heads)
     q, k, v = (_drawn(grid, length, device).unflatten(-1, heads).transpose(1, 2) for _ in range(3))
     return lambda attention: attention(q, k, v), 3 * q.nbytes

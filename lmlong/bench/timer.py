@@ -1,4 +1,4 @@
-"""Time and peak memory of a computation; computations that are compared are timed in turns."""
+"""Time and peak memory of computations, which are timed in turns so that they can be compared."""
 
 import statistics
 import time
@@ -17,15 +17,15 @@ Pass = Callable[[], object]
 """One computation, from its inputs to its results."""
 
 MIN_ROUNDS, MAX_ROUNDS, MAX_SECONDS = 3, 15, 15.0
-"""Rounds timed at least and at most, and the seconds after which no more are begun."""
+"""Minimum and maximum number of rounds, and the seconds after which no further round begins."""
 
 
 def time_rounds(
     passes: Mapping[str, Pass], device: torch.device, max_seconds: float = MAX_SECONDS
 ) -> dict[str, list[float]]:
-    """Return the seconds of each pass by round; all have their turn in every round, so that noise meets them alike.
+    """Return the seconds of each pass by round; every round runs all passes, so that noise affects all of them.
 
-    Run each pass once before, as its first run may compile or allocate what later ones reuse.
+    Run each pass once before, because the first run may compile or allocate.
     """
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     begun = time.perf_counter()
@@ -51,9 +51,9 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 def peak_bytes(call: Pass, device: torch.device) -> int:
-    """Return the most bytes of tensors that a call allocates and holds at one time, its result included.
+    """Return the peak of the bytes of tensors that a call allocates, its result included.
 
-    On a GPU as its allocator counts them; elsewhere without what a single operation of torch allocates inside.
+    On a GPU as counted by its allocator; elsewhere without the temporary memory inside single operations of torch.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -73,15 +73,15 @@ class _Allocations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.counted: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.known.update(_storages((args, kwargs)))  # what was there before does not count, nor a view of it
+        self.counted.update(_storages((args, kwargs)))  # earlier tensors and views of them do not count
         result = function(*args, **kwargs)
         for storage in _storages(result):
-            if storage not in self.known:
-                self.known.add(storage)
+            if storage not in self.counted:
+                self.counted.add(storage)
                 self._change(storage.nbytes())
                 weakref.finalize(storage, self._change, -storage.nbytes())
         return result

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lmlong.checkpoint import manifest
 from lmlong.errors import CheckpointError, nearest
-from lmlong.io.links import follow
+from lmlong.io.links import follow_link
 
 EXPORTED = ("modeling_lmlong.py", "model.onnx")
 LATEST, BEST = "latest", "best"
@@ -77,7 +77,7 @@ def _follow(link: Path) -> Path | None:
     the link again until the target no longer changes.
     """
     before = None
-    while (checkpoint := follow(link).resolve()) != before:
+    while (checkpoint := follow_link(link).resolve()) != before:
         if (checkpoint / manifest.NAME).is_file():
             return checkpoint
         before = checkpoint

@@ -7,12 +7,13 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from lmlong.errors import CheckpointError
-from lmlong.io import manifest
-from lmlong.io.manifest import Damaged, Format
+from lmlong.io import folder_manifest
+from lmlong.io.folder_manifest import DamagedFolder, Format
+from lmlong.recipe import parsed
 
-NAME = manifest.NAME
+NAME = folder_manifest.NAME
 FORMAT = Format("checkpoint", 3, "Train again")
-WEIGHTS, TRAINING, RECIPE, TOKENIZER = "model.safetensors", "training.pt", "recipe.yaml", "tokenizer.model"
+WEIGHTS, TRAINING, RECIPE, TOKENIZER = "model.safetensors", "training.pt", parsed.RECIPE, "tokenizer.model"
 FILES = (WEIGHTS, TRAINING, RECIPE, TOKENIZER)
 
 
@@ -22,22 +23,23 @@ class Manifest(NamedTuple):
     files: dict[str, dict[str, Any]]
     step: int  # optimizer steps taken
     validation: float | None  # validation metric, less is better
-    trained_tokens: int | None = None  # those of the runs it began from among them; None in checkpoints of before
+    trained_tokens: int | None = None  # including the runs it began from; None in older checkpoints
 
 
 def verify(folder: Path, names: Iterable[str] = FILES, digests: bool = True) -> None:
     """Refuse a checkpoint unless these of its files are as they were saved; without `digests`, of the same size."""
+    check = folder_manifest.has_digest if digests else lambda path, digest: True
     try:
-        manifest.verify(folder, FORMAT, names, manifest.has_digest if digests else lambda path, digest: True)
-    except Damaged as error:
+        folder_manifest.verify(folder, FORMAT, names, check)
+    except DamagedFolder as error:
         raise CheckpointError(f"{error} Use another checkpoint.") from None
 
 
 def read(folder: Path) -> "Manifest":
     """Return the manifest of a checkpoint."""
     try:
-        files, about = manifest.read(folder, FORMAT)
-    except Damaged as error:
+        files, about = folder_manifest.read_manifest(folder, FORMAT)
+    except DamagedFolder as error:
         raise CheckpointError(f"{error} Use another checkpoint.") from None
     step, validation = about.get("step"), about.get("validation")
     tokens = about.get("trained_tokens")

@@ -55,9 +55,11 @@ def reading(run: str | Path, use: Callable[[Path], T]) -> T:
 
 
 def trained_tokens(checkpoint: Path) -> int:
-    """Return the tokens that the weights were trained on, those of the runs they began from among them."""
-    says = manifest.read(checkpoint)
-    return says.step * read_recipe(checkpoint).tokens_per_step if says.trained_tokens is None else says.trained_tokens
+    """Return the tokens that the weights were trained on, including those of the runs they began from."""
+    about = manifest.read(checkpoint)
+    return (
+        about.step * read_recipe(checkpoint).tokens_per_step if about.trained_tokens is None else about.trained_tokens
+    )
 
 
 def read_recipe(checkpoint: Path, verify: bool = True) -> Recipe:
@@ -65,7 +67,7 @@ def read_recipe(checkpoint: Path, verify: bool = True) -> Recipe:
     if verify:
         manifest.verify(checkpoint, [RECIPE])
     try:
-        # without a `load_plugin`: what stands in a checkpoint must not decide what is imported
+        # without a `load_plugin`: a checkpoint must not decide what is imported
         return recipe_file.load(str(checkpoint / RECIPE), as_trained=True)
     except MissingPlugin as error:
         raise CheckpointError(str(error)) from None
@@ -92,7 +94,7 @@ def read_weights(checkpoint: Path, verify: bool = True) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         if tensor.dtype not in REAL or not tensor.float().isfinite().all():
             raise CheckpointError(
-                f"{checkpoint / WEIGHTS}: {name} has values that are no finite numbers. Use another checkpoint."
+                f"{checkpoint / WEIGHTS}: {name} has values that are not finite numbers. Use another checkpoint."
             )
     return weights
 
@@ -121,7 +123,7 @@ def read_training(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
     try:
         with ZipFile(path) as archive:  # torch writes it uncompressed; a small file must not unpack to a large one
             if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-                raise CheckpointError(f"{path}: compressed, which no checkpoint of lmlong is. Use another checkpoint.")
+                raise CheckpointError(f"{path}: compressed, as no checkpoint of lmlong is. Use another checkpoint.")
         return torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
@@ -150,27 +152,27 @@ def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Mo
     manifest.verify(checkpoint, [WEIGHTS])
     with _opening(checkpoint / WEIGHTS), safe_open(checkpoint / WEIGHTS, "pt") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        there = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
-        strange = [name for name, slice in slices.items() if slice.get_dtype() not in NUMBERS]
-    if strange:
-        raise CheckpointError(f"{checkpoint / WEIGHTS}: {strange[0]} is not of real numbers. Use another checkpoint.")
-    if recipe.model.layers > len(there):
+        shapes = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
+        invalid = [name for name, slice in slices.items() if slice.get_dtype() not in NUMBERS]
+    if invalid:
+        raise CheckpointError(f"{checkpoint / WEIGHTS}: {invalid[0]} is not of real numbers. Use another checkpoint.")
+    if recipe.model.layers > len(shapes):
         raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than there are weights. Use another checkpoint.")
     with without_memory():
-        _compare(checkpoint, there, _shapes(build(recipe).state_dict()))
+        _compare(checkpoint, shapes, _shapes(build(recipe).state_dict()))
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
-def _compare(checkpoint: Path, there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> None:
+def _compare(checkpoint: Path, saved: dict[str, tuple[int, ...]], own: dict[str, tuple[int, ...]]) -> None:
     """Refuse weights whose shapes differ from the model's, naming the first."""
-    for name in [*here, *(there.keys() - here.keys())]:
-        if here.get(name) != there.get(name):
+    for name in [*own, *(saved.keys() - own.keys())]:
+        if own.get(name) != saved.get(name):
             raise CheckpointError(
-                f"{checkpoint / WEIGHTS}: {name} is {there.get(name, 'none')}, the recipe's model has "
-                f"{here.get(name, 'none')}. Use the recipe this checkpoint was trained by."
+                f"{checkpoint / WEIGHTS}: {name} is {saved.get(name, 'none')}, the recipe's model has "
+                f"{own.get(name, 'none')}. Use the recipe this checkpoint was trained by."
             )
 
 

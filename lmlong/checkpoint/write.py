@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,9 @@ from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.io import links
 from lmlong.io.files import fsync
+from lmlong.io.folder_manifest import seal
 from lmlong.io.links import is_link
-from lmlong.io.manifest import seal
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Dtypes by their names in safetensors."""
@@ -38,39 +39,53 @@ class Contents(NamedTuple):
     tokenizer: bytes
     step: int = 0  # optimizer steps taken
     validation: float | None = None  # validation metric of the weights, less is better
-    trained_tokens: int | None = None  # those of the runs it began from among them
+    trained_tokens: int | None = None  # including those of the runs it began from
 
 
 def write(folder: Path, contents: Contents) -> None:
     """Write a checkpoint so that `folder` is absent or complete whenever the machine stops."""
-    staged = folder.with_name(f".{folder.name}.partial")
-    with named(folder, "Mend that, and resume with --resume auto."):
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
+    with explain_errors(folder, "Mend that, and resume with --resume auto."), _staged(folder) as staged:
         try:
             _check_space(staged, contents)
             _fill(staged, contents)
             _make_way(folder, contents.step)
-            remove(folder)
-            staged.rename(folder)
-            fsync(folder.parent)
-        except BaseException as error:
-            if isinstance(error, Exception) and staged.exists():
-                _check_space(staged, contents, error)
+        except Exception as error:
+            _check_space(staged, contents, error)
             raise
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
+
+
+def copy(checkpoint: Path, folder: Path) -> None:
+    """Copy a checkpoint so that `folder` is absent or complete whenever the machine stops."""
+    with _staged(folder) as staged:
+        shutil.copytree(checkpoint, staged, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        for path in (*staged.iterdir(), staged):
+            fsync(path)
+
+
+@contextmanager
+def _staged(folder: Path) -> Iterator[Path]:
+    """Make a folder that replaces `folder` at the end, unless an error is raised before."""
+    staged = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    try:
+        yield staged
+        remove(folder)
+        staged.rename(folder)
+        fsync(folder.parent)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 class Shapes(NamedTuple):
-    """Weights that are not there yet."""
+    """The shapes and dtype of weights that are written one by one."""
 
     of: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
 
 
 def write_imported(folder: Path, shapes: Shapes, weights: Iterable[Tensor], recipe: str, tokenizer: bytes) -> None:
-    """Write a checkpoint without a training state, of weights that come one by one."""
+    """Write a checkpoint of weights that come one by one, without a training state."""
     folder.mkdir()
     need = sum(torch.Size(shape).numel() for shape in shapes.of.values()) * shapes.dtype.itemsize + len(tokenizer)
     free = shutil.disk_usage(folder).free
@@ -108,9 +123,7 @@ def _make_way(folder: Path, step: int) -> None:
     except CheckpointError:
         is_ours = folder.is_dir() and (folder / NAME).exists()  # a damaged one
     if not is_ours:
-        free = next(
-            place for n in count(1) if not os.path.lexists(place := folder.with_name(f"{folder.name}-moved-{n}"))
-        )
+        free = next(path for n in count(1) if not os.path.lexists(path := folder.with_name(f"{folder.name}-moved-{n}")))
         folder.rename(free)
         print(f"{folder}: moved to {free.name}, it was in the way of a checkpoint", file=sys.stderr)
 
@@ -139,10 +152,10 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] |
 def _check_space(staged: Path, contents: Contents, cause: Exception | None = None) -> None:
     """Refuse to write, or explain a failed write, where the disk has less free space than the checkpoint takes."""
     need = size(contents)
-    there = shutil.disk_usage(staged).free + sum(path.stat().st_size for path in staged.iterdir())
-    if need <= there and not (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)):
+    free = shutil.disk_usage(staged).free + sum(path.stat().st_size for path in staged.iterdir())
+    if need <= free and not (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)):
         return
-    missing = f"{need - there:,} are missing" if need > there else "the disk or a quota is full"
+    missing = f"{need - free:,} are missing" if need > free else "the disk or a quota is full"
     raise LmlongError(
         f"{staged.parent}: a checkpoint takes {need:,} bytes, {missing}. Free some space and resume with --resume auto."
     ) from cause
@@ -165,18 +178,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from (tensor for part in value for tensor in _tensors(part))
 
 
-def copy(checkpoint: Path, folder: Path) -> None:
-    """Copy a checkpoint so that `folder` is absent or complete whenever the machine stops."""
-    staged = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(staged, ignore_errors=True)
-    shutil.copytree(checkpoint, staged, copy_function=shutil.copyfile)
-    for path in (*staged.iterdir(), staged):
-        fsync(path)
-    remove(folder)
-    staged.rename(folder)
-    fsync(folder.parent)
-
-
 def remove(folder: Path) -> None:
     """Remove a checkpoint so that it is complete or absent under its name whenever the machine stops."""
     if folder.exists():
@@ -197,5 +198,5 @@ def clean(checkpoints: Path) -> None:
 
 def point(link: Path, folder: Path) -> None:
     """Point a link beside the checkpoints to one of them, atomically."""
-    links.point(link, folder)
+    links.point_link(link, folder)
     fsync(link.parent)

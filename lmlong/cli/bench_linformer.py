@@ -1,25 +1,20 @@
 """lmlong bench linformer: time and memory of Linformer."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lmlong.bench.linformer_grid import DEFAULT, LinformerGrid
 from lmlong.cli import options
-from lmlong.cli.lists import format_numbers, parse_numbers
+from lmlong.cli.lists import numbers
 from lmlong.cli.output import check_files, show
 
 
 @click.command()
 @click.option("--lengths", metavar="N,...", help="Tokens of the inputs; k is 1,024.  [default: 512,1k,2k ... 64k]")
-@click.option(
-    "--slots",
-    metavar="K,...",
-    default=format_numbers(DEFAULT.slots),
-    show_default=True,
-    help="What they are shortened to.",
-)
-@click.option("--width", default=DEFAULT.width, show_default=True, type=click.IntRange(1), help="Of the layer.")
+@numbers("--slots", "Numbers of slots that keys and values are shortened to.", DEFAULT.slots)
+@click.option("--width", default=DEFAULT.width, show_default=True, type=click.IntRange(1), help="Width of the layer.")
 @click.option("--heads", default=DEFAULT.heads, show_default=True, type=click.IntRange(1))
 @click.option("--rows", default=DEFAULT.rows, show_default=True, type=click.IntRange(1), help="Inputs side by side.")
 @click.option(
@@ -28,27 +23,24 @@ from lmlong.cli.output import check_files, show
     default=DEFAULT.limit,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="Leave out full attention where one pass of it would take longer.",
+    help="Leave out full attention where one pass would take longer.",
 )
 @options.json_file
-@options.plot("time a token")
+@options.plot("time per token")
 @options.threads
 @options.device
 def linformer(
     lengths: str | None,
-    slots: str,
-    width: int,
-    heads: int,
-    rows: int,
-    limit: float,
+    slots: tuple[int, ...],
     json_file: Path | None,
     plot: Path | None,
     device: str,
+    **given: Any,
 ) -> None:
     """Measure how much faster Linformer is than full attention, and how much less memory it takes.
 
-    A pass without gradients of the attention alone and of a whole layer, at each length with each number of slots; all
-    have their turn in every round. The default is the shape of the paper's base model.
+    Times a pass without gradients of the attention alone and of a whole layer, at each length with each number of
+    slots, in turns. The default is the shape of the paper's base model.
 
     \b
     Example: two lengths, in a minute.
@@ -58,11 +50,8 @@ def linformer(
 
     grid = LinformerGrid(
         tuple(parse_lengths(lengths)) if lengths is not None else DEFAULT.lengths,
-        tuple(sorted(set(parse_numbers("--slots", slots, int, "128,256")))),
-        width,
-        heads,
-        rows,
-        limit,
+        tuple(sorted(set(slots))),
+        **given,
     )
     grid.check()
     check_files(json_file, plot)

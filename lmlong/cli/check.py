@@ -39,7 +39,7 @@ def check(run: str | None, tokens: int, json_file: Path | None, device: str) -> 
     from lmlong.evaluation.law_check import check as check_laws
     from lmlong.evaluation.law_check import table
     from lmlong.inference.loading import load
-    from lmlong.inference.sampled_text import sampled_text
+    from lmlong.inference.samples import sampled_text
     from lmlong.model.device import float64_device, pick_device
 
     loaded = load(run, float64_device(pick_device(device)).type)

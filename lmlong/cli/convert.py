@@ -59,7 +59,7 @@ def convert(
 
     folder = out or run_folder.default_folder(chosen)
     planned = conversion.stages(chosen, run, folder)
-    conversion.check_model(chosen, run)
+    conversion.check(chosen, run)
     if not (resume or overwrite or dry_run):
         conversion.check_folders(planned)
     length = planned[0].recipe.text.sequence_length

@@ -25,7 +25,7 @@ DEFAULT_VIEWS = "context,position"
 @click.option(
     "--lengths",
     metavar="N,...",
-    help="Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained]",
+    help="Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained length]",
 )
 @click.option(
     "--by",
@@ -33,9 +33,9 @@ DEFAULT_VIEWS = "context,position"
     metavar="VIEW,...",
     default=DEFAULT_VIEWS,
     show_default=True,
-    help="What to measure, of context, recurrence, remembrance, position, protocol and state.",
+    help="Views to measure: context, recurrence, remembrance, position, protocol, state.",
 )
-@click.option("--cache-baseline", is_flag=True, help="Tell what counts of the document's n-grams add to the model.")
+@click.option("--cache-baseline", is_flag=True, help="Measure what n-gram counts of the document add to the model.")
 @click.option(
     "--targets",
     default=8192,
@@ -49,12 +49,12 @@ DEFAULT_VIEWS = "context,position"
     default=10,
     show_default=True,
     type=click.IntRange(1),
-    help="Leave out lengths that fewer documents reach; documents that are too few are cut into so many parts.",
+    help="Leave out lengths that fewer documents reach; fewer documents are cut into this many parts.",
 )
 @click.option(
     "--cluster-by",
     metavar="FIELD",
-    help="Let documents with the same FIELD count as one for the errors: author, folder, file, or one of records.",
+    help="Count documents with the same FIELD as one for the errors: author, folder, file, or a field of records.",
 )
 @options.tokens
 @options.json_file
@@ -70,7 +70,6 @@ def eval_(
     lengths: str | None,
     views: str,
     cache_baseline: bool,
-    targets: int,
     min_documents: int,
     cluster_by: str | None,
     tokens: int | None,
@@ -80,27 +79,28 @@ def eval_(
     precision: Literal["auto", "32", "bf16", "16"],
     state_dtype: Literal["32", "64"],
     device: str,
+    targets: int,
 ) -> None:
     """Measure how well each RUN predicts text, and the gain from text further back.
 
     \b
-    context      the same tokens at each length, with so many tokens before them
-    recurrence   those by how far back the same token or word last occurred
+    context      the same target tokens at each length, with N tokens before them
+    recurrence   the same, by how far back the same token or word last occurred
     remembrance  how far the text before a point changes the predictions
-    position     each document read once, by how many tokens are before
+    position     each document read once, by the number of tokens before
     protocol     the state emptied at each window, overlapping windows, or carried
     state        norm of S, features in use, smallest denominator while it reads
 
     The first line of the output is the verdict: bits per byte at the longest context, and the gain from the shortest.
 
     The text is what the run held out of its training, unless --data names another. Standard errors are over documents,
-    or over parts of them where there are few, as of one book; a change between lengths has the error of the differences
-    on the same tokens. Documents of one author, say, are alike: --cluster-by lets them count as one. For the files of
-    --data, author is what stands before the first "-" of a file's name. --cache-baseline mixes the model with plain
-    counts of the bigrams and trigrams that the document had before, weighted as suits the text that the run was trained
-    on: what they add is what the model leaves lying. Of several runs on the same text the differences from the first
-    come next, with their paired errors. Compare runs with different tokenizers by bits per byte. An encoder is
-    measured by the perplexity of hidden tokens instead.
+    or over parts of them where there are few, as for one book; the error of a change between lengths is that of the
+    differences on the same tokens. Documents of one author are alike: --cluster-by counts them as one. For the files
+    of --data, author is the part of a file's name before the first "-". --cache-baseline mixes the model with counts
+    of the bigrams and trigrams that the document had before, with weights fitted on the training text: their gain is
+    what the model fails to use. For several runs on the same text, the differences from the first come next, with
+    their paired errors. Compare runs with different tokenizers by bits per byte. An encoder is measured by the
+    perplexity of hidden tokens instead.
 
     \b
     Example: one run on its own held-out text, then two on the same books.
@@ -114,11 +114,11 @@ def eval_(
     from lmlong.inference.loading import load
     from lmlong.recipe.lengths import parse_lengths
 
-    wanted = parse_lengths(lengths) if lengths is not None else None
+    contexts = parse_lengths(lengths) if lengths is not None else None
     chosen = parse_names("--by", views, VIEWS)
     check_files(json_file, plot)
     if plot and chosen == ("state",) and not cache_baseline:
-        raise UsageError("--plot: draws all views but the state. Name another in --by.")
+        raise UsageError("--plot: the state view has no plot. Name another view in --by.")
     causal_only = {
         "--lengths": lengths is not None,
         "--plot": plot is not None,
@@ -140,7 +140,7 @@ def eval_(
         report = evaluate(
             model,
             data or None,
-            lengths=wanted,
+            lengths=contexts,
             views=chosen,
             targets=targets,
             min_documents=min_documents,
@@ -177,23 +177,21 @@ def _are_encoders(runs: tuple[str, ...], recipes: list["Recipe"], causal_options
     encoders = [run for run, recipe in zip(runs, recipes, strict=True) if recipe.objective == "masked"]
     if encoders and len(encoders) < len(runs):
         raise UsageError(
-            f"{encoders[0]}: an encoder (objective: masked) is measured by hidden tokens alone. Name "
-            "runs of one objective."
+            f"{encoders[0]}: an encoder (objective: masked) is measured on hidden tokens only. Name runs of one "
+            "objective."
         )
     if encoders and causal_options:
         raise UsageError(
-            f"{causal_options[0]}: {encoders[0]} is an encoder (objective: masked) that reads its text at once, on "
-            "both sides of each token; it has no past to measure by and no state. Leave the option out, or name a "
-            "language model."
+            f"{causal_options[0]}: {encoders[0]} is an encoder (objective: masked), which reads both sides of each "
+            "token at once and has no state. Leave the option out, or name a language model."
         )
     return bool(encoders)
 
 
 def _note_left_out(report: "PerplexityReport", min_documents: int) -> None:
-    """Tell on standard error which lengths were left out."""
+    """Report on standard error which lengths were left out."""
     from lmlong.recipe.lengths import name_length
 
     if report.left_out:
         names = ", ".join(map(name_length, report.left_out))
-        unit = "documents" if report.parts_of is None else "parts"
-        click.echo(f"{report.name}: fewer than {min_documents} {unit} reach {names}: left out", err=True)
+        click.echo(f"{report.name}: fewer than {min_documents} {report.unit}s reach {names}: left out", err=True)

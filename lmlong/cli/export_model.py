@@ -34,7 +34,7 @@ def export(run: str, to: str, out: Path, evaluation: Path | None) -> None:
     lmlong export quickstart --to hf --out quickstart-hf
     lmlong export quickstart --to onnx --out quickstart-onnx
     """
-    from lmlong.interop.hf.evaluation import read_evaluation
+    from lmlong.interop.card import read_evaluation
     from lmlong.interop.hf.export import export_hf
     from lmlong.interop.onnx.export import export_onnx
 

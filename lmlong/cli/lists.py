@@ -1,20 +1,41 @@
 """Lists as options take them: 4,8,16 or context,state."""
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
 
+import click
+
+from lmlong.cli.options import Option
 from lmlong.errors import UsageError, nearest
 
-Number = TypeVar("Number", int, float)
 Name = TypeVar("Name", bound=str)
 
 
-def parse_numbers(option: str, text: str, kind: Callable[[str], Number], example: str) -> tuple[Number, ...]:
-    """Return the numbers of a list like 4,8,16."""
-    try:
-        return tuple(kind(word) for word in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option}: '{text}' is no list of numbers. Write them like {example}.") from None
+class Numbers(click.ParamType):
+    """A list of numbers like 4,8,16."""
+
+    name = "numbers"
+
+    def __init__(self, kind: type[int] | type[float]):
+        self.kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            return tuple(self.kind(word) for word in value.split(","))
+        except ValueError:
+            option = param.opts[0] if param else "numbers"
+            example = "8,16" if self.kind is int else "4e-3,8e-3"
+            raise UsageError(f"{option}: '{value}' is not a list of numbers. Write it like {example}.") from None
+
+
+def numbers(
+    name: str, help: str, default: Sequence[float] | None = None, kind: type[int] | type[float] = int
+) -> Option:
+    """Return an option whose value is a tuple of numbers."""
+    shown = None if default is None else format_numbers(default)
+    return click.option(name, type=Numbers(kind), default=shown, show_default=True, metavar="N,...", help=help)
 
 
 def format_numbers(numbers: Sequence[float]) -> str:

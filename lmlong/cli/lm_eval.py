@@ -1,7 +1,7 @@
 """lmlong lm-eval: the tasks of EleutherAI's lm-evaluation-harness."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -14,17 +14,15 @@ from lmlong.errors import UsageError
 @options.run
 @click.option("--tasks", required=True, metavar="NAME,...", help="Tasks, groups, patterns of names, or .yaml files.")
 @click.option("--num-fewshot", metavar="N", type=click.IntRange(0), help="Examples before each question.")
-@click.option("--limit", metavar="N", type=click.IntRange(1), help="Take only so many documents of each task.")
+@click.option("--limit", metavar="N", type=click.IntRange(1), help="Use the first N documents of each task.")
 @click.option(
     "--include-path", metavar="DIR", type=click.Path(path_type=Path), help="Folder of your own tasks (.yaml)."
 )
-@click.option("--lengths", metavar="N,...", help="Tokens of the texts that tasks such as RULER's make; k is 1,024.")
-@click.option("--batch-size", metavar="N", type=click.IntRange(1), help="Rows read at once.  [default: as many as pay]")
-@click.option("--apply-chat-template", is_flag=True, help="Ask as a user, by the template of a model made for chat.")
-@click.option(
-    "--score-eos", is_flag=True, help="Let the end of a document count in its likelihood, as lmlong eval does."
-)
-@click.option("--seed", metavar="N", type=click.IntRange(0), help="Seed of all draws.  [default: the harness's own]")
+@click.option("--lengths", metavar="N,...", help="Lengths of the texts that tasks such as RULER generate; k is 1,024.")
+@click.option("--batch-size", metavar="N", type=click.IntRange(1), help="Rows read at once.  [default: automatic]")
+@click.option("--apply-chat-template", is_flag=True, help="Ask as a user, with the chat template of the model.")
+@click.option("--score-eos", is_flag=True, help="Include the end of a document in its likelihood, as lmlong eval does.")
+@click.option("--seed", metavar="N", type=click.IntRange(0), help="Random seed.  [default: the harness's own]")
 @options.json_file
 @options.weights
 @options.state_dtype
@@ -33,18 +31,12 @@ from lmlong.errors import UsageError
 def lm_eval(
     run: str,
     tasks: str,
-    num_fewshot: int | None,
-    limit: int | None,
-    include_path: Path | None,
     lengths: str | None,
-    batch_size: int | None,
-    apply_chat_template: bool,
-    score_eos: bool,
-    seed: int | None,
     json_file: Path | None,
     weights: Literal["32", "bf16", "int8"],
     state_dtype: Literal["32", "64"],
     device: str,
+    **given: Any,
 ) -> None:
     """Run tasks of EleutherAI's lm-evaluation-harness with RUN.
 
@@ -67,19 +59,8 @@ def lm_eval(
     library()
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
-        raise UsageError("--tasks: names no task. Name some, such as arc_easy,hellaswag.")
-    wanted = parse_lengths(lengths) if lengths is not None else None
+        raise UsageError("--tasks: names no task. Name one or more, such as arc_easy,hellaswag.")
+    texts = parse_lengths(lengths) if lengths is not None else None
     check_files(json_file, None)
-    results = evaluate_tasks(
-        load(run, device, weights, state_dtype),
-        names,
-        num_fewshot=num_fewshot,
-        limit=limit,
-        include_path=include_path,
-        lengths=wanted,
-        batch_size=batch_size,
-        apply_chat_template=apply_chat_template,
-        score_eos=score_eos,
-        seed=seed,
-    )
+    results = evaluate_tasks(load(run, device, weights, state_dtype), names, lengths=texts, **given)
     show(table(results), results, json_file, None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmlong.errors import UsageError
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 from lmlong.report.json_values import json_values
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_writable(*given: Path | None) -> None:
         if file != STDOUT and not os.access(file.parent, os.W_OK):
             raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
         if file != STDOUT and not file.exists():
-            with named(file):  # not every file system reports it in advance
+            with explain_errors(file):  # not every file system reports it in advance
                 file.touch()
                 file.unlink()
 
@@ -44,10 +44,10 @@ def show(
     if plot and figure:
         from lmlong.report.plot import save
 
-        with named(plot):
+        with explain_errors(plot):
             save(figure, plot)
     if json_file != STDOUT:
         click.echo(table)
     if json_file:
-        with named(json_file), click.open_file(str(json_file), "w", encoding="utf-8") as out:
+        with explain_errors(json_file), click.open_file(str(json_file), "w", encoding="utf-8") as out:
             out.write(json.dumps(json_values(result), indent=2, allow_nan=False) + "\n")

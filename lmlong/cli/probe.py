@@ -1,4 +1,4 @@
-"""lmlong probe: how far back a model finds something said before."""
+"""lmlong probe: how far back a model recalls what it has read."""
 
 from pathlib import Path
 from typing import Literal
@@ -19,11 +19,11 @@ from lmlong.cli.runs import load_runs
     metavar="NAME,...",
     default="copy,induction,mqar",
     show_default=True,
-    help="What to ask for: copy, induction, mqar, passkey, needle, or all.",
+    help="Probes: copy, induction, mqar, passkey, needle, or all.",
 )
 @click.option("--lengths", metavar="N,...", help="Distances in tokens; k is 1,024.  [default: 64,256,1k,4k]")
 @click.option("--trials", default=64, show_default=True, type=click.IntRange(1), help="Texts at each length.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The texts follow from it.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the texts.")
 @options.data
 @options.tokens
 @options.json_file
@@ -46,11 +46,11 @@ def probe(
     state_dtype: Literal["32", "64"],
     device: str,
 ) -> None:
-    """Measure how often each RUN finds what was said so many tokens before.
+    """Measure how often each RUN recalls something from N tokens before.
 
     \b
-    copy       a row of symbols comes a second time
-    induction  one symbol comes a second time: what followed it?
+    copy       a sequence of symbols is repeated
+    induction  one symbol is repeated: what followed it the first time?
     mqar       keys and their values, then the keys again
     passkey    a number in a sentence, then held-out text
     needle     several names and their words, then held-out text

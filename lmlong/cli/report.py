@@ -31,40 +31,41 @@ def under_next(commands: Sequence[str]) -> str:
 
 def after_training(result: TrainingResult, sample: str = "", commands: Sequence[str] = ()) -> str:
     """Return the result, a sample of the model's text and the commands to try next, or the step of a stopped run."""
-    found = result.validation
-    if found is None and result.signal is None:
+    validation = result.validation
+    if validation is None and result.signal is None:
         more = "Raise training.steps, tokens or minutes to continue."
         return f"{result.run} is at step {result.step} and has no more to do. {more}"
-    if found is None:
+    if validation is None:
         return f"stopped after step {result.step}, saved in {result.run}. Resume with --resume auto."
     if result.baselines is None:
-        lines = [f"validation   perplexity {found.perplexity:.3f} on {found.tokens:,} hidden tokens of held-out text"]
+        hidden = f"{validation.tokens:,} hidden tokens of held-out text"
+        lines = [f"validation   perplexity {validation.perplexity:.3f} on {hidden}"]
     else:
         lines = [
-            f"validation   {found.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
+            f"validation   {validation.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
             *_baselines(result.baselines),
         ]
     return "\n".join([*lines, *_sample(sample), *(["", under_next(commands)] if commands else [])])
 
 
 def _sample(text: str) -> list[str]:
-    """Return the lines that show a model's text, without characters that a terminal would act on."""
+    """Return the lines that show a model's text, without control characters."""
     shown = "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
     return ["", "sample:", indent(shown.strip("\n"), "  ")] if shown.strip() else []
 
 
 def _part(result: TrainingResult) -> str:
-    """Return the part of the held-out text that the last figure is of."""
+    """Return the part of the held-out text that was measured."""
     size = result.validation.bytes if result.validation else 0
     return f"an even sample of {size:,} bytes" if result.sampled else f"all {size:,} bytes"
 
 
-def _baselines(found: Baselines) -> list[str]:
-    """Return a line for each baseline, with what it knows."""
-    strongest, name = found.strongest, "mixing" if found.mixing else "lzma"
-    how = "context mixing" if found.mixing else "repeated phrases"
+def _baselines(baselines: Baselines) -> list[str]:
+    """Return a line for each baseline, with the method and what it has read."""
+    strongest, name = baselines.strongest, "mixing" if baselines.mixing else "lzma"
+    how = "context mixing" if baselines.mixing else "repeated phrases"
     return [
         f"{name:12} {strongest.bits_per_byte:.3f} by {how}, after {strongest.primed_bytes:,} bytes of training text",
-        f"unigram      {found.unigram:.3f} by the frequency of each token in the training text",
-        f"gzip -9      {found.gzip:.3f} on the held-out text alone, without the training text",
+        f"unigram      {baselines.unigram:.3f} by the frequency of each token in the training text",
+        f"gzip -9      {baselines.gzip:.3f} on the held-out text alone, without the training text",
     ]

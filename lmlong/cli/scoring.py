@@ -16,8 +16,9 @@ from lmlong.data.formats.table import is_plain, is_utf8, text_file
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.io.arriving import CHUNK, QUIET, Place, Waiting, arriving, follow
-from lmlong.io.system_errors import named
+from lmlong.inference.session import Session
+from lmlong.io.incoming_bytes import CHUNK, QUIET, FilePosition, Waiting, follow_file, read_available
+from lmlong.io.system_errors import explain_errors
 from lmlong.model.precision import Precision
 from lmlong.surprisal import records_file
 from lmlong.surprisal.figure import SurpriseAlong
@@ -33,18 +34,19 @@ BEGINNING = 8192
 """Leading bytes that are checked for binary content."""
 
 SAVED = "score"
-"""The name in a state file of what a score goes on with."""
+"""The key in a state file of what a later run needs to continue the score."""
 
 COLUMNS = ("source", "number", "offset", "bytes", "tokens", "bits", "bits_per_byte", "mean", "z", "text")
 
 
 class Job(NamedTuple):
-    """What is scored, and how."""
+    """The inputs and options of the command."""
 
     trained: TrainedLanguageModel
     inputs: list[Path]
+    precision: Precision
     unit: Unit
-    keep: int  # bytes of a unit that are told
+    keep: int  # bytes of a unit that are printed
     quiet: float | None  # seconds
     follow: bool
     field: str | None
@@ -53,11 +55,13 @@ class Job(NamedTuple):
     most_streams: int
     load_state: Path | None
     save_state: Path | None
-    precision: Precision
+
+    def text_score(self, source: str, totals: Totals | None, session: Session | None = None) -> TextScore:
+        return TextScore(self.trained, self.unit, source, totals, session, self.keep, self.precision)
 
 
 class Show:
-    """Writes units to standard output as they come."""
+    """Writes units to standard output as they are scored."""
 
     def __init__(self, form: Literal["json", "tsv", "text"], above: float | None, plot: bool):
         self._form, self._above = form, above
@@ -66,7 +70,7 @@ class Show:
             print("\t".join(COLUMNS), flush=True)
 
     def write(self, units: Iterator[Surprise]) -> None:
-        """Write all units, or those that are unusual enough, and let the reader have them."""
+        """Write all units, or those that are unusual enough, and flush."""
         for unit in units:
             if self._along:
                 self._along.add(unit)
@@ -78,7 +82,7 @@ class Show:
         if plot and self._along:
             from lmlong.report.plot import save
 
-            with named(plot):
+            with explain_errors(plot):
                 save(self._along.figure(Path(run).name), plot)
 
     def _line(self, unit: Surprise) -> str:
@@ -92,14 +96,15 @@ class Show:
 
 
 def _values(unit: Surprise) -> dict[str, Any]:
-    """Return what is told of a unit."""
+    """Return the printed values of a unit."""
     rounded = {"bits": unit.bits, "bits_per_byte": unit.bits_per_byte, "mean": unit.mean, "z": unit.z}
     numbers = {name: value if value is None else round(value, 6) for name, value in rounded.items()}
     return {name: numbers[name] if name in numbers else getattr(unit, name) for name in COLUMNS}
 
 
 def run_job(job: Job, show: Show) -> int:
-    """Score all inputs and write what is found; a signal ends it after what was read, saved. Return the exit code."""
+    """Score all inputs and write the units; a signal ends it after all that was read is scored and saved. Return the
+    exit code."""
     with Stop() as stop:
         if job.unit == "record":
             _score_records(job, show, stop)
@@ -111,55 +116,56 @@ def run_job(job: Job, show: Show) -> int:
 def _score_texts(job: Job, show: Show, stop: Stop) -> None:
     totals, not_read = Totals(), 0
     for path in job.inputs:
-        place, text = Place(), TextScore(job.trained, job.unit, str(path), totals, None, job.keep, job.precision)
+        position, text = FilePosition(), job.text_score(str(path), totals)
         if job.load_state:
-            text, place = _restored(job, job.load_state, str(path))
-        with _opened(path, job, stop, place) as arrived:
-            for data in stop.until(arrived):
+            text, position = _restored(job, job.load_state, str(path))
+        with _opened(path, job, stop, position) as chunks:
+            for data in stop.until(chunks):
                 show.write(text.settle() if data == QUIET else text.read(data))
             if job.save_state is None:
                 show.write(text.finish())
         totals, not_read = text.totals, not_read + text.not_read
         if job.save_state:
-            _save(job, text, place, job.save_state)
-    more = f"{not_read:,} bytes are no UTF-8 or have no token: read as U+FFFD, or not at all"
-    _tell(job, totals, [more] if not_read else [])
+            _save(job, text, position, job.save_state)
+    note = f"{not_read:,} bytes are not UTF-8 or have no token: read as U+FFFD, or left out"
+    _report(job, totals, [note] if not_read else [])
 
 
 def _score_records(job: Job, show: Show, stop: Stop) -> None:
-    totals, place, lines = Totals(), Place(), Lines()
+    totals, position, lines = Totals(), FilePosition(), Lines()
     with ExitStack() as stack:
         saved = None
         if job.load_state:
-            saved = stack.enter_context(closing(_saved_records(job, job.load_state)))
-            totals, place = _restored_records(saved, job, lines)
+            saved = SavedRecords(job.load_state, job.trained.owners, str(job.trained.checkpoint))
+            stack.callback(saved.close)
+            totals, position = _restored_records(saved, job, lines)
         states = None
         if job.streams:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmlong-streams-")))
             states = States(job.trained, folder, job.streams_memory, job.most_streams, saved)
         records = RecordScore(job.trained, totals, job.keep, job.field, job.streams, states, job.precision)
         for path in job.inputs:
-            with _opened(path, job, stop, place) as arrived:
-                for data in stop.until(arrived):
+            with _opened(path, job, stop, position) as chunks:
+                for data in stop.until(chunks):
                     for line in lines.read(data):
                         show.write(records.read(line, str(path)))
                 for line in () if job.save_state else lines.finish():
                     show.write(records.read(line, str(path)))
             if not job.save_state:
-                place, lines = Place(), Lines()
+                position, lines = FilePosition(), Lines()
         if job.save_state:
-            about = _about_records(job, place, lines, totals)
+            about = _about_records(job, position, lines, totals)
             records_file.save(job.save_state, about, states.files() if states else ())
-    told = [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
+    notes = [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
     if states and states.forgotten:
-        told.append(f"{states.forgotten:,} streams were forgotten, those not used for longest: raise --most-streams")
-    _tell(job, totals, told)
+        notes.append(f"{states.forgotten:,} streams were dropped, the least recently used: raise --most-streams")
+    _report(job, totals, notes)
 
 
 @contextmanager
-def _opened(path: Path, job: Job, stop: Stop, place: Place) -> Iterator[Iterator[bytes]]:
-    """Open an input, and yield its bytes in UTF-8: a stream as they arrive, a file from `place` on, which is set to
-    where it ended."""
+def _opened(path: Path, job: Job, stop: Stop, position: FilePosition) -> Iterator[Iterator[bytes]]:
+    """Open an input, and yield its bytes in UTF-8: of a stream as they arrive, of a file from `position`, which is set
+    to where reading ended."""
     if path == STDIN:
         yield _text_alone(_standard_input(job.quiet, stop.waiting), "standard input")
         return
@@ -167,25 +173,25 @@ def _opened(path: Path, job: Job, stop: Stop, place: Place) -> Iterator[Iterator
         yield text
         return
     if job.follow:
-        with closing(follow(path, job.quiet, waiting=stop.waiting, place=place)) as arrived:
-            yield _text_alone(arrived, str(path))
+        with closing(follow_file(path, job.quiet, waiting=stop.waiting, position=position)) as chunks:
+            yield _text_alone(chunks, str(path))
         return
-    with named(path):
+    with explain_errors(path):
         file = path.open("rb", buffering=0)
     with file:
-        place.seek(file)
-        yield _text_alone(arriving(file.fileno(), None, stop.waiting), str(path))
-        place.note(file)
+        position.seek(file)
+        yield _text_alone(read_available(file.fileno(), None, stop.waiting), str(path))
+        position.note(file)
 
 
 def _converted(path: Path, job: Job) -> Iterator[bytes] | None:
-    """Return the text of a file that is not its bytes, in UTF-8; None for a file that is read as it is."""
+    """Return the text of a file that must be converted, such as a document, in UTF-8; None for a plain text file."""
     resumes = job.follow or job.load_state or job.save_state
     if resumes and is_plain(path):
         return None
     try:
         document = text_file(path)
-    except EncodingError:  # bytes that are no UTF-8 are scored as U+FFFD, and counted
+    except EncodingError:  # bytes that are not UTF-8 are scored as U+FFFD, and counted
         return None
     if is_utf8(path, document):
         return None
@@ -197,15 +203,15 @@ def _converted(path: Path, job: Job) -> Iterator[bytes] | None:
     return (piece.encode() for piece in document.pieces())
 
 
-def _text_alone(arrived: Iterator[bytes], name: str) -> Iterator[bytes]:
+def _text_alone(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
     """Yield the input; raise a UsageError if it is binary, with a NUL among its first bytes. A later NUL is allowed:
     logs that were truncated in place have such holes."""
     read = 0
-    for data in arrived:
+    for data in chunks:
         beginning = data[: max(0, BEGINNING - read)]
-        if (place := beginning.find(b"\0")) >= 0:
+        if (offset := beginning.find(b"\0")) >= 0:
             raise UsageError(
-                f"{name}: byte {read + place} is NUL, so the input is not UTF-8 text. Give a document or compressed "
+                f"{name}: byte {read + offset} is NUL, so the input is not UTF-8 text. Give a document or compressed "
                 "file its usual suffix, or convert it to UTF-8."
             )
         read += len(data)
@@ -214,69 +220,60 @@ def _text_alone(arrived: Iterator[bytes], name: str) -> Iterator[bytes]:
 
 def _standard_input(quiet: float | None, waiting: Waiting) -> Iterator[bytes]:
     try:
-        return arriving(sys.stdin.fileno(), quiet, waiting)
-    except io.UnsupportedOperation:  # what a test or a notebook has put in its place
+        return read_available(sys.stdin.fileno(), quiet, waiting)
+    except io.UnsupportedOperation:  # a test or a notebook has replaced standard input
         return iter(lambda: sys.stdin.buffer.read(CHUNK), b"")
 
 
-def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, Place]:
-    """Return the score of a text that goes on from a state file, and how far the file of it was read."""
+def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, FilePosition]:
+    """Return the score of a text, resumed from a state file, and how far its file was read."""
     session, saved = job.trained.load_state(path), state_file.describe(path).get(SAVED)
-    if saved is None:  # by `lmlong state build`
-        return TextScore(job.trained, job.unit, source, None, session, job.keep, job.precision), Place()
+    if saved is None:  # written by `lmlong state build`
+        return job.text_score(source, None, session), FilePosition()
     try:
         SavedText.model_validate(saved)
-        place = Place(**saved["file"])
-        totals = Totals.from_json(saved["totals"])
-        text = TextScore(job.trained, job.unit, source, totals, session, job.keep, job.precision)
+        position = FilePosition(**saved["file"])
+        text = job.text_score(source, Totals.from_json(saved["totals"]), session)
         text.restore(saved)
     except ValueError:
-        raise CheckpointError(f"{path}: its saved score is not valid. Read the text again.") from None
+        raise CheckpointError(f"{path}: its saved score is not valid. Score the text again.") from None
     if saved["by"] != job.unit:
-        raise UsageError(
-            f"{path}: remembers a score by {saved['by']}. Give --by {saved['by']}, or read the text again."
-        )
-    return text, place
+        raise UsageError(f"{path}: holds a score by {saved['by']}. Give --by {saved['by']}, or score the text again.")
+    return text, position
 
 
-def _save(job: Job, text: TextScore, place: Place, path: Path) -> None:
-    trained = job.trained
-    more = {SAVED: {**text.to_json(), "by": job.unit, "file": asdict(place)}}
-    belongs = (trained.owners, trained.tokenizer, str(trained.checkpoint))
-    state_file.save(path, text.session, trained.model, *belongs, more)
+def _save(job: Job, text: TextScore, position: FilePosition, path: Path) -> None:
+    trained, saved = job.trained, {SAVED: {**text.to_json(), "by": job.unit, "file": asdict(position)}}
+    owners = (trained.owners, trained.tokenizer, str(trained.checkpoint))
+    state_file.save(path, text.session, trained.model, *owners, saved)
 
 
-def _saved_records(job: Job, path: Path) -> SavedRecords:
-    return SavedRecords(path, job.trained.owners, str(job.trained.checkpoint))
-
-
-def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Totals, Place]:
-    """Go on from what was saved of records: return what all of them cost, and how far the file of them was read."""
-    options = {"field": job.field, "streams": job.streams}
-    for name, given in options.items():
-        if (then := saved.about.get(name)) != given:
-            remedy = f"Give --{name} {then}" if then else f"Leave --{name} out"
-            raise UsageError(f"{saved.path}: remembers records by --{name} {then or '(none)'}. {remedy}.")
+def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Totals, FilePosition]:
+    """Resume the score of records: return their totals, and how far their file was read."""
+    for name, given in (("field", job.field), ("streams", job.streams)):
+        if (before := saved.about.get(name)) != given:
+            remedy = f"Give --{name} {before}" if before else f"Leave --{name} out"
+            raise UsageError(f"{saved.path}: holds records scored with --{name} {before or '(none)'}. {remedy}.")
     lines.restore(saved.about["lines"])
-    return Totals.from_json(saved.about["totals"]), Place(**saved.about["file"])
+    return Totals.from_json(saved.about["totals"]), FilePosition(**saved.about["file"])
 
 
-def _about_records(job: Job, place: Place, lines: Lines, totals: Totals) -> dict[str, Any]:
+def _about_records(job: Job, position: FilePosition, lines: Lines, totals: Totals) -> dict[str, Any]:
     """Return all that `_restored_records` needs."""
     return {
         **job.trained.owners,
         "run": str(job.trained.checkpoint),
         "field": job.field,
         "streams": job.streams,
-        "file": asdict(place),
+        "file": asdict(position),
         "lines": lines.to_json(),
         "totals": totals.to_json(),
     }
 
 
-def _tell(job: Job, totals: Totals, more: list[str]) -> None:
-    """Print to standard error what was read, and in which number format."""
+def _report(job: Job, totals: Totals, notes: list[str]) -> None:
+    """Print to standard error how much was read, and in which number format."""
     bits = f", {totals.bits / totals.bytes:.3f} bits per byte" if totals.bytes else ""
     bits += f", precision {job.precision}"
-    for line in (f"{totals.bytes:,} bytes, {totals.tokens:,} tokens{bits}", *more):
+    for line in (f"{totals.bytes:,} bytes, {totals.tokens:,} tokens{bits}", *notes):
         print(line, file=sys.stderr)

@@ -31,7 +31,7 @@ def spectrum(
 ) -> None:
     """Measure the singular values of each RUN's attention matrices, by layer and head.
 
-    Where a few of them hold most of the sum, keys and values can be shortened to a few slots, as Linformer does.
+    If a few of them hold most of the sum, keys and values can be shortened to a few slots, as Linformer does.
 
     \b
     Example: two lengths of one run.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
-from lmlong.io.signals import Handlers, named
+from lmlong.io.signal_handlers import Handlers, signals_named
 
 
 class Stop:
@@ -16,7 +16,7 @@ class Stop:
     def __init__(self) -> None:
         self.received: int | None = None
         self._waiting = False
-        self._handlers = Handlers(named("SIGINT", "SIGTERM"), self._receive)
+        self._handlers = Handlers(signals_named("SIGINT", "SIGTERM"), self._receive)
 
     def __enter__(self) -> "Stop":
         self._handlers.__enter__()

@@ -19,7 +19,7 @@ from lmlong.data.sources import Input
 from lmlong.data.split import SIZE, Part, split
 from lmlong.data.windows import Windows
 from lmlong.io.cache import cache_folder, fetch, key_of
-from lmlong.io.manifest import Format
+from lmlong.io.folder_manifest import Format
 
 Duplicates = Literal["keep", "drop"]
 

@@ -20,10 +20,10 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.data.tokenizers.training import tokenizer_of
 from lmlong.errors import UsageError
-from lmlong.io import manifest
+from lmlong.io import folder_manifest
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.files import parse_json
-from lmlong.io.manifest import Format
+from lmlong.io.folder_manifest import Format
 
 FORMAT = Format("tokens", 4)
 
@@ -79,7 +79,7 @@ def _open(folder: Path, weights: list[float], inputs: int) -> TokenDataset:
     tokenizer = load_tokenizer(folder / "tokenizer.model")
     train = [read_tokens(folder / f"train-{number}.tokens", tokenizer) for number in range(len(weights))]
     validation = read_tokens(folder / "validation.tokens", tokenizer)
-    files = manifest.read(folder, FORMAT).files
+    files = folder_manifest.read_manifest(folder, FORMAT).files
     identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
     return TokenDataset(folder, tokenizer, train, weights, validation, _read_info(folder, inputs), identity)
 

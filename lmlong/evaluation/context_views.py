@@ -1,11 +1,13 @@
-"""What is measured on the same targets at each length: the loss, what it is for targets by recurrence, how far the text
-before changes the predictions, and what a cache of counts adds."""
+"""Measurements on the same targets at each length: the loss, the loss by recurrence, how far the text before changes
+the predictions, and the gain by a cache of counts. N targets."""
 
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from lmlong.data.token_dataset import prepare
@@ -14,31 +16,31 @@ from lmlong.evaluation import recurrence
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.count_cache import Counts, count_ngrams, fit, mix
 from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.remembrance import divergence
 from lmlong.evaluation.results import CACHES, AtLength, AtRecurrence, CacheGain, PerplexityReport
-from lmlong.evaluation.scorer import Scorer
+from lmlong.evaluation.scorer import Predictor, Scorer
 from lmlong.evaluation.spans import Blocks, Documents
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.loss import LOGITS_CHUNK
 from lmlong.recipe.lengths import name_length
 
 COUNTED = 1 << 20
-"""Tokens of a training document in which counts are taken."""
+"""Tokens at the beginning of a training document that counts are taken of, which bounds their memory."""
 
 
 class ScoredTargets(NamedTuple):
-    """Targets in several texts: at each length their loss, and the counts of each kind of cache."""
+    """Targets of several texts: at each length their loss, and the counts of each kind of cache."""
 
     nats: dict[int, np.ndarray]
     counts: dict[int, dict[str, list[Counts]]]
 
 
 class ContextViews:
-    """The views of one model on one choice of targets."""
+    """The views of one model on one set of targets."""
 
     def __init__(self, scorer: Scorer, blocks: Blocks, lengths: Sequence[int], views: Sequence[str], bar: tqdm):
         self.scorer, self.blocks, self.lengths, self.views, self.bar = scorer, blocks, lengths, views, bar
         self.targets = blocks.after(lengths[-1]).targets()
-        self.sizes = scorer.sizes(self.targets.place)
+        self.sizes = scorer.sizes(self.targets.position)
         self.nats: dict[int, np.ndarray] = {}
 
     def sums(self, nats: np.ndarray, which: np.ndarray | slice = slice(None)) -> Sums:
@@ -56,27 +58,29 @@ class ContextViews:
         for length in reversed(self.lengths):
             self.bar.set_description(f"{report.name}: context {name_length(length)}")
             begun = time.perf_counter()
-            found = self.scorer.predictions(self.blocks.after(length), self.bar)
+            predictions = self.scorer.predictions(self.blocks.after(length), self.bar)
             seconds = time.perf_counter() - begun
-            self.nats[length] = found.nats
+            self.nats[length] = predictions.nats
             report.seconds += seconds
             if "context" in self.views:
-                report.context.insert(0, AtLength(length, self.sums(found.nats), seconds))
+                report.context.insert(0, AtLength(length, self.sums(predictions.nats), seconds))
             if "recurrence" in self.views:
-                report.recurrence.insert(0, AtRecurrence(length, *(self._by(bucket, found.nats) for bucket in buckets)))
+                report.recurrence.insert(
+                    0, AtRecurrence(length, *(self._by(bucket, predictions.nats) for bucket in buckets))
+                )
             if "remembrance" in self.views and longest is not None:
-                distance = divergence(self.scorer.model, longest.hidden, found.hidden)
+                distance = divergence(self.scorer.model, longest.hidden, predictions.hidden)
                 report.remembrance.insert(0, AtLength(length, self.sums(distance), seconds))
-            longest = longest or found
+            longest = longest or predictions
 
     def _by(self, bucket: np.ndarray, nats: np.ndarray) -> list[Sums]:
         return [self.sums(nats, bucket == number) for number in range(len(recurrence.BUCKETS))]
 
     def fill_cache(self, report: PerplexityReport, fitted_on: ScoredTargets) -> None:
-        """Fill in what the counts of each cache add at each length, with weights fitted on other targets."""
+        """Fill in the gain by the counts of each cache at each length, with weights fitted on other targets."""
         counts = cache_counts(self.scorer, self.blocks, self.lengths)
         for length, nats in sorted(self.nats.items()):
-            near = max((known for known in fitted_on.nats if known <= length), default=min(fitted_on.nats))
+            near = max((each for each in fitted_on.nats if each <= length), default=min(fitted_on.nats))
             mixed = {}
             for name in CACHES:
                 weights = fit(fitted_on.nats[near], fitted_on.counts[near][name])
@@ -100,18 +104,18 @@ def cache_counts(scorer: Scorer, blocks: Blocks, lengths: Sequence[int]) -> dict
 
 
 def training_targets(loaded: TrainedLanguageModel, lengths: Sequence[int], targets: int, bar: tqdm) -> ScoredTargets:
-    """Return about so many targets of the text that a model was trained on, at each length that its documents reach."""
+    """Return about `targets` targets of the text that a model was trained on, at each length its documents reach."""
     try:
         files = prepare(loaded.recipe.text, loaded.tokenizer).train
     except UsageError as error:
-        told = "--cache-baseline: its weights are fitted on the text that the run was trained on, and of that"
-        raise UsageError(f"{told} {error} Or leave the option out.") from None
+        why = "--cache-baseline: its weights are fitted on the training text of the run, which cannot be read:"
+        raise UsageError(f"{why} {error} Or leave the option out.") from None
     texts = [(file.tokens, _beginnings(cut.documents_of(file))) for file in files]
     reached = [length for length in lengths if any(cut.reached(documents, length) for _, documents in texts)]
     if not reached:
         raise UsageError(
-            f"--cache-baseline: its weights are fitted on the text that the run was trained on, and no document of "
-            f"that has {lengths[0]:,} tokens before a target. Give shorter --lengths, or leave the option out."
+            f"--cache-baseline: its weights are fitted on the training text of the run, of which no document has "
+            f"{lengths[0]:,} tokens before a target. Give shorter --lengths, or leave the option out."
         )
     longest = reached[-1]
     long_texts = [text for text in texts if cut.reached(text[1], longest)]
@@ -129,12 +133,12 @@ def training_targets(loaded: TrainedLanguageModel, lengths: Sequence[int], targe
 
 
 def _beginnings(documents: Documents) -> Documents:
-    """Return the documents without what is too far into them to be counted in bounded memory."""
+    """Return the beginnings of the documents, which are counted in bounded memory."""
     return documents._replace(ends=np.minimum(documents.ends, documents.begins + COUNTED))
 
 
 def _joined(parts: Sequence[dict[str, list[Counts]]]) -> dict[str, list[Counts]]:
-    """Return the counts of several texts as of one."""
+    """Concatenate the counts of several texts."""
     return {
         name: [
             Counts(*(np.concatenate(values) for values in zip(*orders, strict=True)))
@@ -142,3 +146,18 @@ def _joined(parts: Sequence[dict[str, list[Counts]]]) -> dict[str, list[Counts]]
         ]
         for name in CACHES
     }
+
+
+@torch.inference_mode()
+def divergence(model: Predictor, with_text: Tensor, without: Tensor) -> np.ndarray:
+    """Return KL(p || q) of each target (N,) in nats, from hidden states (N, width) with the text before a point, which
+    give p, and without it, which give q.
+
+    If p were the truth, this is how much higher the loss would be without that text. Unlike a change of the loss it
+    never cancels, and it is 0 only if the text is forgotten.
+    """
+    nats = [np.zeros(0)]
+    for pair in zip(with_text.split(LOGITS_CHUNK), without.split(LOGITS_CHUNK), strict=True):
+        log_p, log_q = (model.logits(hidden).double().log_softmax(-1) for hidden in pair)
+        nats.append((log_p.exp() * (log_p - log_q)).sum(-1).cpu().numpy())
+    return np.concatenate(nats)

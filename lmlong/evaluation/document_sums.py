@@ -1,7 +1,7 @@
 """Sums of the loss for each document, and the standard errors of their ratios.
 
-Tokens of one document are alike, so the standard errors are over documents, not tokens; where documents are alike too,
-as those of one author, over clusters of them.
+Tokens of one document are not independent, so standard errors are over documents, not tokens; if documents are not
+independent either, such as those of one author, over clusters of documents.
 """
 
 import math
@@ -36,8 +36,8 @@ UNKNOWN = Estimate(math.nan, math.nan)
     "bits_error",
 )
 class Sums:
-    """The nats, tokens and bytes of the targets of each document of a text; `cluster` is the number of each document's
-    cluster, by default its own."""
+    """The nats, tokens and bytes of the targets of each document of a text; `cluster` is the number of the cluster of
+    each document, by default its own."""
 
     def __init__(self, documents: int, cluster: np.ndarray | None = None):
         self.nats, self.tokens, self.bytes = (np.zeros(documents) for _ in range(3))
@@ -92,7 +92,7 @@ class Sums:
         return self._error((self.nats - other.nats) / math.log(2), self.bytes)
 
     def has_targets_of(self, other: "Sums") -> bool:
-        """Return whether the targets of both are the same bytes of each document, of documents that are the same."""
+        """Return whether the targets of both have the same number of bytes in each document."""
         return np.array_equal(self.bytes, other.bytes)
 
     def bits_above(self, other: "Sums") -> Estimate:
@@ -116,9 +116,9 @@ class Sums:
 
 def error_of_ratio(above: np.ndarray, below: np.ndarray) -> float:
     """Return the standard error of sum(above) / sum(below) over independent pairs, by the jackknife: how far the ratio
-    moves when one pair is left out. nan for fewer than two.
+    moves when one pair is left out. nan for fewer than two pairs.
 
-    The usual formula, which is linear in the pairs, says too little where one of few documents is most of the text.
+    The usual linearized formula is too small if one of a few documents is most of the text.
     """
     counted = below > 0
     above, below = above[counted], below[counted]

@@ -2,7 +2,7 @@
 
     python -m lmlong.evaluation.harness run --model lmlong --model_args run=runs/quickstart --tasks arc_easy
 
-is the harness's own command, which knows no models but its own unless they are registered first.
+is the harness's own command with this model registered.
 """
 
 import json
@@ -41,22 +41,22 @@ def evaluate_tasks(
     >>> results = evaluate_tasks("runs/quickstart", ["arc_easy"], num_fewshot=5, limit=100)
     >>> print(table(results))
 
-    `include_path` is a folder with tasks of one's own. Tasks that make texts of any length, such as RULER's, make
-    those of `lengths`, in tokens of this model. `limit` is the most documents of each task, and `seed` replaces the
+    `include_path` is a folder with tasks of your own. Tasks that generate texts, such as RULER's, generate them at
+    `lengths`, in tokens of this model. `limit` is the number of documents of each task, and `seed` replaces the
     harness's own seeds. The other options are those of `lmlong lm-eval`.
     """
     if limit is not None and limit < 1:
-        raise UsageError(f"--limit: {limit} documents are none. Give a whole number from 1 up, or leave it out.")
+        raise UsageError(f"--limit: {limit} is not a number of documents. Give a whole number from 1, or leave it out.")
     lm_eval = library()
     from lmlong.evaluation.harness_model import HarnessModel
 
-    ours = HarnessModel(model, batch_size=batch_size, score_eos=score_eos, seed=seed or 0)
+    adapter = HarnessModel(model, batch_size=batch_size, score_eos=score_eos, seed=seed or 0)
     seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
     with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        write_tokenizer(ours.tokenizer, Path(folder))
+        write_tokenizer(adapter.tokenizer, Path(folder))
         metadata = {"tokenizer": folder, **({"max_seq_lengths": list(lengths)} if lengths else {})}
         results = lm_eval.simple_evaluate(
-            ours,
+            adapter,
             tasks=load_tasks(tasks, include_path, metadata),
             num_fewshot=num_fewshot,
             limit=limit,
@@ -68,8 +68,8 @@ def evaluate_tasks(
         )
     from lm_eval.utils import handle_non_serializable
 
-    found: dict[str, Any] = json.loads(json.dumps(json_values(results), default=handle_non_serializable))
-    return found
+    values: dict[str, Any] = json.loads(json.dumps(json_values(results), default=handle_non_serializable))
+    return values
 
 
 def load_tasks(names: Sequence[str], include_path: str | Path | None, metadata: dict[str, Any]) -> list[Any]:
@@ -77,37 +77,38 @@ def load_tasks(names: Sequence[str], include_path: str | Path | None, metadata: 
     from lm_eval.tasks import TaskManager
 
     if include_path is not None and not Path(include_path).is_dir():
-        raise UsageError(f"--include-path: {include_path} is no folder. Name one with tasks (.yaml).")
+        raise UsageError(f"--include-path: {include_path} is not a folder. Name one with tasks (.yaml).")
     manager = TaskManager(include_path=include_path, metadata=metadata)
     loaded: dict[str, Any] = {}
     for name in names:
-        known = [name] if Path(name).suffix == ".yaml" and Path(name).is_file() else manager.match_tasks([name])
-        if not known:
+        is_file = Path(name).suffix == ".yaml" and Path(name).is_file()
+        matches = [name] if is_file else manager.match_tasks([name])
+        if not matches:
             hint = nearest(name, manager.all_tasks) or " `lm-eval ls tasks` lists all."
             raise UsageError(f"--tasks: there is no {name!r}.{hint}")
-        loaded |= {each: _load(manager, each) for each in known}
-    return [task for found in loaded.values() for task in found]
+        loaded |= {each: _load(manager, each) for each in matches}
+    return [task for tasks in loaded.values() for task in tasks]
 
 
 def _load(manager: Any, name: str) -> list[Any]:
-    """Return a group as one, and the tasks of all other names."""
+    """Return a group as one object, or the tasks of any other name."""
     try:
-        found = manager.load([name])
-    except Exception as error:  # a task is code of its own, and its data come from anywhere
+        tasks = manager.load([name])
+    except Exception as error:  # tasks are third-party code
         why = " ".join(str(error).split())
         raise UsageError(f"--tasks: {name} cannot be loaded ({type(error).__name__}: {why}).") from error
-    groups = list(found["groups"].values())
-    return groups[:1] or list(found["tasks"].values())
+    groups = list(tasks["groups"].values())
+    return groups[:1] or list(tasks["tasks"].values())
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer as transformers reads it, for tasks that count tokens by it."""
+    """Write a tokenizer in the format of transformers, for tasks that count tokens."""
     for name, text in tokenizer_files(tokenizer, UNBOUNDED).items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return results as the harness's own tables: of tasks, and of groups where there are some."""
+    """Return results as the harness's own tables: of tasks, and of groups if there are any."""
     from lm_eval.utils import make_table
 
     columns = ["results", *(["groups"] if results.get("groups") else [])]
@@ -115,15 +116,15 @@ def table(results: dict[str, Any]) -> str:
 
 
 def library() -> Any:
-    """Return the harness."""
+    """Return the module of the harness."""
     try:
         return import_module("lm_eval")
     except ImportError:
-        raise UsageError("lm-eval: is not installed. Install it by pip install 'lmlong[lm-eval]'.") from None
+        raise UsageError("lm-eval: is not installed. Install it with pip install 'lmlong[lm-eval]'.") from None
 
 
 def main() -> None:
-    """Run the harness's own command, in which this model is registered."""
+    """Run the harness's own command with this model registered."""
     library()
     import_module("lmlong.evaluation.harness_model")
     import_module("lm_eval.__main__").cli_evaluate()

@@ -21,15 +21,15 @@ from lmlong.inference.sampling import Sampling
 from lmlong.model.base import count_parameters
 
 MAX_GEN_TOKS = 256
-"""Tokens to generate where a task does not say, as the harness has it."""
+"""Tokens to generate if a task does not specify them, the default of the harness."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""What a task may ask of sampling."""
+"""Sampling options that a task may set."""
 
 
 @register_model("lmlong")
 class HarnessModel(LM):
-    """A trained model as the harness asks it: `--model lmlong --model_args run=RUN`."""
+    """A trained model in the interface of the harness: `--model lmlong --model_args run=RUN`."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class HarnessModel(LM):
         seed: int = 0,
         plugin: str | None = None,
     ):
-        """`batch_size` rows are read side by side, by default ("auto") as many as pay. With `score_eos` the end of
-        a document is part of its likelihood. The draws of sampling follow from `seed`."""
+        """`batch_size` rows are read in a batch, by default ("auto") a number chosen for speed. With `score_eos` the
+        end of a document is part of its likelihood. `seed` is that of sampling."""
         super().__init__()
         if plugin:
             load_plugin(plugin)
-        device = "auto" if device.startswith("cuda:") else device  # the harness's default, where there is no GPU too
-        self._is_ours = not isinstance(run, TrainedLanguageModel)
+        device = "auto" if device.startswith("cuda:") else device  # the harness's default, even without a GPU
+        self._owns_model = not isinstance(run, TrainedLanguageModel)
         formats: Any = {"weights": str(weights), "state_dtype": str(state_dtype)}  # the harness reads 64 as a number
         self.loaded = run if isinstance(run, TrainedLanguageModel) else load(run, device, **formats)
         self.tokenizer = self.loaded.tokenizer
@@ -57,30 +57,32 @@ class HarnessModel(LM):
         self.score_eos, self.seed = score_eos, seed
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return log p of each continuation after its context, and whether greedy decoding would write it."""
+        """Return log p of each continuation after its context, and whether greedy decoding would generate it."""
         pairs = [self.pair(*request.args) for request in requests]
         answers = [(0.0, True)] * len(pairs)
-        found = likelihoods(self.loaded.model, pairs, self.rows)
-        for number, answer in tqdm(found, "Running loglikelihood requests", len(pairs), disable=disable_tqdm or None):
+        computed = likelihoods(self.loaded.model, pairs, self.rows)
+        for number, answer in tqdm(
+            computed, "Running loglikelihood requests", len(pairs), disable=disable_tqdm or None
+        ):
             answers[number] = tuple(answer)
             self.cache_hook.add_partial("loglikelihood", requests[number].args, answers[number])
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return log p of each document, read in one pass along the state."""
+        """Return log p of each document, read in one pass."""
         texts = [request.args[0] for request in requests]
         return document_likelihoods(self.loaded, texts, score_eos=self.score_eos, show=not disable_tqdm)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the text that follows each context, up to the first of its stop strings."""
-        if self._is_ours and self.loaded.model.fast_step is None and self.loaded.fast_step_at_once:
+        if self._owns_model and self.loaded.model.fast_step is None and self.loaded.fast_step_at_once:
             self.loaded.use_fast_step()
-        alike: dict[str, list[int]] = {}
+        same_options: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
-            alike.setdefault(repr(request.args[1]), []).append(number)
+            same_options.setdefault(repr(request.args[1]), []).append(number)
         texts = [""] * len(requests)
         with tqdm(total=len(texts), desc="Running generate_until requests", disable=disable_tqdm or None) as bar:
-            for numbers in alike.values():
+            for numbers in same_options.values():
                 options = requests[numbers[0]].args[1]
                 contexts = sorted(((self.tokens(requests[n].args[0]), n) for n in numbers), key=lambda x: -len(x[0]))
                 for batch in batches(self.loaded.model, [len(context) for context, _ in contexts], self.rows):
@@ -99,44 +101,44 @@ class HarnessModel(LM):
             texts[contexts[row][1]] += piece
 
     def tokens(self, text: str) -> list[int]:
-        """Return the tokens of the beginning of a document, bos first; a chat template says itself what comes first."""
+        """Return the tokens of the beginning of a document, bos first, unless a chat template provides it."""
         if text.startswith(chat.APART):
             return list(chat.encode(self.tokenizer, text))
         return [self.tokenizer.bos, *self.tokenizer.encode(text)]
 
     def pair(self, context: str, continuation: str) -> Pair:
-        """Return the tokens of a continuation, with spaces at the end of the context, and those before them. A token of
-        both belongs to the continuation: there are tokenizers whose pieces go on across words."""
+        """Return the tokens of the context without its final spaces, and those of the continuation with them. A token
+        across both belongs to the continuation: some tokenizers have pieces that span words."""
         if context.startswith(chat.APART):
             continuation = chat.apart(self.tokenizer, continuation)
         whole, before = self.tokens(context + continuation), self.tokens(context.rstrip())
-        places = (place for place, (one, other) in enumerate(zip(whole, before, strict=False)) if one != other)
-        shared = max(1, next(places, min(len(whole), len(before))))
+        differ = (index for index, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b)
+        shared = max(1, next(differ, min(len(whole), len(before))))
         return Pair(tuple(whole[:shared]), tuple(whole[shared:]))
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells tokenizers apart in the harness's caches of requests."""
+        """The key of the tokenizer in the harness's caches of requests."""
         return f"lmlong-{self.tokenizer.hash[:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         return self.tokenizer.chat_template if chat_template else ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the text of messages, up to where the answer begins or after what it begins with. It starts with a
-        character that no text has, by which `tokens` knows that the names of special tokens in it are those."""
+        """Return the text of messages, up to the beginning of the answer or with a given beginning. It starts with a
+        character that no text has, so that `tokens` reads the names of special tokens in it as such."""
         if self.tokenizer.chat_template is None:
             raise UsageError(
                 f"{self.loaded.checkpoint}: its tokenizer has no chat template. Use a model made for chat."
             )
         if add_generation_prompt:
             return chat.APART + chat.render(self.tokenizer, chat_history)
-        *said, begun = chat_history
-        text = chat.render(self.tokenizer, said)
-        return chat.APART + text + chat.apart(self.tokenizer, begun["content"])
+        *messages, answer = chat_history
+        text = chat.render(self.tokenizer, messages)
+        return chat.APART + text + chat.apart(self.tokenizer, answer["content"])
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what the harness writes into its results about the model."""
+        """Return the description of the model in the harness's results."""
         return {
             "model": "lmlong",
             "model_num_parameters": count_parameters(self.loaded.model),
@@ -148,8 +150,7 @@ class HarnessModel(LM):
 
 
 def generation_options(given: dict[str, Any], seed: int) -> tuple[Sampling, int, list[str]]:
-    """Return the sampling, the most tokens, and the stop strings that a task asks for; greedy, unless it says
-    `do_sample`."""
+    """Return the sampling, the number of tokens and the stop strings of a task; greedy, unless it sets `do_sample`."""
     options: dict[str, Any] = dict(normalize_gen_kwargs(given, MAX_GEN_TOKS))
     stop = [word for word in options.pop("until") if word]
     max_tokens, do_sample = options.pop("max_gen_toks"), options.pop("do_sample")
@@ -158,14 +159,14 @@ def generation_options(given: dict[str, Any], seed: int) -> tuple[Sampling, int,
         chosen["top_k"] = None
     chosen["temperature"] = chosen.get("temperature", 1.0) if do_sample else 0.0
     if options.pop("num_beams", 1) != 1:
-        raise UsageError("generation_kwargs: num_beams is above 1, and there is no beam search here. Leave it out.")
+        raise UsageError("generation_kwargs: num_beams is above 1, and beam search is not supported. Leave it out.")
     if options:
         name = next(iter(options))
-        raise UsageError(f"generation_kwargs: {name} is none of {SAMPLING}.{nearest(name, SAMPLING)} Leave it out.")
+        raise UsageError(f"generation_kwargs: {name} is not one of {SAMPLING}.{nearest(name, SAMPLING)} Leave it out.")
     return Sampling(**chosen, loop_penalty=0, seed=seed), max_tokens, stop
 
 
 def _rows(batch_size: int | str | None) -> int:
     if str(batch_size).isdecimal() and int(str(batch_size)) > 0:
         return int(str(batch_size))
-    raise UsageError(f"batch_size: {batch_size} is no number of rows. Give a whole number from 1 up, or auto.")
+    raise UsageError(f"batch_size: {batch_size} is not a number of rows. Give a whole number from 1, or auto.")

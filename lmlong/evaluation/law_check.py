@@ -1,7 +1,7 @@
-"""The laws of causal attention, held against a trained model: in its own number format, on its own device.
+"""The laws of causal attention, checked on a trained model, in its own number format and on its own device.
 
-How exact a format is differs from model to model, so it is measured: the definition of the same model, a full matrix of
-weights in each layer, is computed in the model's format and in float64, and four times their distance is allowed.
+The rounding error of a format depends on the model, so it is measured: the definition of the same model, with a full
+matrix of weights in each layer, is computed in the model's format and in float64. Four times the difference is allowed.
 """
 
 import copy
@@ -15,7 +15,7 @@ from torch import Tensor
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
-from lmlong.attention.laws import DENOMINATOR_LIMIT, Subject, Text, Verdict
+from lmlong.attention.laws import DENOMINATOR_LIMIT, Case, Subject, Text, Verdict
 from lmlong.evaluation.state_health import Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.fast_step import make_fast_step
@@ -58,50 +58,44 @@ class LawReport(NamedTuple):
 
 @torch.no_grad()
 def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor) -> LawReport:
-    """Hold every law against the model, over tokens (rows, time) and the first tokens of their documents."""
+    """Check every law on the model, over tokens (rows, time) and the starts of their documents."""
     model, precision = loaded.model, loaded.recipe.training.precision
     with _step_in_torch(model):
         with autocast(loaded.device, precision):
-            found = denominators(model, tokens, document_starts)
+            buckets = denominators(model, tokens, document_starts)
             text = (tokens, document_starts)
             verdicts = [*_same_text(model, precision, text), _state_size(model, tokens), _scales(model)]
-        smallest = min((bucket.smallest for bucket in found), default=1.0)
-        # a bound from above, like all others
+        smallest = min((bucket.smallest for bucket in buckets), default=1.0)
+        # inverted, because verdicts have upper bounds
         inverse = 1 / smallest if smallest > 0 else float("inf")
-        verdicts.append(Verdict(10, "1 / smallest denominator", inverse, 1 / DENOMINATOR_LIMIT))
+        verdicts.append(Verdict(10, laws.LAWS[10], inverse, 1 / DENOMINATOR_LIMIT))
         if loaded.fast_step_at_once:
             verdicts.append(_fast_step(model, tokens))
-    return LawReport(verdicts, found, precision, *tokens.shape)
+    return LawReport(verdicts, buckets, precision, *tokens.shape)
 
 
 def _same_text(model: LanguageModel, precision: str, text: Text) -> Iterator[Verdict]:
-    """Laws 1 to 7: ways of computing the same text."""
+    """Yield laws 1 to 7, which compare ways of computing the same text."""
     tokens, document_starts = text
     assert tokens is not None and document_starts is not None
     subject, time = _subject(model), tokens.shape[1]
     with torch.autocast(tokens.device.type, enabled=False):
         truth = _by_definition(copy.deepcopy(model).double(), text)
-    # states are in float32 whatever the format is, and summed in another order each way
+    # states are in float32 in every format, and each way sums in another order
     rounding = max(torch.finfo(DTYPES.get(precision, torch.float32)).eps, 4 * torch.finfo(torch.float32).eps)
     allowed = 4 * max(laws.error(_by_definition(model, text), truth), rounding)
     other = (tokens.roll(1, 0).flip(1), document_starts.flip(1))
-    # rows that complete blocks at different times may be batched in more than one way, each as good: one row has one
+    # rows that complete blocks at different times can be batched in several ways, a single row in one
     row = text if model.hourglass is None else (tokens[:1], document_starts[:1])
     logits, _ = subject.forward(text, subject.init_state(len(tokens)))
 
     yield Verdict(1, "forward = definition in float64", laws.error(logits, truth), allowed)
-    yield Verdict(2, "token by token = forward", laws.steps_equal_forward(subject, row), allowed)
-    parts = laws.cuts_change_nothing(subject, row, [1, time // 3, time // 2])
-    yield Verdict(3, "any cut = forward", parts, allowed)
-    cuts = (1, time // 3, time // 2, time - 1)
-    future = max(laws.future_leaves_past(subject, text, other, position) for position in cuts)
-    yield Verdict(4, "the future never changes the past", future, 0.0)
-    yield Verdict(5, "a state is not modified", laws.state_is_not_modified(subject, text), 0.0)
-    yield Verdict(6, "rows are independent", laws.rows_are_independent(subject, text, other), 0.0)
-    begins = [0, time // 3, time // 3 + 1, time // 2]
+    begins, cuts = [0, time // 3, time // 3 + 1, time // 2], (1, time // 3, time // 2, time - 1)
     starts = torch.zeros_like(document_starts).index_fill(1, torch.tensor(begins, device=tokens.device), True)
-    packed = laws.documents_are_independent(subject, (tokens, starts), (tokens, None), begins)
-    yield Verdict(7, "packed documents are independent", packed, allowed)
+    case = Case(subject, text, other, (tokens, starts), begins, cuts, 1)
+    for number in laws.SAME_TEXT:
+        measured = laws.measure(number, case._replace(text=row) if number in (2, 3) else case)
+        yield Verdict(number, laws.LAWS[number], measured, 0.0 if number in laws.EXACT else allowed)
 
 
 def _state_size(model: LanguageModel, tokens: Tensor) -> Verdict:
@@ -113,7 +107,7 @@ def _state_size(model: LanguageModel, tokens: Tensor) -> Verdict:
 
 
 def _scales(model: LanguageModel) -> Verdict:
-    """Law 9: inputs of any size that the attention promises to bear give outputs that are finite and not 0."""
+    """Return law 9: inputs at every scale that the attention supports give outputs that are finite and not 0."""
     bad = 0
     for attention in {type(attention): attention for attention in model.attentions}.values():
         for scale in laws.SCALES:
@@ -135,7 +129,7 @@ def _bad_outputs(attention: CausalAttention, scale: float, like: Tensor) -> int:
 
 
 def _subject(model: LanguageModel) -> Subject:
-    """Return the model as the laws see it: (tokens, document_starts) to logits."""
+    """Return the model as a subject of the laws: (tokens, document_starts) to logits."""
 
     def forward(x: Text, state: Any) -> tuple[Tensor, Any]:
         assert x[0] is not None
@@ -144,7 +138,7 @@ def _subject(model: LanguageModel) -> Subject:
     def step(x: Text, state: Any) -> tuple[Tensor, Any]:
         tokens, document_starts = x
         assert tokens is not None
-        if document_starts is not None:  # `step` goes on with a document, it begins none
+        if document_starts is not None:  # `step` cannot begin a document
             return model(tokens, state, document_starts)
         logits, state = model.step(tokens[:, 0], state)
         return logits[:, None], state
@@ -153,7 +147,7 @@ def _subject(model: LanguageModel) -> Subject:
 
 
 def _fast_step(model: LanguageModel, tokens: Tensor) -> Verdict:
-    """Law 11: the step that texts are generated by, which computes in float32 whatever the model was trained in."""
+    """Return law 11, of the fast decode step, which computes in float32 whatever the model was trained in."""
     text = (tokens if model.hourglass is None else tokens[:1], None)
     truth = _by_definition(copy.deepcopy(model).double(), text)
     allowed = 4 * max(laws.error(_by_definition(model, text), truth), 4 * torch.finfo(torch.float32).eps)
@@ -161,15 +155,15 @@ def _fast_step(model: LanguageModel, tokens: Tensor) -> Verdict:
     fast.fast_step = make_fast_step(fast, tried=False)
     subject = Subject(model.init_state, _subject(model).forward, _subject(fast).step, model.settle)
     error = laws.steps_equal_forward(subject, text)
-    return Verdict(11, "fast decode step = forward, in float32", error, allowed)
+    return Verdict(11, laws.LAWS[11], error, allowed)
 
 
 def _by_definition(model: LanguageModel, text: Text) -> Tensor:
-    """Return the logits of a text by the reference of each layer's attention."""
+    """Return the logits of a text, computed with the reference of each layer's attention."""
 
     def replace(attention: CausalAttention, inputs: tuple[Any, ...], output: tuple[Tensor, Any]) -> Any:
-        q, k, v, _, *others = inputs
-        return attention.reference(q, k, v, *others).to(v.dtype), output[1]
+        q, k, v, _, *rest = inputs
+        return attention.reference(q, k, v, *rest).to(v.dtype), output[1]
 
     tokens, document_starts = text
     assert tokens is not None
@@ -181,7 +175,7 @@ def _by_definition(model: LanguageModel, text: Text) -> Tensor:
 
 @contextmanager
 def _step_in_torch(model: LanguageModel) -> Iterator[None]:
-    """While this lasts, the model decodes by torch."""
+    """Return a context in which the model decodes without its fast step."""
     fast_step, model.fast_step = model.fast_step, None
     try:
         yield

@@ -36,16 +36,16 @@ class Pair(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """What a model says of a continuation."""
+    """The likelihood of one continuation."""
 
     log_probability: float
-    is_greedy: bool  # whether each token is the likeliest
+    is_greedy: bool  # whether every token is the likeliest
 
 
 def likelihoods(
     model: LanguageModel, pairs: Sequence[Pair], rows: int | None = None
 ) -> Iterator[tuple[int, Likelihood]]:
-    """Yield the number of each pair and its likelihood, in any order; `rows` are read side by side."""
+    """Yield the number of each pair and its likelihood, in any order, reading `rows` in a batch."""
     numbers: dict[tuple[int, ...], list[int]] = {}
     for number, pair in enumerate(pairs):
         numbers.setdefault(pair.context, []).append(number)
@@ -53,14 +53,14 @@ def likelihoods(
     most = rows or rows_at_once(model)
     for batch in batches(model, [len(context) for context in contexts], rows):
         last, state = read_rows(model, contexts[batch])
-        wanted = [(row, number) for row, context in enumerate(contexts[batch]) for number in numbers[context]]
-        wanted.sort(key=lambda each: -len(pairs[each[1]].continuation))
-        for begin in range(0, len(wanted), most):
-            some = wanted[begin : begin + most]
+        queue = [(row, number) for row, context in enumerate(contexts[batch]) for number in numbers[context]]
+        queue.sort(key=lambda each: -len(pairs[each[1]].continuation))
+        for begin in range(0, len(queue), most):
+            some = queue[begin : begin + most]
             index = torch.tensor([row for row, _ in some], device=last.device)
             after = rebuild_state(state, iter([part[index] for part in state_tensors(state)]))
-            found = _score(model, last[index], after, [pairs[number].continuation for _, number in some])
-            yield from zip([number for _, number in some], found, strict=True)
+            scores = _score(model, last[index], after, [pairs[number].continuation for _, number in some])
+            yield from zip([number for _, number in some], scores, strict=True)
 
 
 @torch.inference_mode()
@@ -72,10 +72,10 @@ def _score(
     padded = [[*tokens, *[IGNORED] * (longest - len(tokens))] for tokens in continuations]
     targets = torch.tensor(padded, device=last.device)
     total, greedy = np.zeros(len(targets)), np.ones(len(targets), dtype=bool)
-    for place, hidden in _hidden_states(model, last, state, targets):
-        wanted = targets[:, place : place + hidden.shape[1]]
-        row = (wanted != IGNORED).nonzero()[:, 0].cpu().numpy()
-        log_probability, likeliest = _judge(model, hidden[wanted != IGNORED], wanted[wanted != IGNORED])
+    for start, hidden in _hidden_states(model, last, state, targets):
+        tokens = targets[:, start : start + hidden.shape[1]]
+        row = (tokens != IGNORED).nonzero()[:, 0].cpu().numpy()
+        log_probability, likeliest = _log_probabilities(model, hidden[tokens != IGNORED], tokens[tokens != IGNORED])
         total += np.bincount(row, log_probability, minlength=len(total))
         greedy[row[~likeliest]] = False
     return [Likelihood(float(nats), bool(all_likeliest)) for nats, all_likeliest in zip(total, greedy, strict=True)]
@@ -84,33 +84,33 @@ def _score(
 def _hidden_states(
     model: LanguageModel, last: Tensor, state: ModelState, targets: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the hidden states (B, any, width) before consecutive targets, with the number of the first of them."""
+    """Yield the hidden states (B, any, width) before consecutive targets, with the index of the first of these."""
     yield 0, last[:, None]
     inputs = targets[:, :-1].clamp(min=0)
-    for place in range(0, inputs.shape[1], PREFILL_TOKENS):
-        hidden, state = model.hidden_states(inputs[:, place : place + PREFILL_TOKENS], state)
-        yield place + 1, hidden
+    for start in range(0, inputs.shape[1], PREFILL_TOKENS):
+        hidden, state = model.hidden_states(inputs[:, start : start + PREFILL_TOKENS], state)
+        yield start + 1, hidden
 
 
-def _judge(model: LanguageModel, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _log_probabilities(model: LanguageModel, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the log-probability of each target (N,), and whether it is the likeliest token."""
-    found, likeliest = [torch.zeros(0)], [torch.zeros(0, dtype=torch.bool)]
+    log_p, likeliest = [torch.zeros(0)], [torch.zeros(0, dtype=torch.bool)]
     for states, tokens in zip(hidden.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE), strict=True):
         logits = model.logits(states)
-        found.append(logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].cpu())
+        log_p.append(logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].cpu())
         likeliest.append((logits.argmax(-1) == tokens).cpu())
-    return torch.cat(found).double().numpy(), torch.cat(likeliest).numpy()
+    return torch.cat(log_p).double().numpy(), torch.cat(likeliest).numpy()
 
 
 def document_likelihoods(
     loaded: TrainedLanguageModel, texts: Sequence[str], *, score_eos: bool = False, show: bool = True
 ) -> list[float]:
-    """Return the log-probability of each text as a document: after bos, each token given all before it, along the
-    state in one pass. With `score_eos` that it ends there is part of it, as it is for `lmlong eval`."""
-    found = np.zeros(len(texts))
+    """Return the log-probability of each text as a document: after bos, each token given all tokens before it, in one
+    pass. With `score_eos` it includes the end of the document, as `lmlong eval` does."""
+    log_p = np.zeros(len(texts))
     given = [number for number, text in enumerate(texts) if text]
     if not given:
-        return found.tolist()
+        return log_p.tolist()
     text = tokens_of([texts[number] for number in given], loaded.tokenizer)
     documents = cut.documents_of(text)
     spans = cut.whole(documents)
@@ -120,5 +120,5 @@ def document_likelihoods(
     scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
     with tqdm(total=tokens_read(spans), unit="token", unit_scale=True, disable=None if show else True) as bar:
         bar.set_description("Running loglikelihood_rolling requests")
-        found[given] = -scorer.sums(spans, bar).nats
-    return found.tolist()
+        log_p[given] = -scorer.sums(spans, bar).nats
+    return log_p.tolist()

@@ -37,16 +37,11 @@ class MaskedReport(NamedTuple):
 
 
 COLUMNS = [
-    Column("", 24, align="<", value=lambda report: report.name[-23:]),
-    *with_error(Column("perplexity", 12, ".3f", value=lambda report: (report.sums.totals.perplexity, report.error)), 9),
-    *with_error(Column("nats/token", 12, ".4f", value="sums.per_token"), 9),
-    Column("hidden", 10, ",", value="sums.totals.tokens"),
-    Column(
-        "  over",
-        0,
-        align="<",
-        value=lambda report: f"  {report.sums.documents:,} {report.rows}, precision {report.precision}",
-    ),
+    *with_error(Column("perplexity", 10, ".3f", value=lambda report: (report.sums.totals.perplexity, report.error))),
+    *with_error(Column("nats/token", 12, ".4f", value="sums.per_token")),
+    Column("hidden", 9, ",", value="sums.totals.tokens"),
+    Column("errors over", 17, value=lambda report: f"{report.sums.documents:,} {report.rows}"),
+    Column("  run", 0, align="<", value=lambda report: f"  {report.name}"),
 ]
 JSON = (
     *("name", "checkpoint", "parameters", "trained_length=length", "precision", "hidden_share=share"),
@@ -89,8 +84,9 @@ def measure_masked(
 
 
 def table(reports: Sequence[MaskedReport]) -> str:
-    """Return a line for each encoder."""
-    return "\n".join(format_table(COLUMNS, reports))
+    """Return a line for each encoder, at most 80 columns wide but for the names."""
+    precisions = ", ".join(dict.fromkeys(report.precision for report in reports))
+    return "\n".join([f"prediction of hidden tokens, precision {precisions}", *format_table(COLUMNS, reports)])
 
 
 def to_json(reports: Sequence[MaskedReport]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Perplexity against length: the gain from text further back, on the same targets at every length.
 
-By context: the same targets, far into their documents, each time with so many tokens before them. Of the same reading:
-by recurrence, the targets told apart by how far back the same token or word last occurred; and remembrance, how far the
-text before changes the predictions. By position: each document is read once, from its beginning, and targets are told
-apart by how many tokens are before them. By protocol: all targets, the state emptied at each window, or the windows
-overlapping, against carrying it.
+By context: the same targets, far into their documents, with each length of text before them. From the same pass: by
+recurrence, the targets grouped by how far back the same token or word last occurred; and remembrance, how far the text
+before changes the predictions. By position: each document is read once, from its beginning, and targets are grouped by
+the number of tokens before them. By protocol: all targets, with the state emptied at each window or with overlapping
+windows, against a state that is carried.
 """
 
 import time
@@ -39,7 +39,7 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 """The default lengths, besides the trained one."""
 
 IDENTITY = 1 << 16
-"""Tokens whose text tells one text from another that has documents of the same sizes."""
+"""Tokens at the beginning of a text that identify it, beside the sizes of its documents."""
 
 View = Literal["context", "recurrence", "remembrance", "position", "protocol", "state"]
 VIEWS: tuple[View, ...] = get_args(View)
@@ -52,17 +52,17 @@ class PerplexityOptions(NamedTuple):
 
     views: tuple[View, ...] = ("context", "position", "state")
     lengths: tuple[int, ...] | None = None
-    """Contexts and windows, in tokens; None for the usual ones and the trained one."""
+    """Contexts and windows, in tokens; None for the default ones and the trained length."""
     targets: int = 8192
-    """About how many tokens are scored at each context."""
+    """Approximate number of tokens scored at each context."""
     min_documents: int = 10
-    """Lengths that fewer documents reach are left out; where there are fewer documents, they are cut into parts."""
+    """Lengths that fewer documents reach are left out; fewer documents are cut into this many parts."""
     trained_lengths: tuple[int, ...] = ()
-    """The trained lengths of other runs, which belong to the usual lengths of a comparison."""
+    """The trained lengths of other runs, which are added to the default lengths in a comparison."""
     cache_baseline: bool = False
-    """Whether to tell what a cache of counts adds to the model."""
+    """Whether to measure the gain by a cache of counts."""
     precision: Precision | None = None
-    """Number format of the forward pass; None for the one that the model was trained in."""
+    """Number format of the forward pass; None for that of training."""
 
 
 DEFAULTS = PerplexityOptions()
@@ -90,25 +90,24 @@ def evaluate(
     >>> for length, sums, _ in report.context:
     ...     print(length, sums.totals.bits_per_byte, sums.bits_error)
 
-    The text is what the run held out of its training, or that of `files`, folders and globs, or documents as `texts`;
-    `tokens` reads only so many. The other options are those of `lmlong eval`: `views` is its --by, `lengths` the
-    contexts in tokens, `targets` how many tokens are scored at each of them; lengths that fewer than `min_documents`
-    documents reach are left out. Fewer documents are cut into as many parts. For runs that are to be compared, give
-    each the `trained_lengths` of all, so that their targets are the same. With `cache_baseline`, counts of the
-    document's n-grams are mixed with the model, to see what it leaves lying. With `cluster_by`, documents of which that
-    field is the same count as one for the errors. `precision` is the number format of the forward pass, "32", "bf16" or
-    "16": by default the one that the model was trained in. All numbers are sums for each document, from which ratios
-    and errors follow.
+    The text is what the run held out of its training, or that of `files`, folders and globs, or documents as `texts`,
+    of which `tokens` limits the length. The other options are those of `lmlong eval`: `views` is its --by, `lengths`
+    the contexts in tokens, `targets` the number of tokens scored at each; lengths that fewer than `min_documents`
+    documents reach are left out, and fewer documents are cut into that many parts. To compare runs, give each the
+    `trained_lengths` of all, so that their targets are the same. With `cache_baseline`, counts of the document's
+    n-grams are mixed with the model, to see what it fails to use. With `cluster_by`, documents with the same value of
+    that field count as one for the errors. `precision` is the number format of the forward pass, "32", "bf16" or "16":
+    by default that of training. All results are sums for each document, from which ratios and errors follow.
     """
     if unknown := [view for view in views if view not in VIEWS]:
-        raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Name some of {VIEWS}.")
+        raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Choose from {VIEWS}.")
     if lengths is not None and (not lengths or min(lengths) < 1):
-        raise UsageError(f"lengths: {list(lengths)} are no lengths. Give numbers of tokens, from 1 on.")
+        raise UsageError(f"lengths: {list(lengths)} are not lengths. Give numbers of tokens, from 1.")
     if files is not None and texts is not None:
-        raise UsageError("files, texts: both given. Measure on one of them.")
+        raise UsageError("files, texts: both are given. Give one of them.")
     given = texts if files is None else files
     if given is not None and not (given if isinstance(given, str | Path) else any(map(str, given))):
-        raise UsageError("files, texts: no text in them. Name others, or none for the text held out of training.")
+        raise UsageError("files, texts: empty. Name a text, or leave both out for the text held out of training.")
     loaded = model if isinstance(model, TrainedLanguageModel) else load(model)
     if texts is not None and cluster_by:
         raise UsageError("cluster_by, texts: texts in memory have no fields. Give files, or leave cluster_by out.")
@@ -119,9 +118,9 @@ def evaluate(
         paths = [files] if isinstance(files, str | Path) else files or ()
         text = validation_text(loaded, paths, tokens)
         clusters = validation_clusters(loaded, cluster_by, paths) if cluster_by else None
-    wanted = tuple(sorted(set(lengths))) if lengths is not None else None
+    contexts = tuple(sorted(set(lengths))) if lengths is not None else None
     options = PerplexityOptions(
-        tuple(views), wanted, targets, min_documents, tuple(trained_lengths), cache_baseline, precision
+        tuple(views), contexts, targets, min_documents, tuple(trained_lengths), cache_baseline, precision
     )
     return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options, clusters)
 
@@ -133,12 +132,12 @@ def measure_perplexity(
     options: PerplexityOptions = DEFAULTS,
     clusters: Clusters | None = None,
 ) -> PerplexityReport:
-    """Return the views of a model on a text that the options ask for."""
+    """Measure the views of a model on a text that the options name."""
     whole = cut.documents_of(text, clusters and clusters.number[: len(text.starts)])
     trained = loaded.recipe.text.sequence_length
     precision = evaluation_precision(options.precision, loaded.recipe.training.precision, loaded.device)
-    documents, wanted = _enough(whole, trained, options)
-    lengths = [length for length in wanted if cut.reached(documents, length) >= options.min_documents]
+    documents, requested = _enough(whole, trained, options)
+    lengths = [length for length in requested if cut.reached(documents, length) >= options.min_documents]
     report = PerplexityReport(
         name=name,
         checkpoint=str(loaded.checkpoint),
@@ -154,11 +153,11 @@ def measure_perplexity(
         cluster_by=clusters and clusters.field,
         clusters=None if documents.cluster is None else len(np.unique(documents.cluster)),
         lengths=lengths,
-        left_out=[length for length in wanted if length not in lengths],
+        left_out=[length for length in requested if length not in lengths],
     )
     if "remembrance" in options.views and len(lengths) < 2:
-        told = f"only {name_length(lengths[0])} is" if lengths else "none is"
-        raise UsageError(f"--by remembrance: compares lengths, and {told} reached. Give several in --lengths.")
+        reached = f"only {name_length(lengths[0])} is" if lengths else "none is"
+        raise UsageError(f"--by remembrance: compares lengths, and {reached} reached. Give several in --lengths.")
     scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
     with autocast(loaded.device, precision):
         fill(report, scorer, lengths, options, loaded if options.cache_baseline else None)
@@ -171,27 +170,27 @@ def measure_perplexity(
 
 
 def _enough(documents: Documents, trained: int, options: PerplexityOptions) -> tuple[Documents, list[int]]:
-    """Return documents, cut into parts where they are too few, and the lengths that are wanted of them: of a short text
-    shorter ones than usual, unless the options name them."""
-    wanted = set(options.lengths or (*LENGTHS, trained, *options.trained_lengths))
+    """Return the documents, cut into parts if they are too few, and the requested lengths: for a short text shorter
+    ones than the default, unless the options name them."""
+    lengths = set(options.lengths or (*LENGTHS, trained, *options.trained_lengths))
     while True:
-        need = min(wanted) + cut.block_size(min(wanted))
-        if cut.reached(documents, min(wanted)) >= options.min_documents:
-            return documents, sorted(wanted)
+        need = min(lengths) + cut.block_size(min(lengths))
+        if cut.reached(documents, min(lengths)) >= options.min_documents:
+            return documents, sorted(lengths)
         if parts := cut.parts(documents, need, options.min_documents):
-            return parts, sorted(wanted)
-        if options.lengths or min(wanted) == 1:
+            return parts, sorted(lengths)
+        if options.lengths or min(lengths) == 1:
             raise UsageError(_too_short(documents, need, options.min_documents))
-        wanted.add(min(wanted) // 2)
+        lengths.add(min(lengths) // 2)
 
 
 def _identity(text: TokenFile, documents: Documents, loaded: TrainedLanguageModel) -> str:
     """Return a hash of the sizes of the documents in bytes and of the beginning of the text."""
     sizes = loaded.tokenizer.token_bytes
-    found = [
+    bytes_of = [
         int(sizes[text.tokens[begin:end]].sum()) for begin, end in zip(documents.begins, documents.ends, strict=True)
     ]
-    return key_of(found, loaded.tokenizer.decode(text.tokens[:IDENTITY])[: IDENTITY // 4])
+    return key_of(bytes_of, loaded.tokenizer.decode(text.tokens[:IDENTITY])[: IDENTITY // 4])
 
 
 def fill(
@@ -201,8 +200,8 @@ def fill(
     options: PerplexityOptions,
     cached: TrainedLanguageModel | None = None,
 ) -> None:
-    """Read the spans of all views, one kind after the other, and fill in the report; with `cached`, also what a cache
-    of counts adds to that model."""
+    """Read the spans of all views and fill in the report; with `cached`, also the gain by a cache of counts for that
+    model."""
     blocks = None
     if cached or any(view in OF_CONTEXT for view in options.views):
         size = cut.block_size(lengths[-1])
@@ -230,18 +229,18 @@ def _fill_whole(
 ) -> None:
     """Fill in the views of whole documents."""
     positions: dict[int, Sums] = {}
-    done = {}
+    sums = {}
     begun = time.perf_counter()
     for (kind, length), spans in jobs.items():
         bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
-        done[kind, length] = scorer.sums(spans, bar, positions if kind == "carried" else None)
+        sums[kind, length] = scorer.sums(spans, bar, positions if kind == "carried" else None)
     report.seconds += time.perf_counter() - begun
-    report.carried = done.get(("carried", 0))
+    report.carried = sums.get(("carried", 0))
     if "position" in options.views:
         reached = [bucket for bucket in sorted(positions) if positions[bucket].documents >= options.min_documents]
         report.position = [AtPosition(1 << bucket, (2 << bucket) - 1, positions[bucket]) for bucket in reached]
     if "protocol" in options.views:
-        report.windows = [InWindows(length, done["reset", length], done["sliding", length]) for length in lengths]
+        report.windows = [InWindows(length, sums["reset", length], sums["sliding", length]) for length in lengths]
 
 
 def _jobs(documents: Documents, lengths: list[int], options: PerplexityOptions) -> dict[tuple[str, int], Spans]:
@@ -255,11 +254,11 @@ def _jobs(documents: Documents, lengths: list[int], options: PerplexityOptions) 
     return jobs
 
 
-def _too_short(documents: Documents, need: int, wanted: int) -> str:
+def _too_short(documents: Documents, need: int, least: int) -> str:
     enough, longest = int((documents.sizes >= need).sum()), int(documents.sizes.max(initial=0))
     return (
-        f"--lengths: the shortest takes documents of {need:,} tokens, and {wanted} of them for an error to be told. "
-        f"There are {enough}, and the longest document has {longest:,} tokens; as many parts cannot be cut of them. "
+        f"--lengths: the shortest takes {least} documents of {need:,} tokens, so that errors can be estimated. There "
+        f"are {enough}, the longest has {longest:,} tokens, and the text is too short to be cut into as many parts. "
         "Give shorter lengths, more text (--data), or fewer --min-documents."
     )
 
@@ -270,18 +269,17 @@ def validation_text(loaded: TrainedModel, files: Sequence[str | Path] = (), limi
 
 
 def validation_clusters(loaded: TrainedModel, field: str, files: Sequence[str | Path] = ()) -> Clusters:
-    """Return the clusters of all documents of that text by a field of theirs."""
+    """Return the clusters of all documents of that text by a field."""
     return clusters_by(field, validation_fields(_text_options(loaded, files)))
 
 
 def _text_options(loaded: TrainedModel, files: Sequence[str | Path]) -> Text:
-    """Return the recipe's text, or one whose validation text is some files."""
+    """Return the recipe's text, or one with some files as its validation text."""
     text = loaded.recipe.text
     if not files:
         return text
     source = Files(kind="files", paths=list(map(str, files)))
-    # a recipe's text trains too; the shortest sequence lets files of any size pass as that
+    # the files are the training text too: the shortest sequence accepts files of any size, and duplicates are kept
     validation = Validation(sources=[source])
-    # and loses nothing to the validation text, which is measured as it is
     changed = {"sources": [source], "validation": validation, "sequence_length": 8, "duplicates": "keep"}
     return text.model_copy(update=changed)

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from lmlong.evaluation import differences
 from lmlong.evaluation.document_sums import Estimate, Sums
 from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
 from lmlong.evaluation.results import CACHES, CacheGain, PerplexityReport
 from lmlong.model.state_size import StateSize
 from lmlong.recipe.lengths import name_length
-from lmlong.report.json_values import json_values
+from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.table import Cell, Column, format_number, format_range, format_table, plural, with_error
 
 
@@ -65,13 +64,13 @@ def table(reports: Sequence[PerplexityReport]) -> str:
     notes = ["", "* the length it was trained at"] if marked else []
     verdicts = [line for report in reports if (line := verdict(report))]
     sections = ["\n".join(verdicts)] if verdicts else []
-    sections += ["\n".join(differences.lines(each)) for each in differences.of(reports)]
+    sections += ["\n".join(difference_lines(each)) for each in differences(reports)]
     return "\n".join(["\n\n".join([*sections, *map(_section, reports)]), *notes])
 
 
 def to_json(reports: Sequence[PerplexityReport]) -> dict[str, Any]:
     """Return sums and counts, and the ratios made of them."""
-    compared = {"differences": differences.of(reports)} if len(reports) > 1 else {}
+    compared = {"differences": differences(reports)} if len(reports) > 1 else {}
     return json_values({**compared, "runs": reports})
 
 
@@ -179,3 +178,62 @@ def _recurrence(report: PerplexityReport, kind: Kind) -> Iterator[list[Cell]]:
         changes = [change.nats for change in report.recurrence[-1].changes(kind, report.recurrence[0]).values()]
         yield ["change", *(format_number(change.value, "+.4f") for change in changes)]
         yield ["±", *(change.error for change in changes)]
+
+
+@json_keys("length", "difference=bits.value", "error=bits.error", "documents=sums.documents")
+class Difference(NamedTuple):
+    """Two runs on the same targets."""
+
+    length: int | None  # tokens read before each target; None for whole documents, the state carried
+    sums: Sums
+    base: Sums
+
+    @property
+    def bits(self) -> Estimate:
+        """Bits per byte of the run above those of the base; the error is paired by documents."""
+        return self.sums.bits_above(self.base)
+
+
+@json_keys("run=run.name", "base=base.name", "rows")
+class Differences(NamedTuple):
+    """A run against the first one."""
+
+    run: PerplexityReport
+    base: PerplexityReport
+    rows: list[Difference]
+
+
+def differences(reports: Sequence[PerplexityReport]) -> list[Differences]:
+    """Return the differences of each further run from the first, where both have the same targets."""
+    return [Differences(report, reports[0], list(_rows(report, reports[0]))) for report in reports[1:]]
+
+
+def _rows(report: PerplexityReport, base: PerplexityReport) -> Iterator[Difference]:
+    if report.text != base.text:
+        return
+    of_base = {point.length: point.sums for point in base.context}
+    pairs = [(point.length, point.sums, of_base[point.length]) for point in report.context if point.length in of_base]
+    for length, sums, other in [*pairs, (None, report.carried, base.carried)]:
+        if sums and other and sums.has_targets_of(other):
+            yield Difference(length, sums, other)
+
+
+def difference_lines(compared: Differences) -> list[str]:
+    """Return the differences as a table."""
+    run, base, rows = compared
+    if not rows:
+        same = run.text == base.text
+        why = "no targets in common. Give --lengths" if same else "measured on another text. Name one by --data"
+        return [f"{run.name} minus {base.name}: {why}."]
+    columns = [
+        Column("length", 9, value=lambda row: "whole" if row.length is None else name_length(row.length)),
+        *with_error(Column("difference", 13, "+.4f", value="bits"), 9),
+        Column(run.name, max(14, len(run.name) + 2), ".4f", value="sums.totals.bits_per_byte"),
+        Column(base.name, max(14, len(base.name) + 2), ".4f", value="base.totals.bits_per_byte"),
+    ]
+    documents = plural(rows[0].sums.documents, run.unit)
+    return [
+        f"{run.name} minus {base.name}, in bits/byte on the same bytes of {documents}:",
+        "below 0 the first is better; errors are of the differences, paired",
+        *format_table(columns, rows),
+    ]

@@ -1,4 +1,4 @@
-"""Accuracy of the likeliest token where a text repeats something, by how far back it was said."""
+"""Accuracy of the likeliest token where a text repeats something, by the distance from its first occurrence."""
 
 import math
 import re
@@ -85,11 +85,11 @@ def measure_probes(
     trials: int,
     seed: int,
 ) -> ProbeResult:
-    """Return how many answers of a model are right, by probe and distance."""
+    """Return the number of right answers of a model, by probe and distance."""
     if distances[0] < SHORTEST:
         raise UsageError(f"--lengths: {distances[0]} is too short for a probe. Give lengths from {SHORTEST} up.")
     source = _probe_text(loaded, text)
-    found = []
+    all_scores = []
     total = len(probes) * trials * sum(distances)
     with tqdm(total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
         for probe, distance in product(probes, distances):
@@ -104,15 +104,15 @@ def measure_probes(
                     answers.append(trial.tokens[trial.asked])
                 bar.update(distance * len(few))
             scores = np.array(right, float), np.array(asked, float)
-            found.append(ProbeScore(probe, distance, *scores, chance_of(answers)))
-    return ProbeResult(name, loaded.recipe.text.sequence_length, found)
+            all_scores.append(ProbeScore(probe, distance, *scores, chance_of(answers)))
+    return ProbeResult(name, loaded.recipe.text.sequence_length, all_scores)
 
 
 @torch.inference_mode()
 def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np.ndarray]:
-    """Return for each trial whether each token asked for is the likeliest one."""
+    """Return for each trial whether each answer token is the likeliest one."""
     longest = max(len(trial.tokens) for trial in trials)
-    tokens = np.full((len(trials), longest + 1), bos)  # one more at the front begins the document
+    tokens = np.full((len(trials), longest + 1), bos)  # bos comes first
     asked = np.zeros((len(trials), longest), dtype=bool)
     for row, trial in enumerate(trials):
         tokens[row, 1 : len(trial.tokens) + 1] = trial.tokens
@@ -123,34 +123,34 @@ def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np
     for begin in range(0, longest, PIECE):
         end = min(begin + PIECE, longest)
         hidden, state = model.hidden_states(given[:, begin:end], state)
-        wanted = positions[:, begin:end]
-        if wanted.any():
-            likeliest = model.logits(hidden[wanted]).argmax(-1)
-            correct[:, begin:end][wanted] = likeliest == given[:, begin + 1 : end + 1][wanted]
+        is_answer = positions[:, begin:end]
+        if is_answer.any():
+            likeliest = model.logits(hidden[is_answer]).argmax(-1)
+            correct[:, begin:end][is_answer] = likeliest == given[:, begin + 1 : end + 1][is_answer]
     return [correct[row][positions[row]].cpu().numpy() for row in range(len(trials))]
 
 
 def chance_of(answers: Sequence[np.ndarray]) -> float:
-    """Return how often two texts have the same token at the same place of their answers: the mean over all pairs, place
-    by place; nan where no place is in two texts."""
+    """Return the rate at which two answers have the same token at the same index, over all pairs of answers and all
+    indices; nan for a single answer."""
     same, pairs = 0.0, 0.0
-    for place in range(max(map(len, answers))):
-        counts = np.unique([answer[place] for answer in answers if len(answer) > place], return_counts=True)[1]
+    for index in range(max(map(len, answers))):
+        counts = np.unique([answer[index] for answer in answers if len(answer) > index], return_counts=True)[1]
         same += float((counts * (counts - 1)).sum())
         pairs += float(counts.sum() * (counts.sum() - 1))
     return same / pairs if pairs else math.nan
 
 
 def _batches(trials: Iterator[Trial]) -> Iterator[list[Trial]]:
-    """Yield as many trials together as make about TOKENS_AT_ONCE tokens."""
-    held: list[Trial] = []
+    """Yield the trials in batches of about TOKENS_AT_ONCE tokens."""
+    batch: list[Trial] = []
     for trial in trials:
-        held.append(trial)
-        if len(held) * len(trial.tokens) >= TOKENS_AT_ONCE:
-            yield held
-            held = []
-    if held:
-        yield held
+        batch.append(trial)
+        if len(batch) * len(trial.tokens) >= TOKENS_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _probe_text(loaded: TrainedLanguageModel, text: TokenFile) -> ProbeText:
@@ -162,7 +162,7 @@ def _probe_text(loaded: TrainedLanguageModel, text: TokenFile) -> ProbeText:
 
 
 def table(results: Sequence[ProbeResult]) -> str:
-    """Return the models under one another, a column for each probe."""
+    """Return a section for each model, with a column for each probe."""
     return "\n\n".join(map(_section, results))
 
 

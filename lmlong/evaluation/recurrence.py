@@ -1,8 +1,8 @@
-"""How far back the same token, and the same word, last occurred in the document: what a memory could find.
+"""The distance to the last occurrence of the same token, or the same word, in the document.
 
-A word is a run of bytes that are no ASCII space, as the text has it, across the borders of tokens. A token belongs to
-the word of its first such byte; one without any (spaces, bos, eos) is a word of its own. From a word to the one before
-is as far as from the token that has its first byte to the token that has the first byte of the other.
+A word is a run of bytes other than ASCII spaces, across the boundaries of tokens. A token belongs to the word of its
+first such byte; a token without one (spaces, bos, eos) is a word of its own. The distance of two words is that of the
+tokens with their first bytes.
 """
 
 import re
@@ -24,29 +24,29 @@ SPACES = np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8)
 
 
 def buckets(kind: Kind, text: np.ndarray, documents: Documents, targets: Targets, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the number of each target's bucket."""
-    found = np.zeros(len(targets.place), dtype=np.int64)
+    """Return the bucket of each target, as its index in BUCKETS."""
+    bucket = np.zeros(len(targets.position), dtype=np.int64)
     for document in np.unique(targets.document):
         inside = targets.document == document
         begin, end = documents.begins[document], documents.ends[document]
         tokens = np.asarray(text[begin:end])
         distance = last_same(tokens) if kind == "token" else last_same_word(tokens, tokenizer)
-        found[inside] = bucket_of(distance[targets.place[inside] - begin])
-    return found
+        bucket[inside] = bucket_of(distance[targets.position[inside] - begin])
+    return bucket
 
 
 def bucket_of(distance: np.ndarray) -> np.ndarray:
-    """Return the numbers of the buckets of some distances, where 0 is never."""
+    """Return the buckets of some distances, where 0 stands for never."""
     return np.where(distance == 0, 0, 1 + np.searchsorted(LIMITS, distance, side="right"))
 
 
 def last_same(values: np.ndarray) -> np.ndarray:
-    """Return for each value how many places before it the same one last stood, 0 where it did not."""
+    """Return for each value the distance to its last occurrence, 0 for the first."""
     return _back_to_same(values, np.arange(len(values)))
 
 
 def last_same_word(tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return for each token how many tokens before its word the same word last began, 0 where it did not."""
+    """Return for each token the distance in tokens from its word to the last occurrence of it, 0 for the first."""
     data = tokenizer.decode_bytes(tokens.tolist())
     ends = tokenizer.token_bytes[tokens].cumsum()
     names: dict[bytes, int] = {}
@@ -55,17 +55,17 @@ def last_same_word(tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     of_word = _back_to_same(name, np.searchsorted(ends, begins, side="right"))
 
     letters = np.flatnonzero(~np.isin(np.frombuffer(data, np.uint8), SPACES))
-    letters = np.append(letters, len(data))  # a token after the last letter has none
-    letter = letters[np.searchsorted(letters, ends - tokenizer.token_bytes[tokens])]  # the first one from its begin on
-    found, has_letter = last_same(tokens), letter < ends
-    found[has_letter] = of_word[np.searchsorted(begins, letter[has_letter], side="right") - 1]
-    return found
+    letters = np.append(letters, len(data))  # a token after the last letter has no letter
+    letter = letters[np.searchsorted(letters, ends - tokenizer.token_bytes[tokens])]  # the first one in the token
+    distance, has_letter = last_same(tokens), letter < ends
+    distance[has_letter] = of_word[np.searchsorted(begins, letter[has_letter], side="right") - 1]
+    return distance
 
 
-def _back_to_same(values: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Return for each value how far before its place the same one last had its own, at least 1; 0 where none did."""
+def _back_to_same(values: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Return for each value the distance in positions to its last occurrence, at least 1; 0 for the first."""
     order = np.argsort(values, kind="stable")
     same = values[order[1:]] == values[order[:-1]]
-    found = np.zeros(len(values), dtype=np.int64)
-    found[order[1:][same]] = np.maximum(1, place[order[1:]] - place[order[:-1]])[same]
-    return found
+    distance = np.zeros(len(values), dtype=np.int64)
+    distance[order[1:][same]] = np.maximum(1, position[order[1:]] - position[order[:-1]])[same]
+    return distance

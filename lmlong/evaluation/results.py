@@ -12,7 +12,7 @@ from lmlong.report.json_values import declared, json_keys
 
 
 class AtLength(NamedTuple):
-    """The same targets, read with so much context."""
+    """The same targets, read with one length of context."""
 
     length: int
     sums: Sums
@@ -157,13 +157,13 @@ class PerplexityReport:
     state: StateSize
     trained_length: int
     precision: Precision = "32"  # of the forward pass
-    trained_tokens: int | None = None  # seen in training, the same ones several times perhaps; None if unknown
-    carried_states: bool = False  # whether rows of that length began with states of what was read before
+    trained_tokens: int | None = None  # seen in training, with repetition; None if unknown
+    carried_states: bool = False  # whether training rows began with the state of the row before
     documents: int = 0
     cluster_by: str | None = None  # the field by which documents count as one for the errors
     clusters: int | None = None
-    parts_of: int | None = None  # where these are parts of so few documents, each read from an empty state
-    text: str = ""  # the same for the same documents, whatever the tokenizer
+    parts_of: int | None = None  # the number of documents, if these are parts of them, each read from an empty state
+    text: str = ""  # hash of the documents, independent of the tokenizer
     lengths: list[int] = field(default_factory=list)  # measured
     left_out: list[int] = field(default_factory=list)  # lengths that too few documents reach
     context: list[AtLength] = field(default_factory=list)
@@ -174,13 +174,13 @@ class PerplexityReport:
     carried: Sums | None = None  # all targets, the state carried from the beginning of each document
     windows: list[InWindows] = field(default_factory=list)
     health: list[Health] = field(default_factory=list)
-    tokens: int = 0  # read in all
+    tokens: int = 0  # read in total
     seconds: float = 0.0
     peak_bytes: int | None = 0  # None where the system does not report it
 
     @property
     def unit(self) -> str:
-        """What the sums are kept for, and the errors are over."""
+        """The unit that sums are kept for and errors are over."""
         return "document" if self.parts_of is None else "part"
 
     @property

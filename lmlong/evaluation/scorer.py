@@ -1,4 +1,4 @@
-"""The loss on spans of a text, in constant memory however long they are."""
+"""The loss on spans of a text, in memory that does not depend on their length."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -15,11 +15,11 @@ from lmlong.model.language_model import PIECE
 from lmlong.model.loss import IGNORED
 
 TOKENS_AT_ONCE = 16_384
-"""Short spans are read side by side, as many as make about so many tokens."""
+"""Approximate number of tokens in a batch of short spans."""
 
 
 class Predictor(Protocol):
-    """A model that carries a state along a text: a `LanguageModel`, or an oracle in tests."""
+    """A `LanguageModel`, or an oracle in tests."""
 
     def hidden_states(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Return the last hidden states (B, T, width), and the state after."""
@@ -35,13 +35,13 @@ class Scored(NamedTuple):
     """Consecutive targets of one span."""
 
     span: int
-    first: int  # place of the first in the text
+    first: int  # index of the first in the text
     nats: np.ndarray  # (targets,) float64
     hidden: Tensor  # (targets, width)
 
 
 class Predictions(NamedTuple):
-    """What a model says of the targets of some spans, in their order."""
+    """The loss and the hidden state of all targets of some spans, in order."""
 
     nats: np.ndarray  # (targets,) float64
     hidden: Tensor  # (targets, width)
@@ -57,8 +57,8 @@ class Scorer:
         self.tokenizer, self.device = tokenizer, device
 
     def sums(self, spans: Spans, bar: tqdm, positions: dict[int, Sums] | None = None) -> Sums:
-        """Return the sums of each document. With `positions`, sums by position are added to it: those of targets
-        with 2^n to 2^(n + 1) - 1 tokens of their document before them are put under n."""
+        """Return the sums of each document. With `positions`, add sums by position to it: under n those of targets
+        with 2^n to 2^(n + 1) - 1 tokens of their document before them."""
         sums = self.documents.sums()
         for span, first, nats, _ in self.scored(spans, bar):
             document = int(spans.document[span])
@@ -69,12 +69,12 @@ class Scorer:
                 bucket = np.frexp(before)[1] - 1
                 for number in np.unique(bucket):
                     inside = bucket == number
-                    found = positions.setdefault(int(number), self.documents.sums())
-                    found.add(document, nats[inside].sum(), inside.sum(), sizes[inside].sum())
+                    of_bucket = positions.setdefault(int(number), self.documents.sums())
+                    of_bucket.add(document, nats[inside].sum(), inside.sum(), sizes[inside].sum())
         return sums
 
     def predictions(self, spans: Spans, bar: tqdm) -> Predictions:
-        """Return what the model says of all targets: memory grows with them, not with what is read before them."""
+        """Return the predictions of all targets, in memory that grows with them and not with the text before them."""
         counts = spans.end - spans.first
         offsets = counts.cumsum() - counts - spans.first
         nats, hidden = np.zeros(counts.sum()), torch.zeros(0)
@@ -86,37 +86,37 @@ class Scorer:
             hidden[begin : begin + len(each.nats)] = each.hidden
         return Predictions(nats, hidden)
 
-    def sizes(self, place: np.ndarray | slice) -> np.ndarray:
-        """Return the bytes of the tokens at some places of the text."""
-        return self.tokenizer.token_bytes[self.text[place]]
+    def sizes(self, index: np.ndarray | slice) -> np.ndarray:
+        """Return the bytes of the tokens at some indices of the text."""
+        return self.tokenizer.token_bytes[self.text[index]]
 
     def scored(self, spans: Spans, bar: tqdm) -> Iterator[Scored]:
-        """Yield the targets of all spans, in any order; those of a long span in several pieces. Of a token that is no
-        target no logits are computed."""
+        """Yield the targets of all spans, in any order; those of a long span in several pieces. Logits are computed for
+        targets only."""
         for numbers in _groups(spans):
             rows, state = spans.take(numbers), None
             longest = int((rows.end - rows.begin).max()) - 1
-            for place in range(0, longest, PIECE):
-                tokens, targets, read = _piece(self.text, rows, place, min(PIECE, longest - place))
+            for start in range(0, longest, PIECE):
+                tokens, targets, read = _piece(self.text, rows, start, min(PIECE, longest - start))
                 counted = targets != IGNORED
                 with torch.inference_mode():
                     hidden, state = self.model.hidden_states(tokens.to(self.device), state)
                     hidden = hidden[counted.to(self.device)]
                     nll = self.model.target_nll(hidden, targets[counted].to(self.device))
-                firsts = np.maximum(rows.first, rows.begin + 1 + place)
+                firsts = np.maximum(rows.first, rows.begin + 1 + start)
                 yield from _by_span(numbers, firsts, counted.sum(1).tolist(), nll, hidden)
                 bar.update(read)
 
 
 def tokens_read(spans: Spans) -> int:
-    """Return how many tokens the model reads."""
+    """Return the number of tokens that the model reads."""
     return int((spans.end - spans.begin - 1).sum())
 
 
 def _by_span(
     numbers: np.ndarray, firsts: np.ndarray, counts: list[int], nll: Tensor, hidden: Tensor
 ) -> Iterator[Scored]:
-    """Yield the targets of each span that has some."""
+    """Yield the targets of each span that has any."""
     parts = zip(nll.cpu().double().split(counts), hidden.split(counts), strict=True)
     for span, first, (nats, states) in zip(numbers.tolist(), firsts.tolist(), parts, strict=True):
         if len(nats):
@@ -124,7 +124,7 @@ def _by_span(
 
 
 def _groups(spans: Spans) -> Iterator[np.ndarray]:
-    """Yield the numbers of spans of about equal length together."""
+    """Yield groups of spans of about equal length, by their numbers."""
     sizes = spans.end - spans.begin - 1
     order = np.argsort(-sizes, kind="stable")
     begin = 0
@@ -134,17 +134,17 @@ def _groups(spans: Spans) -> Iterator[np.ndarray]:
         begin = end
 
 
-def _piece(text: np.ndarray, rows: Spans, place: int, width: int) -> tuple[Tensor, Tensor, int]:
-    """Return the inputs and targets of all rows from a place in their spans on, and their number of tokens."""
+def _piece(text: np.ndarray, rows: Spans, start: int, width: int) -> tuple[Tensor, Tensor, int]:
+    """Return the inputs and targets of all rows from an offset in their spans, and their number of tokens."""
     tokens = np.zeros((len(rows.begin), width), dtype=np.int64)
     targets = np.full((len(rows.begin), width), IGNORED, dtype=np.int64)
     read = 0
     for number, (_, begin, first, end) in enumerate(zip(*rows, strict=True)):
-        known = text[begin + place : min(begin + place + width + 1, end)]  # the last is a target only
-        if len(known) < 2:
+        piece = text[begin + start : min(begin + start + width + 1, end)]  # the last token is a target only
+        if len(piece) < 2:
             continue
-        tokens[number, : len(known) - 1] = known[:-1]
-        unscored = max(0, first - (begin + place + 1))
-        targets[number, unscored : len(known) - 1] = known[1 + unscored :]
-        read += len(known) - 1
+        tokens[number, : len(piece) - 1] = piece[:-1]
+        unscored = max(0, first - (begin + start + 1))
+        targets[number, unscored : len(piece) - 1] = piece[1 + unscored :]
+        read += len(piece) - 1
     return torch.from_numpy(tokens), torch.from_numpy(targets), read

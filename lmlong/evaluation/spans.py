@@ -8,25 +8,25 @@ from lmlong.data.token_file import TokenFile
 from lmlong.evaluation.document_sums import Sums
 
 BLOCK = 640
-"""Most targets side by side where contexts are compared: one reading of a long context serves all of them."""
+"""Largest number of adjacent targets that share one reading of their context."""
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Steps of this share of a whole, taken round and round, never gather anywhere."""
+"""Multiples of this, modulo 1, are spread evenly."""
 
 
 class Documents(NamedTuple):
     """The positions of the documents in a text."""
 
-    begins: np.ndarray  # (documents,) place of each document's bos
-    ends: np.ndarray  # (documents,) place after its last token
-    cluster: np.ndarray | None = None  # (documents,) number of each one's cluster; None where each is its own
+    begins: np.ndarray  # (documents,) index of each document's bos
+    ends: np.ndarray  # (documents,) index after its last token
+    cluster: np.ndarray | None = None  # (documents,) number of its cluster; None if each is its own
 
     @property
     def sizes(self) -> np.ndarray:
         return self.ends - self.begins
 
     def sums(self) -> Sums:
-        """Return sums to add to."""
+        """Return empty sums of these documents."""
         return Sums(len(self.begins), self.cluster)
 
 
@@ -34,12 +34,12 @@ class Targets(NamedTuple):
     """Single tokens to score."""
 
     document: np.ndarray  # (targets,) number of the document
-    place: np.ndarray  # (targets,) in the text
-    begin: np.ndarray  # (targets,) place of the first token that is read before it
+    position: np.ndarray  # (targets,) index in the text
+    begin: np.ndarray  # (targets,) index of the first token that is read before it
 
 
 class Spans(NamedTuple):
-    """Tokens from `begin` on are read; those from `first` up to `end` are targets, each given what was read before."""
+    """Tokens from `begin` are read; those from `first` to `end` are targets, each given all tokens read before it."""
 
     document: np.ndarray  # (spans,) number of the document
     begin: np.ndarray  # (spans,)
@@ -53,20 +53,20 @@ class Spans(NamedTuple):
         """Return the targets of all spans, one span after the other."""
         counts = self.end - self.first
         within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        place = np.repeat(self.first, counts) + within
-        return Targets(np.repeat(self.document, counts), place, np.repeat(self.begin, counts))
+        index = np.repeat(self.first, counts) + within
+        return Targets(np.repeat(self.document, counts), index, np.repeat(self.begin, counts))
 
 
 class Blocks(NamedTuple):
-    """Targets that all have as much text before them as the longest context takes."""
+    """Targets that all have at least the longest context before them."""
 
     document: np.ndarray  # (blocks,)
-    first: np.ndarray  # (blocks,) place of the first target
+    first: np.ndarray  # (blocks,) index of the first target
     size: int
 
     def after(self, context: int) -> Spans:
-        """Return the same targets with so many tokens before them, at most half as many again before the last of a
-        span: in a short context a block is several spans, in a long one it is read at once."""
+        """Return the same targets with `context` tokens before them, and up to half as many again before the last of a
+        span: with a short context a block is several spans, with a long one it is read at once."""
         size = block_size(context)
         firsts = self.first[:, None] + np.arange(0, self.size, size)
         ends = np.minimum(firsts + size, self.first[:, None] + self.size).ravel()
@@ -74,7 +74,7 @@ class Blocks(NamedTuple):
 
 
 def documents_of(text: TokenFile, cluster: np.ndarray | None = None) -> Documents:
-    """Return the documents of two tokens or more: a shorter one has no target. `cluster` is of all documents."""
+    """Return the documents of two tokens or more, since shorter ones have no target. `cluster` is of all documents."""
     begins = np.asarray(text.starts, dtype=np.int64)
     ends = np.append(begins[1:], len(text.tokens))
     kept = ends - begins >= 2
@@ -82,22 +82,22 @@ def documents_of(text: TokenFile, cluster: np.ndarray | None = None) -> Document
 
 
 def block_size(context: int) -> int:
-    """Return the most targets of one span: the last of them has at most half as much context again as the first."""
+    """Return the largest number of targets in a span: the last has at most half as much context again as the first."""
     return max(1, min(BLOCK, context // 2))
 
 
 def reached(documents: Documents, length: int, size: int | None = None) -> int:
-    """Return how many documents have so many targets with so much context, by default a block of them."""
+    """Return the number of documents with `size` targets, by default a block, that have `length` tokens before them."""
     return int((documents.sizes >= length + (block_size(length) if size is None else size)).sum())
 
 
 def parts(documents: Documents, shortest: int, least: int) -> Documents | None:
-    """Return documents cut into at least `least` parts of `shortest` tokens or more, each as long as may be; None where
-    the text is too short for them."""
+    """Return documents cut into at least `least` parts of `shortest` tokens or more, each as long as possible; None if
+    the text is too short."""
     if int((documents.sizes // shortest).sum()) < least:
         return None
     low, high = shortest, int(documents.sizes.max())
-    while low < high:  # the longest parts of which there are enough
+    while low < high:  # the greatest length that gives enough parts
         middle = (low + high + 1) // 2
         low, high = (middle, high) if int((documents.sizes // middle).sum()) >= least else (low, middle - 1)
     counts = np.maximum(documents.sizes // low, 1)
@@ -109,17 +109,17 @@ def parts(documents: Documents, shortest: int, least: int) -> Documents | None:
 
 
 def choose_blocks(documents: Documents, longest: int, size: int, targets: int, least: int) -> Blocks:
-    """Return about so many targets with at least `longest` tokens before them, evenly over documents and positions;
-    a block in each of `least` documents, if that makes more."""
+    """Return about `targets` targets with at least `longest` tokens before them, spread over documents and positions;
+    or a block in each of `least` documents, if that is more."""
     room = np.maximum(documents.sizes - longest, 0) // size  # blocks that fit side by side
     eligible = np.flatnonzero(room)
-    wanted = max(1, least, targets // size)
-    if len(eligible) > wanted:
-        eligible = eligible[np.arange(wanted) * len(eligible) // wanted]
+    blocks = max(1, least, targets // size)
+    if len(eligible) > blocks:
+        eligible = eligible[np.arange(blocks) * len(eligible) // blocks]
     numbers, firsts = [], []
     for number, document in enumerate(eligible):
-        count = min(max(1, wanted // len(eligible)), room[document])
-        # each document begins elsewhere, else one block of each would tell of beginnings alone
+        count = min(max(1, blocks // len(eligible)), room[document])
+        # an offset for each document, or single blocks would all be at the beginnings
         positions = ((np.arange(count) + number * GOLDEN % 1) * room[document] / count).astype(np.int64)
         numbers.append(np.full(count, document))
         firsts.append(documents.begins[document] + longest + positions * size)
@@ -137,12 +137,12 @@ def windows(documents: Documents, length: int) -> Spans:
 
 
 def sliding(documents: Documents, length: int) -> Spans:
-    """Return windows that overlap by half, so that a target has from half a window to a whole one before it."""
+    """Return windows that overlap by half, so that a target has between half a window and a window before it."""
     return _tiled(documents, step=max(1, length // 2), length=length)
 
 
 def _tiled(documents: Documents, step: int, length: int) -> Spans:
-    """Return all tokens but the first of each document, `step` targets at a time, at the end of a window."""
+    """Return all tokens except the first of each document, in groups of `step` targets at the end of a window."""
     counts = -(-(documents.sizes - 1) // step)
     document = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)

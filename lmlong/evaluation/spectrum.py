@@ -1,7 +1,7 @@
 """The singular values of attention matrices, layer by layer and head by head.
 
-Whether keys and values can be shortened to k slots without loss, as Linformer does, is whether few singular values hold
-most of their sum (figure 1 of its paper). H heads, L layers, T tokens, or blocks of them where a layer reads blocks.
+Keys and values can be shortened to k slots without loss, as Linformer does, if a few singular values hold most of their
+sum (figure 1 of its paper). H heads, L layers, T tokens, or blocks of tokens in a layer that reads blocks.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ LENGTHS = (512,)
 TEXTS = 8
 
 MOST = 0.9
-"""The share of their sum by which singular values are counted."""
+"""The share of their sum that the counted singular values hold."""
 
 
 @json_keys("attention", "values", "needed", "quarter", "cumulative")
@@ -53,8 +53,8 @@ class Spectrum(NamedTuple):
     kinds: list[str]  # of attention, by layer
     length: int
     texts: int
-    cumulative: list[np.ndarray]  # by layer (H, T): the share of their sum that the largest hold, the mean over texts
-    needed: np.ndarray  # (L, H) how many hold MOST of it, the mean over the texts
+    cumulative: list[np.ndarray]  # by layer (H, T): share of the sum held by the largest, mean over texts
+    needed: np.ndarray  # (L, H) how many values hold MOST of the sum, mean over texts
 
     @property
     def layers(self) -> list[LayerSpectrum]:
@@ -77,7 +77,7 @@ class Spectrum(NamedTuple):
 def measure_spectra(
     name: str, loaded: TrainedModel, text: TokenFile, lengths: Sequence[int] = LENGTHS, texts: int = TEXTS
 ) -> list[Spectrum]:
-    """Return the spectrum at each length, on about so many stretches of the text, evenly over its documents."""
+    """Return the spectrum at each length, on about `texts` stretches of the text, spread over its documents."""
     _check(name, loaded.recipe, min(lengths), max(lengths))
     documents = cut.documents_of(text)
     for length in lengths:
@@ -86,10 +86,10 @@ def measure_spectra(
                 f"--lengths: the longest document has {int(documents.sizes.max(initial=0)):,} tokens, fewer than "
                 f"{length:,}. Give shorter lengths, or more text (--data)."
             )
-    chosen = {length: cut.choose_blocks(documents, 0, length, texts * length, 1) for length in lengths}
-    found = []
-    with tqdm(total=sum(len(blocks.first) for blocks in chosen.values()), leave=False, disable=None) as bar:
-        for length, blocks in chosen.items():
+    stretches = {length: cut.choose_blocks(documents, 0, length, texts * length, 1) for length in lengths}
+    spectra = []
+    with tqdm(total=sum(len(blocks.first) for blocks in stretches.values()), leave=False, disable=None) as bar:
+        for length, blocks in stretches.items():
             bar.set_description(f"{name}: spectrum at {name_length(length)}")
             curves = []
             for first in blocks.first:
@@ -100,41 +100,42 @@ def measure_spectra(
             needed = np.stack([count_needed(of_texts).mean(axis=0) for of_texts in by_layer])
             kinds = [*map(str, loaded.recipe.model.kinds)]
             means = [of_texts.mean(axis=0) for of_texts in by_layer]
-            found.append(Spectrum(name, kinds, length, len(curves), means, needed))
-    return found
+            spectra.append(Spectrum(name, kinds, length, len(curves), means, needed))
+    return spectra
 
 
 def _check(name: str, recipe: Recipe, shortest: int, longest: int) -> None:
-    """Refuse texts that fill no block, a Linformer that no matrix stands for, and texts that its own cannot take."""
+    """Raise a UsageError for texts shorter than a block, longer than the run's Linformer, or a Linformer that has no
+    matrix."""
     if recipe.objective == "causal" and shortest < recipe.model.factor:
         raise UsageError(
-            f"--lengths: {shortest} tokens fill no block of {recipe.model.factor}, so the layers that read blocks "
-            "would have nothing to look at. Give longer ones."
+            f"--lengths: {shortest} tokens are fewer than a block of {recipe.model.factor}, so the layers that read "
+            "blocks have no input. Give longer ones."
         )
     if "linformer" not in recipe.model.kinds:
         return
     if (projection := recipe.model.attention.linformer.projection) not in ("linear", "mean"):
         raise UsageError(
-            f"{name}: its Linformer projects by {projection}, which no matrix from values to outputs stands for. "
-            "Name a run with linear or mean."
+            f"{name}: its Linformer projects by {projection}, which is not a matrix from values to outputs. Name a run "
+            "with linear or mean."
         )
     if longest > recipe.text.sequence_length:
         raise UsageError(
-            f"--lengths: {longest:,} tokens are more than the {recipe.text.sequence_length:,} that the run's Linformer "
-            "was made for. Give shorter ones."
+            f"--lengths: {longest:,} tokens are more than the {recipe.text.sequence_length:,} of the run's Linformer. "
+            "Give shorter ones."
         )
 
 
 @torch.no_grad()
 def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
-    """Return the matrix of each layer (H, T, T) while the model reads a text from an empty state."""
+    """Return the matrix of each layer (H, T, T) for a text that is read from an empty state."""
     matrices = []
 
     def look(attention: CausalAttention | EncoderAttention, inputs: tuple[Any, ...]) -> None:
-        q, k, _, *others = inputs
+        q, k, _, *rest = inputs
         if isinstance(attention, CausalAttention):
-            del others[0]  # the state, which is empty
-        matrices.append(matrix(attention, q, k, *others)[0])
+            del rest[0]  # the state, which is empty
+        matrices.append(matrix(attention, q, k, *rest)[0])
 
     with ExitStack() as hooks:
         for module in model.modules():
@@ -144,14 +145,14 @@ def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
     return matrices
 
 
-def matrix(attention: CausalAttention | EncoderAttention, q: Tensor, k: Tensor, *others: Any) -> Tensor:
+def matrix(attention: CausalAttention | EncoderAttention, q: Tensor, k: Tensor, *rest: Any) -> Tensor:
     """Return the matrix A of y = A v, (B, H, T, T): the output for v = the identity."""
     identity = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
-    return attention.reference(q, k, identity, *others)
+    return attention.reference(q, k, identity, *rest)
 
 
 def cumulative(matrices: Sequence[Tensor]) -> list[np.ndarray]:
-    """Return by layer (H, T) the share that the largest singular values hold of their sum."""
+    """Return by layer (H, T) the share of their sum that the largest singular values hold."""
     curves = []
     for layer in matrices:
         values = torch.linalg.svdvals(layer.cpu().double()).numpy()
@@ -165,5 +166,5 @@ def quarter_of(size: int) -> int:
 
 
 def count_needed(curves: np.ndarray) -> np.ndarray:
-    """Return how many singular values hold MOST of the sum, (..., T) -> (...)."""
+    """Return the number of singular values that hold MOST of the sum, (..., T) -> (...)."""
     return (curves < MOST - 1e-12).sum(axis=-1) + 1

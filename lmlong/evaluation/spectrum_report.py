@@ -40,7 +40,7 @@ def _section(spectrum: Spectrum) -> str:
 
 
 def _block_layers(spectrum: Spectrum) -> list[str]:
-    """Return a line on the neighbouring layers that read blocks of tokens, if there are such layers."""
+    """Return a line about the layers that read blocks of tokens, if there are any."""
     shorter = [number for number, size in enumerate(spectrum.sizes, 1) if size < spectrum.length]
     if not shorter:
         return []
@@ -62,7 +62,7 @@ def figure(spectra: Sequence[Spectrum]) -> Figure:
         size=(10.0, 3.6 * len(spectra) + 0.6),
         column_widths=(3, 2),
         legend_columns=7,
-        legend_row=depths.index(max(depths)),  # the other runs' layers are among those of the deepest
+        legend_row=depths.index(max(depths)),  # the deepest run has all layers of the legend
     )
 
 

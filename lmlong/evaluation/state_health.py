@@ -1,4 +1,4 @@
-"""What becomes of a linear attention's state while it reads: denominators near 0, sums that blow up, idle features."""
+"""The health of a linear attention's state while it reads: denominators near 0, growing sums, unused features."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +16,7 @@ from lmlong.model.rope import document_positions
 
 
 class Denominators(NamedTuple):
-    """The denominators of all layers, heads and rows whose tokens stand between two positions of their documents."""
+    """The denominators of all layers, heads and rows at tokens between two positions of their documents."""
 
     first: int
     last: int
@@ -27,20 +27,20 @@ class Denominators(NamedTuple):
 
 @torch.no_grad()
 def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) -> list[Denominators]:
-    """By position, in buckets that double; none where the model has no linear attention."""
+    """Return denominators by position, in buckets that double; none for a model without linear attention."""
     linear = [attention for attention in model.attention_parts if isinstance(attention, LinearAttention)]
     if not linear:
         return []
     seen: list[Tensor] = []
     with _watched(linear, lambda attention, inputs: seen.append(attention.denominators(*inputs))):
         model.hidden_states(tokens, None, document_starts)
-    stand = _stands(model, tokens, document_starts)
-    # what is of another shape is a layer's second look at the blocks of one row, which it has seen before
-    seen = [values for values in seen if len(values) == len(tokens) and values.shape[2] in stand]
-    buckets, first, longest = [], 1, int(max(positions.max() for positions in stand.values())) + 1
+    positions = _positions(model, tokens, document_starts)
+    # other shapes come from a layer that reads the blocks of one row a second time
+    seen = [values for values in seen if len(values) == len(tokens) and values.shape[2] in positions]
+    buckets, first, longest = [], 1, int(max(of_tokens.max() for of_tokens in positions.values())) + 1
     while first <= longest:
         last = min(2 * first - 1, longest)
-        inside = {time: (at + 1 >= first) & (at + 1 <= last) for time, at in stand.items()}
+        inside = {time: (at + 1 >= first) & (at + 1 <= last) for time, at in positions.items()}
         chosen = torch.cat([values.transpose(1, 2)[inside[values.shape[2]]].flatten() for values in seen])
         chosen = as_float64(chosen)
         if len(chosen):
@@ -58,9 +58,9 @@ def _watched(attentions: Sequence[LinearAttention], hook: Callable[..., None]) -
         yield
 
 
-def _stands(model: LanguageModel, tokens: Tensor, document_starts: Tensor) -> dict[int, Tensor]:
-    """Where what a layer reads stands in its document, by how much the layer reads: all tokens, or the last of each
-    block; below 0 where it is neither."""
+def _positions(model: LanguageModel, tokens: Tensor, document_starts: Tensor) -> dict[int, Tensor]:
+    """Return the positions in their documents of the tokens that a layer reads, by their number: all tokens, or the
+    last of each block; -1 for incomplete blocks."""
     time = tokens.shape[1]
     positions = document_positions(
         document_starts, torch.zeros(len(tokens), dtype=torch.long, device=tokens.device), time
@@ -72,7 +72,7 @@ def _stands(model: LanguageModel, tokens: Tensor, document_starts: Tensor) -> di
 
 
 def _linear_states(state: Any) -> Iterator[LinearState]:
-    """Iterate over the states of linear attention in a state, however its tuples are nested."""
+    """Iterate over the states of linear attention in nested tuples."""
     if isinstance(state, LinearState):
         yield state
     elif isinstance(state, tuple):
@@ -81,42 +81,38 @@ def _linear_states(state: Any) -> Iterator[LinearState]:
 
 
 class Health(NamedTuple):
-    """The states of all layers and heads after so many tokens of a document."""
+    """The states of all layers and heads after `position` tokens of a document."""
 
     position: int
     norm: float  # of S, the median
     features: float  # in use, the participation ratio (sum z)^2 / sum z^2 of z: the median
-    of: int  # features that there are; the smallest number, where layers differ
-    smallest: float  # denominator since the position before
+    of: int  # the number of features; the smallest, if layers differ
+    smallest: float  # denominator since the previous position
 
 
 @torch.no_grad()
 def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
-    """At positions that double; none where the model has no linear attention."""
+    """Return the health at positions that double; nothing for a model without linear attention."""
     linear = [attention for attention in model.attention_parts if isinstance(attention, LinearAttention)]
-    found: list[Health] = []
+    points: list[Health] = []
     smallest: list[float] = []
 
     def watch(attention: LinearAttention, inputs: tuple[Any, ...]) -> None:
         smallest.append(float(attention.denominators(*inputs).min()))
 
-    state, place = model.init_state(1), 0
+    state, read = model.init_state(1), 0
     with _watched(linear, watch):
-        while linear and (end := min(2 * place or 1, len(text))) > place:
-            for begin in range(place, end, PIECE):
+        while linear and (end := min(2 * read or 1, len(text))) > read:
+            for begin in range(read, end, PIECE):
                 piece = torch.from_numpy(text[begin : min(begin + PIECE, end)].astype(np.int64))
                 _, state = model.hidden_states(piece[None].to(state.position.device), state)
-            states = list(_linear_states(state.blocks))
-            states = [held for held in states if held.z.any()]  # layers that read blocks begin when the first is full
-            if not states:
-                place = end
+            read = end
+            states = [part for part in _linear_states(state.blocks) if part.z.any()]
+            if not states:  # layers that read blocks begin when the first is complete
                 continue
-            norms = torch.cat([as_float64(held.S).flatten(2).norm(dim=-1).flatten() for held in states])
-            carried = torch.cat(
-                [as_float64(held.z.sum(-1) ** 2 / held.z.square().sum(-1)).flatten() for held in states]
-            )
-            features = min(held.z.shape[-1] for held in states)
-            found.append(Health(end, float(norms.median()), float(carried.median()), features, min(smallest)))
+            norms = torch.cat([as_float64(part.S).flatten(2).norm(dim=-1).flatten() for part in states])
+            in_use = torch.cat([as_float64(part.z.sum(-1) ** 2 / part.z.square().sum(-1)).flatten() for part in states])
+            features = min(part.z.shape[-1] for part in states)
+            points.append(Health(end, float(norms.median()), float(in_use.median()), features, min(smallest)))
             smallest.clear()
-            place = end
-    return found
+    return points

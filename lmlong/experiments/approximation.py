@@ -15,6 +15,9 @@ from tqdm import tqdm
 from lmlong.attention.favor import Norms, draw_projection
 from lmlong.attention.linear.naive import quadratic
 from lmlong.attention.softmax.layer import causal_mask
+from lmlong.report.figure import COLORS, MARKERS, Figure, Line, Panel, Style
+from lmlong.report.json_values import json_keys
+from lmlong.report.table import Column, format_table
 
 Form = Literal["positive", "hyperbolic", "trig"]
 
@@ -25,16 +28,17 @@ TOKENS = 128
 
 
 class FeatureSetting(NamedTuple):
-    """One kind of random features, and the inputs it is tried on."""
+    """One kind of random features, and its inputs."""
 
     width: int
     deviation: float  # of the entries of queries and keys
-    features: int  # as wide for each form, so trig and hyperbolic draw half as many rows
+    features: int  # the same width for each form, so trig and hyperbolic draw half as many rows
     form: Form
     orthogonal: bool
     norms: Norms
 
 
+@json_keys("*setting", "median", "lower_quartile=lower", "upper_quartile=upper")
 class FeatureError(NamedTuple):
     """The error of causal attention's outputs relative to their norm, over the seeds."""
 
@@ -93,7 +97,7 @@ def _rows(setting: FeatureSetting, seed: int) -> Tensor:
 
 
 def _features(x: Tensor, rows: Tensor, form: Form) -> Tensor:
-    """Return one of the three forms as its paper writes it; a constant factor is left out, since it cancels."""
+    """Return one of the three forms as in its paper, without a constant factor, which cancels."""
     u, half_square = x @ rows.mT, x.square().sum(-1, keepdim=True) / 2
     if form == "positive":
         return (u - half_square).exp()
@@ -103,7 +107,7 @@ def _features(x: Tensor, rows: Tensor, form: Form) -> Tensor:
 
 
 class ApproximationCase(NamedTuple):
-    """The errors at one width and deviation, with as many features as were tried at most."""
+    """The errors at one width and deviation, with the largest number of features that was tried."""
 
     width: int
     deviation: float
@@ -120,20 +124,90 @@ def approximation_cases(results: Sequence[FeatureError]) -> list[ApproximationCa
     """Return a summary for each width and deviation."""
     median = {result.setting: result.median for result in results}
     numbers = sorted({setting.features for setting in median})
-    found = []
+    cases = []
     for width, deviation in sorted({(setting.width, setting.deviation) for setting in median}):
 
         def of(features: int, form: Form, orthogonal: bool = True, norms: Norms = "chi") -> float:
             return median[FeatureSetting(width, deviation, features, form, orthogonal, norms)]  # noqa: B023
 
         gains = [of(m, "positive", orthogonal=False) / of(m, "positive") for m in numbers]
-        found.append(
-            ApproximationCase(
-                width,
-                deviation,
-                {form: of(numbers[-1], form) for form in get_args(Form)},
-                {norms: of(numbers[-1], "positive", norms=norms) for norms in get_args(Norms)},
-                statistics.median(gains),
+        forms = {form: of(numbers[-1], form) for form in get_args(Form)}
+        norms = {norms: of(numbers[-1], "positive", norms=norms) for norms in get_args(Norms)}
+        cases.append(ApproximationCase(width, deviation, forms, norms, statistics.median(gains)))
+    return cases
+
+
+DRAWN_DEVIATIONS = (0.25, 0.5, 1.0, 1.5)
+HIGHEST = 3.0
+"""Larger errors leave the plot: at 1 the approximation is worth no more than answering 0."""
+
+
+def _short(error: float) -> str:
+    return f"{error:.3f}" if error < 1000 else f"{error:.0e}"
+
+
+COLUMNS = [
+    Column("width", 5, value="width"),
+    Column("inputs", 8, ".2f", value="deviation"),
+    Column("positive", 10, ".3f", value=lambda case: case.forms["positive"]),
+    Column("hyperbolic", 11, ".3f", value=lambda case: case.forms["hyperbolic"]),
+    Column("trig", 8, _short, value=lambda case: case.forms["trig"]),
+    Column("  winner", 13, align="<", value=lambda case: f"  {case.winner}"),
+    Column("gain", 6, ".3f", value="gain"),
+    Column("fixed", 8, ".3f", value=lambda case: case.norms["fixed"]),
+    Column("quantile", 10, ".3f", value=lambda case: case.norms["quantile"]),
+]
+
+
+def table(results: Sequence[FeatureError]) -> str:
+    """Return for an 80-column terminal where each form wins, and the effect of orthogonal rows and of their norms."""
+    most = max(result.setting.features for result in results)
+    lines = [
+        f"relative error of causal attention with {most} features, median over the seeds",
+        "",
+        f"{'':14}{'orthogonal rows, chi norms':<34}{'':6}positive, orthogonal",
+        *format_table(COLUMNS, approximation_cases(results)),
+        "",
+        "gain: error of independent rows over that of orthogonal ones, positive, chi;",
+        "      the median over all numbers of features",
+    ]
+    return "\n".join(lines)
+
+
+def figure(results: Sequence[FeatureError]) -> Figure:
+    """Return error against number of features: a row for each width, a column for some deviations."""
+    widths = sorted({result.setting.width for result in results})
+    deviations = sorted({result.setting.deviation for result in results})
+    deviations = [value for value in deviations if value in DRAWN_DEVIATIONS] or deviations
+    rows = [[_panel(results, width, deviation) for deviation in deviations] for width in widths]
+    size = (2.3 * len(deviations) + 0.8, 2.6 * len(widths) + 0.6)
+    return Figure(rows, size, share_x=True, share_y=True, legend_columns=3)
+
+
+def _panel(results: Sequence[FeatureError], width: int, deviation: float) -> Panel:
+    """Return a line for each form with orthogonal rows, with a band of quartiles, and one with independent rows."""
+    lines = []
+    for number, (form, orthogonal) in enumerate(product(get_args(Form), (True, False))):
+        setting = (width, deviation, form, orthogonal, "chi")
+        some = [result for result in results if (*result.setting[:2], *result.setting[3:]) == setting]
+        color, marker = COLORS[number // 2], MARKERS[number // 2]
+        lines.append(
+            Line(
+                f"{form}, {'orthogonal' if orthogonal else 'independent'}",
+                [result.setting.features for result in some],
+                [result.median for result in some],
+                Style(color, "-", marker, marker_size=5) if orthogonal else Style(color, ":"),
+                [result.lower for result in some] if orthogonal else None,
+                [result.upper for result in some] if orthogonal else None,
             )
         )
-    return found
+    return Panel(
+        lines,
+        title=f"width {width}, deviation {deviation:g}",
+        x_label="features",
+        y_label="relative error",
+        ticks=sorted({result.setting.features for result in results}),
+        small=True,
+        y_range=(None, HIGHEST),
+        y_scale="log",
+    )

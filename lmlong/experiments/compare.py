@@ -1,9 +1,12 @@
-"""Attentions trained alike: same text, same tokens, same learning rates to choose from, several seeds."""
+"""Attentions trained alike: on the same text and tokens, with the same learning rates, and several seeds."""
 
+import json
+import random
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 from lmlong.attention.plugins import load_plugin, plugin_hashes
@@ -15,42 +18,14 @@ from lmlong.model.base import count_parameters
 from lmlong.model.state_size import state_size
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.kinds import plugin_candidates
+from lmlong.recipe.candidates import candidates
+from lmlong.report.figure import Figure, Line, Panel, style
+from lmlong.report.table import Column, format_table
 from lmlong.training.metrics_log import last_validation, read_entries
 from lmlong.training.run import train
 
-CANDIDATES = {
-    "softmax": ["kind=softmax"],
-    "window": ["kind=window", "window=64"],
-    "elu": ["kind=linear", "feature_map=elu", "decay=none"],
-    "relu": ["kind=linear", "feature_map=relu", "decay=none"],
-    "cosine": ["kind=linear", "feature_map=cosine", "decay=none"],
-    "softmax-features": ["kind=linear", "feature_map=softmax", "decay=none"],
-    "taylor": ["kind=linear", "feature_map=taylor", "decay=none"],
-    "favor": ["kind=linear", "feature_map=favor", "decay=none"],
-    "elu-learned": ["kind=linear", "feature_map=elu", "decay=learned"],
-    "elu-channel": ["kind=linear", "feature_map=elu", "decay=channel"],
-    "delta": ["kind=delta", "decay=learned"],
-    "elu-learned-window": ["kind=3linear+window", "feature_map=elu", "decay=learned", "window=64"],
-    "elu-learned-softmax": ["kind=3linear+softmax", "feature_map=elu", "decay=learned"],
-    "delta-softmax": ["kind=3delta+softmax", "decay=learned"],
-    "delta-window": ["kind=3delta+window", "decay=learned", "window=64"],
-    "elu-learned-ngram": ["kind=linear+ngram+2linear", "feature_map=elu", "decay=learned"],
-    "elu-channel-ngram": ["kind=linear+ngram+2linear", "feature_map=elu", "decay=channel"],
-    "delta-ngram": ["kind=delta+ngram+2delta", "decay=learned"],
-    "delta-window-ngram": ["kind=delta+ngram+delta+window", "decay=learned", "window=64"],
-}
-"""What is compared, by name: options below model.attention."""
-
-
 BEYOND = 4
-"""Most learning rates that are tried beyond the given ones."""
-
-
-def candidates() -> dict[str, list[str]]:
-    """Return what can be compared: `CANDIDATES`, and the attentions and feature maps of plug-ins."""
-    of_plugins = plugin_candidates().items()
-    return CANDIDATES | {name: [f"{key}={value}" for key, value in options.items()] for name, options in of_plugins}
+"""Largest number of learning rates that are tried beyond the given ones."""
 
 
 class ComparedRun(NamedTuple):
@@ -63,7 +38,7 @@ class ComparedRun(NamedTuple):
     tokens: int
     tokens_per_second: float
     parameters: int
-    state_bytes: int  # after as many tokens as a training sequence has
+    state_bytes: int  # after a training sequence
 
 
 class CandidateResult(NamedTuple):
@@ -71,6 +46,11 @@ class CandidateResult(NamedTuple):
 
     name: str
     runs: list[ComparedRun]
+
+    @property
+    def first(self) -> ComparedRun:
+        """The run of the first seed, for what all runs have in common."""
+        return self.runs[0]
 
     @property
     def mean(self) -> float:
@@ -81,14 +61,34 @@ class CandidateResult(NamedTuple):
         """The standard deviation over the seeds; 0 for a single one."""
         return statistics.stdev(run.bits_per_byte for run in self.runs) if len(self.runs) > 1 else 0.0
 
+    @property
+    def speed(self) -> float:
+        """The median of the tokens per second."""
+        return statistics.median(run.tokens_per_second for run in self.runs)
+
+    @property
+    def state(self) -> str:
+        return f"{self.first.state_bytes / 1024:,.0f} KiB"
+
+
+COLUMNS = [
+    Column("attention", 20, align="<", value="name"),
+    Column("bits/byte", 10, ".4f", value="mean"),
+    Column("spread", 9, ".4f", value="spread"),
+    Column("rate", 9, "g", value="first.rate"),
+    Column("parameters", 12, ",", value="first.parameters"),
+    Column("tokens/s", 10, ",.0f", value="speed"),
+    Column("state", 10, value="state"),
+]
+
 
 def compare_attentions(
     recipe: str, overrides: Sequence[str], names: Sequence[str], rates: Sequence[float], seeds: int, out: Path
 ) -> tuple[list[CandidateResult], list[ComparedRun]]:
-    """Return the results and all runs; each run has a folder under `out`, and is continued or reused if it exists.
+    """Return the results and all runs; each run has a folder under `out`, and is resumed or reused if it exists.
 
-    The learning rate is chosen by the first seed, from `rates` and as many beyond them as it takes until the best is
-    not at an end; the others run at the best one only.
+    The learning rate is chosen with the first seed, from `rates` and further ones until the best is not at an end; the
+    other seeds run at the best rate only.
     """
     results, runs = [], []
     for name in names:
@@ -98,7 +98,7 @@ def compare_attentions(
                 first.append(trained_run(recipe, overrides, name, beyond, 0, out))
             except DivergedError:
                 break  # no better than what was tried
-        best = min(first, key=_bits_per_byte)
+        best = min(first, key=lambda run: run.bits_per_byte)
         more = [trained_run(recipe, overrides, name, best.rate, seed, out) for seed in range(1, seeds)]
         results.append(CandidateResult(name, [best, *more]))
         runs += [*first, *more]
@@ -106,41 +106,37 @@ def compare_attentions(
 
 
 def _rate_beyond(tried: Sequence[ComparedRun]) -> float | None:
-    """Return the next learning rate beyond an end at which the best of several was; None if it was between others."""
+    """Return the next learning rate beyond the best of several, if that is at an end; else None."""
     if len(tried) == 1:
         return None
-    lowest, *others, highest = sorted(tried, key=lambda run: run.rate)
-    if highest.bits_per_byte < min(map(_bits_per_byte, (lowest, *others))):
+    lowest, *between, highest = sorted(tried, key=lambda run: run.rate)
+    if highest.bits_per_byte < min(run.bits_per_byte for run in (lowest, *between)):
         return highest.rate * 2
-    return lowest.rate / 2 if lowest.bits_per_byte < min(map(_bits_per_byte, (*others, highest))) else None
-
-
-def _bits_per_byte(run: ComparedRun) -> float:
-    return run.bits_per_byte
+    return lowest.rate / 2 if lowest.bits_per_byte < min(run.bits_per_byte for run in (*between, highest)) else None
 
 
 def trained_run(recipe: str, overrides: Sequence[str], name: str, rate: float, seed: int, out: Path) -> ComparedRun:
     """Train a candidate, unless `out` holds its run."""
-    options = [f"model.attention.{option}" for option in candidates()[name]]
+    options = [f"model.attention.{key}={value}" for key, value in candidates()[name].items()]
     changes = [*overrides, *options, f"training.learning_rate={rate}", f"seed={seed}"]
     chosen = recipe_file.load(recipe, changes, load_plugin)
-    made_of = {
+    settings = {
         "recipe": chosen.model_dump(),
         "text": prepare(chosen.text).identity,
         **plugin_hashes(chosen.model.attention),
     }
-    kept = KeptResult(out, f"{name}-{rate:g}-{seed}", made_of)
+    kept = KeptResult(out, f"{name}-{rate:g}-{seed}", settings)
 
-    def made() -> dict[str, Any]:
+    def train_and_measure() -> dict[str, Any]:
         print(f"{name}, learning rate {rate:g}, seed {seed}", file=sys.stderr)
-        train(chosen, kept.folder, resume="auto")  # stopped by a signal it raises: half a run is no result
+        train(chosen, kept.folder, resume="auto")  # raises if a signal stops it
         return ComparedRun(name, rate, seed, *_measured(kept.folder, chosen))._asdict()
 
-    return ComparedRun(**kept.get(made))
+    return ComparedRun(**kept.get(train_and_measure))
 
 
 def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int]:
-    """Return the numbers of a finished run; its speed is the median of its log, which no pause distorts."""
+    """Return the metrics of a finished run; its speed is the median of its log, which pauses do not distort."""
     lines = read_entries(folder / "metrics.jsonl")
     validation = last_validation(lines)
     assert validation is not None
@@ -156,3 +152,37 @@ def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int
         count_parameters(model),
         state.empty.bytes + length * state.per_token.bytes,
     )
+
+
+def table(results: Sequence[CandidateResult]) -> str:
+    """Return a line for each candidate, the best first, for an 80-column terminal."""
+    return "\n".join(format_table(COLUMNS, _best_first(results)))
+
+
+def figure(results: Sequence[CandidateResult]) -> Figure:
+    """Return a line for each candidate, the best on top: a point for each seed, and their mean."""
+    ranked = _best_first(results)
+    seed = style(0)._replace(dashes="", marker_size=6)
+    mean = style(1)._replace(dashes="", marker="D", marker_size=11, hollow=True)
+    x, y = zip(*((run.bits_per_byte, row) for row, result in enumerate(ranked) for run in result.runs), strict=True)
+    panel = Panel(
+        [Line("mean", [result.mean for result in ranked], range(len(ranked)), mean), Line("one seed", x, y, seed)],
+        x_label="bits per byte, less is better",
+        y_names=[f"{result.name}, {result.state}" for result in ranked],
+        legend=True,
+    )
+    return Figure([[panel]], size=(8.0, 1.2 + 0.32 * len(ranked)))
+
+
+def _best_first(results: Sequence[CandidateResult]) -> list[CandidateResult]:
+    return sorted(results, key=lambda result: result.mean)
+
+
+def write_copies(path: Path, documents: int = 4000, block: int = 100, times: int = 5, seed: int = 0) -> None:
+    """Write a .jsonl of documents, each a block of random letters on a line, the same line several times.
+
+    The first line costs any model log2(26) bits a letter; a model that remembers it predicts all others.
+    """
+    draw = random.Random(seed)
+    lines = ("".join(draw.choices(ascii_lowercase, k=block)) + "\n" for _ in range(documents))
+    path.write_text("".join(json.dumps({"text": line * times}) + "\n" for line in lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Results kept in files, each under the hash of all its settings, so that none is taken for another."""
+"""Results kept in files, each named by the hash of all its settings."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from lmlong.model.device import describe_machine, pick_device
 
 
 class KeptResult:
-    """The file of one result below `out`; its name ends in a hash of the settings, which it holds too."""
+    """The file of one result below `out`, which contains the settings; its name ends in their hash."""
 
     def __init__(self, out: Path, label: str, settings: dict[str, Any]):
         device = pick_device("auto")
@@ -31,13 +31,15 @@ class KeptResult:
         """A folder for other files of the same experiment."""
 
     def get(self, make: Callable[[], Any]) -> Any:
-        """Return the result as JSON values: the kept one, or one made now."""
-        if (known := self._read()) is not None:
-            return known["result"]
-        try:  # before hours are spent on what could not be kept
+        """Return the kept result, or that of `make`, as JSON values."""
+        if (kept := self._read()) is not None:
+            return kept["result"]
+        try:  # before hours are spent on a result that cannot be kept
             self.file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{self.file.parent}: no place for results ({error.strerror}). Name another.") from None
+            raise UsageError(
+                f"{self.file.parent}: results cannot be kept here ({error.strerror}). Name another folder."
+            ) from None
         text = with_checksum({"settings": self.settings, "result": make()})
         staged = self.file.with_name(f".{self.file.name}.partial")
         staged.write_bytes(text.encode())
@@ -47,7 +49,7 @@ class KeptResult:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            known = read_checksummed(self.file.read_bytes())
+            kept = read_checksummed(self.file.read_bytes())
         except (OSError, ValueError):
             return None
-        return known if known.get("settings") == self.settings else None
+        return kept if kept.get("settings") == self.settings else None

@@ -1,4 +1,4 @@
-"""The settings of the recall experiment; imports no torch, so that help is quick."""
+"""The settings of the recall experiment; imports no torch, so that --help is fast."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ DEFAULT_CANDIDATES = ("softmax", "window", "elu", "elu-learned", "favor")
 """The candidates trained by default."""
 
 TOKENS_PER_PAIR = 4
-"""The fewest that hold a key, its value, the query and what follows it."""
+"""The smallest number, for a key, its value, the query and the filler after it."""
 
 
 class RecallGrid(NamedTuple):
@@ -23,7 +23,7 @@ class RecallGrid(NamedTuple):
     queries: int  # in a training step, for each number of pairs
 
     def check(self) -> None:
-        """Refuse what cannot be drawn or built."""
+        """Raise a UsageError for settings that cannot be built."""
         for option, numbers in (("--pairs", self.pairs), ("--widths", self.widths), ("--rates", self.rates)):
             for number in numbers:
                 if not 0 < number < float("inf"):

@@ -22,14 +22,14 @@ HIDDEN = 0.5
 """Share of the second half of a copy that is hidden."""
 
 SYMBOLS = 16
-"""The number of symbols of copies: without looking back, one guess in so many is right."""
+"""The number of symbols in copies; a guess is right with probability 1 / SYMBOLS."""
 
 TESTS = 16
-"""The blocks of AT_ONCE tokens in a test."""
+"""Number of blocks of AT_ONCE tokens in a test."""
 
 
 class MaskedBatch(NamedTuple):
-    """Rows with the mask token where a token is hidden, which is the target there."""
+    """Rows with some tokens replaced by the mask token, and the hidden tokens as targets."""
 
     tokens: Tensor  # (R, T)
     targets: Tensor  # (R, T), IGNORED where nothing is hidden
@@ -39,7 +39,7 @@ class MaskedTask(NamedTuple):
     """The batches of training and of the test, each a function of its number."""
 
     vocabulary: int
-    identity: list[object]  # of what is read
+    identity: list[object]  # of the text
     step: Callable[[int], MaskedBatch]
     test: Callable[[int], MaskedBatch]
 
@@ -49,16 +49,17 @@ def task_of(setting: EncoderSetting, seed: int) -> MaskedTask:
 
 
 def copies(length: int, seed: int) -> MaskedTask:
-    """Return random symbols said twice, some hidden the second time: only the token length / 2 before tells them."""
+    """Return random symbols and their repetition, in which some are hidden: only the token length / 2 back predicts
+    them."""
 
     def drawn(*key: int) -> MaskedBatch:
         draw = np.random.default_rng((seed, *key))
-        said = draw.integers(SYMBOLS, size=(AT_ONCE // length, length // 2))
-        chosen = draw.random(said.shape) < HIDDEN
-        again = np.where(chosen, SYMBOLS, said), np.where(chosen, said, IGNORED)
-        first = said, np.full_like(said, IGNORED)
+        symbols = draw.integers(SYMBOLS, size=(AT_ONCE // length, length // 2))
+        hidden = draw.random(symbols.shape) < HIDDEN
+        first = symbols, np.full_like(symbols, IGNORED)
+        second = np.where(hidden, SYMBOLS, symbols), np.where(hidden, symbols, IGNORED)
         return MaskedBatch(
-            *(torch.from_numpy(np.concatenate(halves, axis=1)) for halves in zip(first, again, strict=True))
+            *(torch.from_numpy(np.concatenate(halves, axis=1)) for halves in zip(first, second, strict=True))
         )
 
     return MaskedTask(
@@ -67,7 +68,7 @@ def copies(length: int, seed: int) -> MaskedTask:
 
 
 def words(length: int, seed: int) -> MaskedTask:
-    """Return windows of the text of the recipe `compare`; the same tokens of the test are hidden at every length."""
+    """Return windows of the text of the recipe `compare`; the test hides the same tokens at every length."""
     tokens = prepare(recipe_file.load("compare").text)
     (train,), test, vocabulary = tokens.train, tokens.validation.tokens, tokens.tokenizer.vocabulary
     masker = Masker(Masking(kind="plain"), tokens.tokenizer)
@@ -89,7 +90,7 @@ def words(length: int, seed: int) -> MaskedTask:
 
 
 def encoder_options(setting: EncoderSetting, width: int) -> recipe.Model:
-    """Return two layers with heads of width 32, alike in all but the attention."""
+    """Return the options of an encoder of two layers with heads of width 32; only the attention differs."""
     linformer = recipe.Linformer.model_validate({"projected": setting.slots or 1, "sharing": setting.sharing})
     return recipe.Model(
         width=width,

@@ -1,4 +1,4 @@
-"""The settings of the slots experiment; imports no torch, so that help is quick."""
+"""The settings of the slots experiment; imports no torch, so that --help is fast."""
 
 from typing import Literal, NamedTuple
 
@@ -8,7 +8,7 @@ SHARINGS = ("none", "headwise", "key-value", "layerwise")
 """Which parts share the projections E and F, from none to all."""
 
 AT_ONCE = 4096
-"""Tokens of one step of training, whatever the length of a text, and of one block of a test."""
+"""Tokens of a training step, for texts of any length, and of a block of the test."""
 
 Task = Literal["words", "copies"]
 
@@ -21,7 +21,7 @@ class SlotsGrid(NamedTuple):
     copies: tuple[int, ...] = (64, 128, 256)
     """Lengths of the texts whose second half repeats the first."""
     steps: int = 200
-    """Of training on words; on copies so many times COPYING."""
+    """Training steps on words; on copies COPYING times as many."""
     width: int = 64
     seed: int = 0
 
@@ -31,7 +31,7 @@ class SlotsGrid(NamedTuple):
         return self.slots[len(self.slots) // 2]
 
     def check(self) -> None:
-        """Refuse what cannot be built or read."""
+        """Raise a UsageError for settings that cannot be built."""
         if self.slots[0] < 1:
             raise UsageError(f"--slots: {self.slots[0]} cannot be used. Give numbers above 0.")
         if self.slots[-1] > self.lengths[0]:
@@ -50,11 +50,11 @@ class SlotsGrid(NamedTuple):
 COPYING = 2
 
 DEFAULT = SlotsGrid()
-"""Some 20 minutes of one core."""
+"""About 20 minutes on one core."""
 
 
 class EncoderSetting(NamedTuple):
-    """One encoder to train: full attention, or Linformer with so many slots."""
+    """One encoder to train: with full attention, or with Linformer."""
 
     task: Task
     length: int
@@ -70,9 +70,9 @@ class EncoderSetting(NamedTuple):
 def encoder_settings(grid: SlotsGrid) -> list[EncoderSetting]:
     """Return all encoders of a study: words by slots, by sharing and by length, and copies by slots and length."""
     shortest = grid.lengths[0]
-    found = [EncoderSetting("words", shortest, slots) for slots in (None, *grid.slots)]
-    found += [EncoderSetting("words", shortest, grid.fixed, sharing) for sharing in SHARINGS]
-    found += [EncoderSetting("words", length, slots) for length in grid.lengths for slots in (None, grid.fixed)]
+    settings = [EncoderSetting("words", shortest, slots) for slots in (None, *grid.slots)]
+    settings += [EncoderSetting("words", shortest, grid.fixed, sharing) for sharing in SHARINGS]
+    settings += [EncoderSetting("words", length, slots) for length in grid.lengths for slots in (None, grid.fixed)]
     for length in grid.copies:
-        found += [EncoderSetting("copies", length, slots) for slots in (None, *grid.slots) if (slots or 1) <= length]
-    return list(dict.fromkeys(found))
+        settings += [EncoderSetting("copies", length, slots) for slots in (None, *grid.slots) if (slots or 1) <= length]
+    return list(dict.fromkeys(settings))

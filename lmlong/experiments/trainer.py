@@ -1,4 +1,4 @@
-"""The training loop of the experiments: small models in float32, trained from batches made on the fly."""
+"""The training loop of the experiments: small models in float32, on generated batches."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,13 +14,13 @@ from lmlong.model.loss import IGNORED
 from lmlong.training.optimizer import make_optimizer, make_schedule
 
 Batch = tuple[Tensor, Tensor]
-"""Tokens and targets (B, T); targets are IGNORED where nothing is predicted."""
+"""Tokens and targets (B, T), where IGNORED is not a target."""
 
 Model = TypeVar("Model", bound=TextModel)
 
 
 def seeded(seed: int, make: Callable[[], Model]) -> Model:
-    """Return a model on the device of this machine, its weights drawn from a seed of their own."""
+    """Return a model on the device of this machine, with weights drawn from a seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make().to(pick_device("auto"))
@@ -29,9 +29,9 @@ def seeded(seed: int, make: Callable[[], Model]) -> Model:
 def fit(
     model: TextModel, batches: Callable[[int], Sequence[Batch]], steps: int, learning_rate: float, bar_row: int = 0
 ) -> None:
-    """Train a model by AdamW with warm-up over a tenth of the steps.
+    """Train a model with AdamW and a warm-up over a tenth of the steps.
 
-    `batches(step)` are the batches of one step, whose mean losses count alike.
+    `batches(step)` are the batches of one step, whose mean losses have equal weight.
     """
     device = model.embedding.weight.device
     options = recipe.Training(

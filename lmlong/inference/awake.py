@@ -1,4 +1,4 @@
-"""Sessions in memory, the latest used of many: the others sleep in files."""
+"""A cache in memory of the sessions used last; all sessions are in files."""
 
 from collections import OrderedDict
 
@@ -7,7 +7,7 @@ from lmlong.model.state import state_bytes
 
 
 class AwakeSessions:
-    """Sessions by name, of so many bytes together at most, but one at least."""
+    """Sessions by name, of up to `memory` bytes together, but one at least."""
 
     def __init__(self, memory: int):
         self.memory, self.bytes = memory, 0
@@ -27,7 +27,7 @@ class AwakeSessions:
         return self._sessions.get(name)
 
     def put(self, name: str, session: Session) -> list[tuple[str, Session]]:
-        """Keep a session, and return those for which there is no memory any more, used longest ago first."""
+        """Keep a session, and return those that no longer fit into memory, used longest ago first."""
         self.pop(name)
         self._sessions[name] = session
         self.bytes += state_bytes(session)

@@ -5,17 +5,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.inference import session as sessions
-from lmlong.inference.session import Session
+from lmlong.inference.generation import Generation
+from lmlong.inference.sampling import Sampler
+from lmlong.inference.session import Session, prefill
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
-
-if TYPE_CHECKING:
-    from lmlong.inference.loading import TrainedLanguageModel
 
 Message = dict[str, str]
 """`role` (system, user or assistant) and `content`."""
@@ -32,12 +31,10 @@ atexit.register(RENDERER.close)
 
 
 class Conversation:
-    """Messages, and the session after them."""
+    """Messages, and the session after them; the tokenizer must have a chat template."""
 
-    def __init__(self, loaded: "TrainedLanguageModel", system: str | None = None):
-        if loaded.tokenizer.chat_template is None:
-            raise UsageError(f"{loaded.checkpoint}: its tokenizer has no chat template. Use a model made for chat.")
-        self.loaded = loaded
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, system: str | None = None):
+        self.model, self.tokenizer = model, tokenizer
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._session: Session | None = None
         self._read = ""  # the text that it has read, as rendered
@@ -57,21 +54,22 @@ class Conversation:
 
     def _answer(self, text: str, options: Sampling, max_tokens: int | None) -> Iterator[str]:
         self.messages.append({"role": "user", "content": text})
-        writing = self.loaded.generate(self._prompted(), options, [(len(self.messages),)], max_tokens)
+        sampler = Sampler(options, [(len(self.messages),)])
+        generation = Generation(self.model, self.tokenizer, self._prompted(), sampler, max_tokens)
         answer = ""
-        for _, piece in writing:
+        for _, piece in generation:
             answer += piece
             yield piece
         self.messages.append({"role": "assistant", "content": answer})
-        self._session, self._read = writing.session, self._read + apart(self.loaded.tokenizer, answer)
+        self._session, self._read = generation.session, self._read + apart(self.tokenizer, answer)
 
     def _prompted(self) -> Session:
         """Return the session up to where the next answer begins."""
-        tokenizer, text = self.loaded.tokenizer, render(self.loaded.tokenizer, self.messages)
+        text = render(self.tokenizer, self.messages)
         if self._session is None or not text.startswith(self._read):  # some templates change what was said before
             self._session, self._read = None, ""
-        tokens = list(encode(tokenizer, text[len(self._read) :]))
-        self._session = sessions.prefill(self.loaded.model, [tokens], self._session)
+        tokens = list(encode(self.tokenizer, text[len(self._read) :]))
+        self._session = prefill(self.model, [tokens], self._session)
         self._read = text
         return self._session
 
@@ -104,7 +102,7 @@ def encode(tokenizer: Tokenizer, text: str) -> Iterator[int]:
 
 def apart(tokenizer: Tokenizer, text: str) -> str:
     """Return a message's text with APART within all that looks like a special token."""
-    return _special(tokenizer).sub(lambda found: found[0][0] + APART + found[0][1:], text.replace(APART, ""))
+    return _special(tokenizer).sub(lambda special: special[0][0] + APART + special[0][1:], text.replace(APART, ""))
 
 
 def _special(tokenizer: Tokenizer) -> re.Pattern[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.errors import UsageError
 from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
@@ -23,7 +24,7 @@ End = Literal["eos", "stop", "max_tokens"]
 class Continuation:
     """The new text of one row so far."""
 
-    text: "Text"
+    text: "StreamedText"
     written: int = 0  # tokens, without the one that ended the text
     end: End | None = None
     tokens: list[int] = field(default_factory=list)  # kept only where asked for, since there may be no end
@@ -43,10 +44,11 @@ class Generation:
         stop: Sequence[str] = (),
         keep: bool = False,
     ):
-        self.model, self.sampler, self.max_tokens, self.keep = model, sampler, max_tokens, keep
-        self.tokenizer = tokenizer
+        check_end(max_tokens, stop)
+        self.model, self.tokenizer, self.sampler = model, tokenizer, sampler
+        self.max_tokens, self.keep = max_tokens, keep
         self.session = session  # after all tokens so far
-        self.rows = [Continuation(Text(tokenizer, stop)) for _ in session.last]
+        self.rows = [Continuation(StreamedText(tokenizer, stop)) for _ in session.last]
         self._rewind = Rewind(tokenizer, session) if len(self.rows) == 1 else None
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
@@ -56,17 +58,18 @@ class Generation:
                 break
             heads = self._heal() if step == 0 else [b""] * len(self.rows)
             logits, state = next_logits(self.model, self.session)
-            tokens = self.sampler(only_beginning_with(self.tokenizer, heads, logits), self.session.recent).to(
-                logits.device
-            )
-            probs = _log_probabilities(logits, tokens).tolist() if self.keep else [0.0] * len(tokens)
-            going = [row for row, token in zip(self.rows, tokens.tolist(), strict=True) if token != self.tokenizer.eos]
-            if any(row.end is None for row in going):
-                self.session = append_token(self.session, state, tokens)
-            for number, (token, log_probability, head) in enumerate(zip(tokens.tolist(), probs, heads, strict=True)):
-                row = self.rows[number]
-                if row.end is None and (piece := self._take(row, token, log_probability, len(head))):
-                    yield number, piece
+            allowed = only_beginning_with(self.tokenizer, heads, logits)
+            sampled = self.sampler(allowed, self.session.recent).to(logits.device)
+            tokens = sampled.tolist()
+            log_probs = _log_probabilities(logits, sampled).tolist() if self.keep else [0.0] * len(tokens)
+            unfinished = [token for row, token in zip(self.rows, tokens, strict=True) if row.end is None]
+            if any(token != self.tokenizer.eos for token in unfinished):
+                self.session = append_token(self.session, state, sampled)
+            for number, row in enumerate(self.rows):
+                if row.end is None:
+                    piece = self._take(row, tokens[number], log_probs[number], len(heads[number]))
+                    if piece:
+                        yield number, piece
         for number, row in enumerate(self.rows):
             if row.end is None:
                 row.end = "max_tokens"
@@ -84,14 +87,15 @@ class Generation:
         if not self.session.unread.pending.shape[1]:
             return [b""] * len(self.rows)
         rows = [state_row(self.session, row) for row in range(len(self.rows))]
-        found = [heal(self.model, self.tokenizer, row, self.sampler, number) for number, row in enumerate(rows)]
-        self.session = concat_states([start.session for start in found])
+        starts = [heal(self.model, self.tokenizer, row, self.sampler, number) for number, row in enumerate(rows)]
+        self.session = concat_states([start.session for start in starts])
         if self._rewind:
-            self._rewind.add(found[0].cover.tokens, lambda: self.session)
-        return [start.cover.head for start in found]
+            self._rewind.add(starts[0].cover.tokens, lambda: self.session)
+        return [start.cover.head for start in starts]
 
     def _take(self, row: Continuation, token: int, log_probability: float, given: int) -> str:
-        """Append a token to a row, of which `given` bytes are of the prompt; return the text that is now certain."""
+        """Append a token, whose first `given` bytes are of the prompt, to a row; return the text that is now
+        certain."""
         if token == self.tokenizer.eos:
             row.end = "eos"
             return row.text.finish()
@@ -107,12 +111,20 @@ class Generation:
         return piece
 
 
+def check_end(max_tokens: int | None, stop: Sequence[str]) -> None:
+    """Refuse a number of tokens or stop strings at which no text could end."""
+    if max_tokens is not None and max_tokens < 0:
+        raise UsageError(f"max_tokens: {max_tokens} is negative. Give a number of tokens, or None for no end.")
+    if "" in stop or isinstance(stop, str):
+        raise UsageError(f"stop: {stop!r} must be strings that are not empty. Name the strings to stop at.")
+
+
 @torch.inference_mode()
 def _log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
 
-class Text:
+class StreamedText:
     """Streamed text of tokens, in pieces of whole characters, up to the stop string that is complete first."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):

@@ -1,9 +1,9 @@
-"""Token healing: text goes on after a prompt as after the same text within a longer one.
+"""Token healing: a prompt is continued as the same text within a longer one would be.
 
 The tokens at the end of a prompt are those of a text that ends there, which a model has hardly seen: in its training
-text, "of " and "the" were one piece. So a session keeps the end of a prompt as text. When a token is to follow, a piece
-covers the end of the prompt or none does; each place where such a piece can begin is drawn by its probability, and then
-the piece itself among those that begin with the rest of the prompt.
+text, "of " and "the" were one token. So a session keeps the end of a prompt as text. When a token is to follow, it may
+cover the end of the prompt: where it begins is drawn by probability, and then the token itself among those that begin
+with the rest of the prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ FAR = 32
 
 
 class Start(NamedTuple):
-    """A place where the next token can begin, within a prompt or at its end."""
+    """A position where the next token can begin, within a prompt or at its end."""
 
     log_weight: float  # of the tokens since the unread text began, and all pieces that go on from here
     session: Session  # up to there
@@ -39,8 +39,8 @@ def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: 
         long = len(text.chosen) > LONG
         read = prefill(model, [text.chosen], session) if long else advance(model, session, text.chosen)
         return Start(0.0, read, Cover(list(text.chosen), b""))
-    found = starts(model, tokenizer, session, text)
-    return found[sampler.choose([start.log_weight for start in found], row)]
+    candidates = starts(model, tokenizer, session, text)
+    return candidates[sampler.choose([start.log_weight for start in candidates], row)]
 
 
 def only_beginning_with(tokenizer: Tokenizer, heads: Sequence[bytes], logits: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,7 @@ def only_beginning_with(tokenizer: Tokenizer, heads: Sequence[bytes], logits: to
 
 
 def starts(model: LanguageModel, tokenizer: Tokenizer, session: Session, text: UnreadText) -> list[Start]:
-    """Return all places where the next token can begin, with their weights."""
+    """Return all positions where the next token can begin, with their weights."""
     covers = [
         Cover(tokens_after(tokenizer, len(text.before), tokens), head)
         for tokens, head in tokenizer.boundaries.covers(text.text())

@@ -23,12 +23,11 @@ from lmlong.checkpoint.read import (
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
-from lmlong.inference import session as sessions
 from lmlong.inference.chat import Conversation
-from lmlong.inference.generation import Generation
+from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import Session, with_unread
+from lmlong.inference.session import Session, prefill, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel
 from lmlong.model.build import build
@@ -102,7 +101,7 @@ class TrainedLanguageModel(TrainedModel):
             loop_penalty=loop_penalty,
             seed=seed,
         )
-        self._check(max_tokens, stop)
+        check_end(max_tokens, stop)
         return self._stream(prompt, state, heal, options, max_tokens, stop)
 
     def _stream(
@@ -122,7 +121,6 @@ class TrainedLanguageModel(TrainedModel):
     ) -> Generation:
         """Continue all rows of a session at once: iterate over it for (row, piece of text). `rows` are the numbers that
         each row's draws depend on beside the seed; with `keep`, tokens and their log-probabilities are kept."""
-        self._check(max_tokens, stop)
         return Generation(self.model, self.tokenizer, session, Sampler(options, rows), max_tokens, stop, keep)
 
     def read(self, text: str | Iterable[str], state: Session | None = None, *, heal: bool = True) -> Session:
@@ -136,13 +134,15 @@ class TrainedLanguageModel(TrainedModel):
         """
         encoding = self._encode(text, state, heal)
         start = with_unread(state, UnreadText()) if state else None
-        session = sessions.prefill(self.model, chain([] if state else [[self.tokenizer.bos]], encoding), start)
+        session = prefill(self.model, chain([] if state else [[self.tokenizer.bos]], encoding), start)
         return with_unread(session, encoding.unread)
 
     def conversation(self, system: str | None = None) -> Conversation:
-        """Return a conversation with a model made for chat, by the template that its tokenizer brings; `system` is what
-        the model is told before. `say` gives the pieces of an answer as they are written."""
-        return Conversation(self, system)
+        """Return a conversation with a model made for chat, by the chat template of its tokenizer; `system` is the
+        system message. `say` iterates over the pieces of an answer as they are written."""
+        if self.tokenizer.chat_template is None:
+            raise UsageError(f"{self.checkpoint}: its tokenizer has no chat template. Use a model made for chat.")
+        return Conversation(self.model, self.tokenizer, system)
 
     def hidden_states(
         self, text: str | Iterable[str] | Tensor, state: Session | None = None, *, blocks: bool = False
@@ -207,13 +207,6 @@ class TrainedLanguageModel(TrainedModel):
         unread = state.unread.row(0) if state else UnreadText()
         return Encoding(self.tokenizer, unread, [text] if isinstance(text, str) else text, heal)
 
-    @staticmethod
-    def _check(max_tokens: int | None, stop: Sequence[str]) -> None:
-        if max_tokens is not None and max_tokens < 0:
-            raise UsageError(f"max_tokens: {max_tokens} is negative. Give a number of tokens, or None for no end.")
-        if "" in stop or isinstance(stop, str):
-            raise UsageError(f"stop: {stop!r} must be strings that are not empty. Name the strings to stop at.")
-
     @cached_property
     def owners(self) -> dict[str, str]:
         """Hashes of all that a state belongs to."""
@@ -226,9 +219,9 @@ Weights = Literal["32", "bf16", "int8"]
 
 def open_run(run: str | Path, device: str = "auto") -> TrainedModel:
     """Return the model of a run, of any objective."""
-    place = pick_device(device)
+    chosen = pick_device(device)  # first: a device that is missing is reported before anything is read
     trained = reading(run, _read)
-    trained.model.to(place).eval()
+    trained.model.to(chosen).eval()
     return trained
 
 
@@ -237,9 +230,9 @@ def _read(checkpoint: Path) -> TrainedModel:
     check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     model = build(recipe, tokenizer.vocabulary)
     load_weights(model, checkpoint)
-    says = manifest.read(checkpoint)
+    saved = manifest.read(checkpoint)
     tokens = trained_tokens(checkpoint)
-    return TrainedModel(model, tokenizer, recipe, checkpoint, says.step, tokens, says.files[WEIGHTS]["sha256"])
+    return TrainedModel(model, tokenizer, recipe, checkpoint, saved.step, tokens, saved.files[WEIGHTS]["sha256"])
 
 
 def load(

@@ -32,8 +32,8 @@ def pieces_of(file: BinaryIO, name: str) -> Iterator[str]:
         try:
             piece = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            place, shown = read - pending + error.start, "UTF-8" if encoding == UTF8 else encoding
-            raise UsageError(f"{name}: not {shown} at byte {place}. Convert the prompt to UTF-8.") from None
+            offset, shown = read - pending + error.start, "UTF-8" if encoding == UTF8 else encoding
+            raise UsageError(f"{name}: not {shown} at byte {offset}. Convert the prompt to UTF-8.") from None
         read += len(data)
         if piece:
             yield piece
@@ -54,14 +54,14 @@ def many(path: Path) -> list[Prompt]:
     return [_prompt(line, f"{path}:{number}") for number, line in lines if line.strip(" \t\r")]
 
 
-def _prompt(line: str, place: str) -> Prompt:
+def _prompt(line: str, where: str) -> Prompt:
     try:
-        found = parse_json(line)
+        value = parse_json(line)
     except ValueError:
-        found = None
-    entry = {"prompt": found} if isinstance(found, str) else found
+        value = None
+    entry = {"prompt": value} if isinstance(value, str) else value
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise UsageError(
-            f'{place}: no prompt. Write a string, or an object such as {{"prompt": "Once"}}, on each line.'
+            f'{where}: no prompt. Write a string, or an object such as {{"prompt": "Once"}}, on each line.'
         )
     return Prompt(entry["prompt"], entry)

@@ -1,6 +1,6 @@
 """Texts of different lengths, read side by side.
 
-They end together: what stands before a shorter one counts as another document, which a model forgets.
+They end together: a shorter one is padded in front by tokens of another document, which a model forgets.
 
 B rows, T time.
 """
@@ -17,13 +17,13 @@ from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes, where_state
 
 MOST_ROWS = 64
-"""Texts are read side by side up to so many,"""
+"""Most texts that are read side by side."""
 
 STATES_AT_ONCE = 1 << 27
-"""up to so many bytes of their states, beyond which copying them takes longer than reading gains,"""
+"""Most bytes of their states, beyond which copying them takes longer than reading gains."""
 
 TOKENS_AT_ONCE = 16_384
-"""and up to so many tokens in one piece of all of them."""
+"""Most tokens of all texts in one piece."""
 
 
 def rows_at_once(model: LanguageModel) -> int:
@@ -51,8 +51,8 @@ def read_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> tuple[Tens
     begins = torch.tensor([[longest - len(row)] for row in rows], device=device)
     starts = torch.arange(longest, device=device) == begins if begins.any() else None
     state, last = model.init_state(len(rows)), None
-    for place in range(0, longest, PREFILL_TOKENS):
-        piece = slice(place, place + PREFILL_TOKENS)
+    for begin in range(0, longest, PREFILL_TOKENS):
+        piece = slice(begin, begin + PREFILL_TOKENS)
         hidden, state = model.hidden_states(tokens[:, piece], state, None if starts is None else starts[:, piece])
         last = hidden[:, -1]
     assert last is not None, "nothing to read"

@@ -1,16 +1,19 @@
-"""Text that a trained model writes, as a file for another one to learn from."""
+"""Text that a trained model writes: tokens to measure on, or a file for another model to learn from."""
 
 import json
 import sys
 from itertools import count
 from pathlib import Path
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from lmlong import recipe
 from lmlong.data.sources import open_inputs
 from lmlong.data.split import Part, split
 from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import repeat_rows
 from lmlong.io.files import atomic_write
 from lmlong.model.sampling_options import Sampling
@@ -20,9 +23,8 @@ ROWS = 16
 
 
 def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> None:
-    """Write documents as the model of a run draws them, of at most `length` tokens each, until they have so many
-    tokens: one a line, as JSON. Document n depends on the seed and on n alone, so it goes on with a file that was
-    begun."""
+    """Write documents sampled from the model of a run, of at most `length` tokens each, until they have `tokens`
+    tokens: one a line, as JSON. Document n depends on the seed and on n alone, so a partial file is continued."""
     lines = _whole_lines(file)
     written = sum(json.loads(line)["tokens"] for line in lines)
     if written >= tokens:
@@ -36,11 +38,13 @@ def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> 
     with bar, file.open("w", encoding="utf-8") as out:
         out.writelines(lines)
         for first in count(len(lines), ROWS):
-            found = _documents(model, first, length, seed)
-            out.writelines(json.dumps(each) + "\n" for each in found)
+            documents = _documents(model, first, length, seed)
+            out.writelines(json.dumps(document) + "\n" for document in documents)
             out.flush()
-            bar.update(new := sum(each["tokens"] for each in found))
-            if (written := written + new) >= tokens:
+            new = sum(document["tokens"] for document in documents)
+            bar.update(new)
+            written += new
+            if written >= tokens:
                 return
 
 
@@ -52,12 +56,31 @@ def join_samples(text: recipe.Text, joined: Path) -> None:
     atomic_write(joined, "".join("".join(part.pieces()) + "\n" for part in trained))
 
 
+@torch.inference_mode()
+def sampled_text(loaded: TrainedLanguageModel, rows: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Sample tokens (rows, tokens) at temperature 1, document after document; return them and the document starts."""
+    device = loaded.model.embedding.weight.device
+    sampler = Sampler(_plain(seed), [(row,) for row in range(rows)])
+    token = torch.full((rows,), loaded.tokenizer.bos, device=device)
+    written, state = [], None
+    for _ in tqdm(range(tokens), unit="token", leave=False, disable=None, desc="writing"):
+        written.append(token)
+        logits, state = loaded.model(token[:, None], state, token[:, None] == loaded.tokenizer.bos)
+        ended = token == loaded.tokenizer.eos
+        token = torch.where(ended, loaded.tokenizer.bos, sampler(logits[:, 0]).to(device))
+    text = torch.stack(written, dim=1).clone()
+    return text, text == loaded.tokenizer.bos
+
+
+def _plain(seed: int) -> Sampling:
+    """Return the options that draw from the model's own distribution."""
+    return Sampling(temperature=1.0, loop_penalty=0, seed=seed)
+
+
 def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) -> list[dict]:
     """Return the documents from the number `first` on."""
     numbers = [(number,) for number in range(first, first + ROWS)]
-    drawn = model.generate(
-        repeat_rows(model.read(""), ROWS), Sampling(temperature=1.0, loop_penalty=0, seed=seed), numbers, length
-    )
+    drawn = model.generate(repeat_rows(model.read(""), ROWS), _plain(seed), numbers, length)
     texts = [""] * ROWS
     for row, piece in drawn:
         texts[row] += piece

@@ -113,8 +113,8 @@ def penalised(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
     """Return logits with those of recent tokens lowered (Keskar et al. 2019), each once however often it occurs."""
     spare = pad(logits, (0, 1))  # a spare column for NO_TOKEN
     positions = recent.where(recent != NO_TOKEN, logits.shape[-1])
-    found = spare.gather(-1, positions)
-    return spare.scatter(-1, positions, torch.where(found > 0, found / penalty, found * penalty))[..., :-1]
+    before = spare.gather(-1, positions)
+    return spare.scatter(-1, positions, torch.where(before > 0, before / penalty, before * penalty))[..., :-1]
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
@@ -134,8 +134,8 @@ def keep_top_p(probs: Tensor, share: float) -> Tensor:
     """Keep the fewest likeliest that sum to this share of the whole; of equals the first in the vocabulary."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     mass = ordered.cumsum(-1)
-    wanted = share * mass[..., -1:]
-    reached = torch.cat([torch.zeros_like(wanted), mass[..., :-1]], dim=-1) >= wanted  # before this token
+    nucleus = share * mass[..., -1:]
+    reached = torch.cat([torch.zeros_like(nucleus), mass[..., :-1]], dim=-1) >= nucleus  # before this token
     return probs.scatter(-1, order, ordered.masked_fill(reached, 0.0))
 
 
@@ -146,6 +146,6 @@ def keep_min_p(probs: Tensor, share: float) -> Tensor:
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     """Return the token of each row (B, V) by inverse transform sampling, from a number in [0, 1) for each row (B,)."""
-    line = probs.cumsum(-1)
-    place = uniform.to(line.device)[:, None] * line[:, -1:]
-    return torch.searchsorted(line, place, right=True)[:, 0]
+    cumulative = probs.cumsum(-1)
+    drawn = uniform.to(cumulative.device)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, drawn, right=True)[:, 0]

@@ -27,7 +27,7 @@ from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, Session
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.io.files import check_ordinary, fsync, parse_json
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
@@ -49,7 +49,7 @@ OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "mode
 
 
 def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str, str]:
-    """Return hashes of all that a state is meaningless without; `weights` is that of the weights file."""
+    """Return the hashes that a state is bound to; `weights` is that of the weights file."""
     drawn = [module.projection.detach().cpu().float() for module in model.modules() if isinstance(module, Favor)]
     features = hashlib.sha256(b"".join(rows.numpy().tobytes() for rows in drawn)).hexdigest() if drawn else "none"
     return {"tokenizer": tokenizer.hash, "features": features, "model": weights}
@@ -66,7 +66,7 @@ def save(
     durable: bool = True,
 ) -> None:
     """Write the session of one text, to a temporary file first, so that the file is whole or absent, even where the
-    power fails if it is `durable`; `more` is told by `describe` beside what every file tells."""
+    power fails if it is `durable`; `more` is metadata that `describe` returns beside that of every file."""
     if len(session.last) != 1:
         raise UsageError(
             f"{path}: a state file holds one text, this session has {len(session.last)}. Write one at a time."
@@ -79,7 +79,7 @@ def save(
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
     kept = sparse.pack(kept, dict(_named(_empty(model))))
     staged = path.with_name(f".{path.name}.partial")
-    with named(path):
+    with explain_errors(path):
         try:
             staged.touch(PRIVATE)
             save_tensors(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
@@ -98,23 +98,22 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: T
     about = describe(path)
     refuse_other(path, about, belongs, run, "or read the text again by lmlong state build.")
     empty = _empty(model)
-    expected, found = dict(_named(empty)), _verified(path, about)
+    expected, tensors = dict(_named(empty)), _verified(path, about)
     try:
-        found = sparse.unpack(found, expected)
-        if not found.keys() & _unread_names(expected):  # all was read, when sessions left nothing unread
-            found |= {name: expected[name] for name in _unread_names(expected)}
-        if strange := found.keys() ^ expected.keys():
+        tensors = sparse.unpack(tensors, expected)
+        unread = {name: tensor for name, tensor in expected.items() if name.startswith("unread.")}
+        if not tensors.keys() & unread.keys():  # a file from before sessions left text unread
+            tensors |= unread
+        if strange := tensors.keys() ^ expected.keys():
             raise StateError(f"{min(strange)} is missing, or not a tensor of this model's state")
-        session = rebuild_state(empty, iter([found[name] for name in expected]))
+        session = rebuild_state(empty, iter([tensors[name] for name in expected]))
         _check(session, empty, model, tokenizer)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}. Read the text again.") from None
     device = model.embedding.weight.device
     # sums keep their precision, and are widened where the model needs it
-    dtypes = (torch.promote_types(found[name].dtype, tensor.dtype) for name, tensor in expected.items())
-    return rebuild_state(
-        session, iter([found[name].to(device, dtype) for name, dtype in zip(expected, dtypes, strict=True)])
-    )
+    dtypes = {name: torch.promote_types(tensors[name].dtype, tensor.dtype) for name, tensor in expected.items()}
+    return rebuild_state(session, iter([tensors[name].to(device, dtype) for name, dtype in dtypes.items()]))
 
 
 def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: Tokenizer) -> None:
@@ -131,8 +130,8 @@ def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: To
     check_range("total", session.total, 1, MOST_TOKENS)
     if int(session.state.position) >= int(session.total):
         raise StateError("state.position is not before total")
-    known = session.recent[0] != NO_TOKEN
-    if int(session.recent[0, -1]) != int(session.last) or bool((known[:-1] & ~known[1:]).any()):
+    present = session.recent[0] != NO_TOKEN
+    if int(session.recent[0, -1]) != int(session.last) or bool((present[:-1] & ~present[1:]).any()):
         raise StateError("recent does not end with the last token, or has gaps")
     check_alike(session.unread, empty.unread, grows=True, name="unread")
     _check_unread(session.unread, most, tokenizer)
@@ -185,10 +184,10 @@ def describe(path: Path) -> dict[str, Any]:
 
 def _verified(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of a file, every bit of which must be as it was saved."""
-    found = load_file(path)
-    if about["sha256"] != _digest({name: value for name, value in about.items() if name != "sha256"}, found):
+    tensors = load_file(path)
+    if about["sha256"] != _digest({name: value for name, value in about.items() if name != "sha256"}, tensors):
         raise CheckpointError(f"{path}: not what was saved (its sha256 differs). Read the text again.")
-    return found
+    return tensors
 
 
 def _digest(about: dict[str, Any], kept: dict[str, Tensor]) -> str:
@@ -209,10 +208,6 @@ def _empty(model: LanguageModel) -> Session:
     token = torch.zeros(1, dtype=torch.long, device=device)
     nothing = as_tensors(UnreadText(), device)
     return Session(model.init_state(1), token, token.new_zeros(1, RECENT), token, nothing)
-
-
-def _unread_names(named: dict[str, Tensor]) -> set[str]:
-    return {name for name in named if name.startswith("unread.")}
 
 
 def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

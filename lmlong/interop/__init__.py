@@ -1,1 +1,1 @@
-"""Models of others, in the formats of others."""
+"""Import and export of models in formats of other programs."""

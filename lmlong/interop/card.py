@@ -1,10 +1,13 @@
-"""The card of an exported model: what it is, how it is used, how it reads and how it was made."""
+"""The card of an exported model: what it is, how it is used, how well it reads and how it was made."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from lmlong import __version__
-from lmlong.interop.exporting import Source
+from lmlong.errors import UsageError
+from lmlong.interop.exporting import RunSource
+from lmlong.io.files import parse_json
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.lengths import name_length
 
@@ -18,13 +21,13 @@ tags: [{tags}]
 
 def card(
     name: str,
-    source: Source,
+    source: RunSource,
     library: str,
     tags: Sequence[str],
     sections: Sequence[str],
     evaluation: dict[str, Any] | None,
 ) -> str:
-    """Return the text, with sections that tell how the model is used; `evaluation` is what `lmlong eval` told of it."""
+    """Return the text, with sections on how the model is used; `evaluation` is a result of `lmlong eval`."""
     head = HEAD.format(library=library, tags=", ".join(["lmlong", *tags]))
     parts = [head, f"# {name}\n", _facts(source), *sections]
     if evaluation is not None:
@@ -34,7 +37,20 @@ def card(
     return "\n".join(parts)
 
 
-def _facts(source: Source) -> str:
+def read_evaluation(file: Path) -> dict[str, Any]:
+    """Return the result of one run in a file written by `lmlong eval --json`."""
+    try:
+        (result,) = parse_json(file.read_bytes())["runs"]
+        for at in result["context"]:
+            float(at["bits_per_byte"]), int(at["length"])
+    except (ValueError, TypeError, KeyError, OSError):
+        raise UsageError(
+            f"{file}: not of one run by `lmlong eval RUN --json`. Measure it again, or leave it out."
+        ) from None
+    return result
+
+
+def _facts(source: RunSource) -> str:
     recipe, model, tokens = source.recipe, source.recipe.model, source.trained_tokens
     count = sum(weight.numel() for weight in source.weights.values())
     kinds = " + ".join(dict.fromkeys(model.kinds))

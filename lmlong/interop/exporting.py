@@ -1,7 +1,6 @@
-"""What every export of a run does: what is refused, what is read, and a folder that is whole or not there at all."""
+"""What the exports share: the check and the reading of a run, and the folder that is written whole or not at all."""
 
 import json
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,22 +11,22 @@ from torch import Tensor
 from lmlong.checkpoint import manifest, read
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.io.system_errors import named
+from lmlong.interop.staging import staged_folder
 from lmlong.model.build import build
 from lmlong.recipe import Recipe
 from lmlong.recipe.kinds import plugins_needed
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """The model that was written."""
 
     folder: Path
     parameters: int
     architecture: str
 
 
-class Source(NamedTuple):
-    """A run that goes out."""
+class RunSource(NamedTuple):
+    """A run to export."""
 
     recipe: Recipe
     tokenizer: Tokenizer
@@ -36,22 +35,22 @@ class Source(NamedTuple):
     trained_tokens: int
 
 
-def open_run(run: str, folder: Path) -> Source:
-    """Return what is read of a run that goes out into a folder, if it can."""
+def open_export(run: str, folder: Path) -> RunSource:
+    """Return a run to export into a folder; refuse one that cannot be exported."""
     _check_free(folder)
     return read.reading(run, _read)
 
 
-def _read(checkpoint: Path) -> Source:
+def _read(checkpoint: Path) -> RunSource:
     recipe = read.read_recipe(checkpoint)
-    _check(recipe)
+    _check_exportable(recipe)
     tokenizer, weights = read.read_tokenizer(checkpoint), read.read_weights(checkpoint)
     read.check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     validation, tokens = manifest.read(checkpoint).validation, read.trained_tokens(checkpoint)
-    return Source(recipe, tokenizer, weights, validation, tokens)
+    return RunSource(recipe, tokenizer, weights, validation, tokens)
 
 
-def _check(chosen: Recipe) -> None:
+def _check_exportable(chosen: Recipe) -> None:
     """Refuse what no export can hold."""
     if chosen.objective != "causal":
         raise UsageError("an encoder predicts no next token, and this export is for those. Use a causal model.")
@@ -73,24 +72,15 @@ def ends(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def write_folder(folder: Path, files: dict[str, str], save: Callable[[Path], None]) -> None:
-    """Write a folder of text files and of what `save` writes to the folder that it is given, all with the mode that the
-    umask gives: some libraries write files that only their owner may read, and an export is there to be shared."""
-    staged = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(staged, ignore_errors=True)
-    try:
-        with named(folder, "Nothing was exported."):
-            staged.mkdir(parents=True)
-            for name, text in files.items():
-                (staged / name).write_text(text, encoding="utf-8")
-            save(staged)
-            usual = stat.S_IMODE((staged / next(iter(files))).stat().st_mode)
-            for file in staged.iterdir():
-                file.chmod(usual)
-            if folder.exists():
-                folder.rmdir()
-            staged.rename(folder)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    """Write a folder of text files and of what `save` writes to the folder that it is given, all with the mode of the
+    umask: some libraries write files that only their owner may read, and an export is to be shared."""
+    with staged_folder(folder, "Nothing was exported.") as staged:
+        for name, text in files.items():
+            (staged / name).write_text(text, encoding="utf-8")
+        save(staged)
+        usual = stat.S_IMODE((staged / next(iter(files))).stat().st_mode)
+        for file in staged.iterdir():
+            file.chmod(usual)
 
 
 def as_json(values: dict[str, Any]) -> str:

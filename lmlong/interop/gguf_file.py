@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.gguf_tokenizer import tokenizer_file
-from lmlong.interop.llama import ARCHITECTURE, Source, neighbours_to_halves, vocabulary_of
+from lmlong.interop.llama import ARCHITECTURE, LlamaSource, neighbours_to_halves, vocabulary_of
 from lmlong.interop.llama_config import LlamaConfig, llama_config
 from lmlong.io.checked import shown
 
@@ -31,7 +31,7 @@ NAMES = {
 """Weights by the names of llama.cpp and of transformers."""
 
 
-def open_gguf(path: Path) -> Source:
+def open_gguf(path: Path) -> LlamaSource:
     """Return the model of a file."""
     try:
         gguf, quants = import_module("gguf"), import_module("gguf.quants")
@@ -59,7 +59,7 @@ def open_gguf(path: Path) -> Source:
             raise CheckpointError(f"{path}: {tensor.name} cannot be read ({error}). Use another model.") from None
         return neighbours_to_halves(name, weight, config)
 
-    return Source(
+    return LlamaSource(
         str(path), config, shapes, torch.float32, read, lambda: tokenizer_file(path, fields, vocabulary_of(shapes))
     )
 
@@ -93,6 +93,6 @@ def _config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
         raise CheckpointError(
             f"{path}: llama.rope.scaling.type is {shown(scaling)}, which is not read from GGUF. Use the model's folder."
         )
-    keys = {ours: f"llama.{theirs}" for ours, theirs in KEYS.items()}
-    found = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
-    return llama_config(path, {**found, "tie_word_embeddings": tied}, keys)
+    keys = {name: f"llama.{key}" for name, key in KEYS.items()}
+    values = {name: fields[key] for name, key in keys.items() if key in fields}
+    return llama_config(path, {**values, "tie_word_embeddings": tied}, keys)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmlong.checkpoint.write import NAMES
 from lmlong.data.tokenizers import huggingface_file
 from lmlong.errors import CheckpointError
-from lmlong.interop.llama import ARCHITECTURE, Source, vocabulary_of
+from lmlong.interop.llama import ARCHITECTURE, LlamaSource, vocabulary_of
 from lmlong.interop.llama_config import Architecture, llama_config
 from lmlong.io.checked import Checked, checked, shown
 from lmlong.io.files import parse_json
@@ -29,7 +29,7 @@ class Index(Checked):
     weight_map: Annotated[dict[str, str], Field(min_length=1)]
 
 
-def open_folder(folder: Path) -> Source:
+def open_folder(folder: Path) -> LlamaSource:
     """Return the model of a folder."""
     path = folder / "config.json"
     values = _json(path)
@@ -65,11 +65,11 @@ def open_folder(folder: Path) -> Source:
             raise CheckpointError(f"{path}: missing. Let transformers save the tokenizer anew, which writes it.")
         return huggingface_file.read_tokenizer_json(path, vocabulary_of(shapes))
 
-    return Source(str(folder), config, shapes, dtype, read, tokenizer)
+    return LlamaSource(str(folder), config, shapes, dtype, read, tokenizer)
 
 
 def _follows(name: str, tied: bool) -> bool:
-    """Return whether a tensor says nothing that the configuration and the others do not."""
+    """Return whether a tensor follows from the configuration and the other tensors."""
     return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
 
 
@@ -93,13 +93,13 @@ def _files(folder: Path) -> list[Path]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(path.read_bytes())
+        values = parse_json(path.read_bytes())
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be read ({error.strerror}). Name a folder that transformers wrote."
         ) from None
     except ValueError as error:
         raise CheckpointError(f"{path}: no JSON ({error}). Fetch it again.") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise CheckpointError(f"{path}: no configuration. Fetch it again.")
-    return found
+    return values

@@ -1,6 +1,5 @@
-"""A run folder made of a model of others."""
+"""A run folder made of a pretrained model."""
 
-import shutil
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +16,10 @@ from lmlong.data.tokenizers.huggingface import HuggingFaceTokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
-from lmlong.interop.llama import Source, check_layers, check_weights, model_options, parts_of
+from lmlong.interop.llama import LlamaSource, check_layers, check_weights, llama_names, model_options
 from lmlong.interop.llama2c_file import is_llama2c, open_llama2c
+from lmlong.interop.staging import staged_folder
 from lmlong.io.files import check_ordinary
-from lmlong.io.system_errors import named
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import file as recipe_file
 
@@ -29,7 +28,7 @@ WHAT = "Name a folder that transformers wrote, a GGUF file, or a .bin of llama2.
 
 
 class Imported(NamedTuple):
-    """What was made."""
+    """The run that was written."""
 
     run: Path
     parameters: int
@@ -38,7 +37,7 @@ class Imported(NamedTuple):
 
 
 def import_model(path: Path, run: Path) -> Imported:
-    """Write the run folder of a model of others: of a folder of transformers, a GGUF file or one of llama2.c."""
+    """Write the run folder of a pretrained model: a folder of transformers, a GGUF file or one of llama2.c."""
     source = open_source(path)
     options = model_options(source)
     check_layers(source)
@@ -64,7 +63,7 @@ def import_model(path: Path, run: Path) -> Imported:
     return Imported(run, count, context, tokenizer.lost)
 
 
-def _tokenizer(source: Source) -> HuggingFaceTokenizer:
+def _tokenizer(source: LlamaSource) -> HuggingFaceTokenizer:
     """Return the tokenizer of a model, which is a part of it as its weights are."""
     if find_spec("tokenizers") is None:
         raise UsageError(f"{source.name}: its tokenizer is read by another library. Run pip install 'lmlong[import]'.")
@@ -74,8 +73,8 @@ def _tokenizer(source: Source) -> HuggingFaceTokenizer:
         raise CheckpointError(str(error)) from None
 
 
-def open_source(path: Path) -> Source:
-    """Return the model in a file or folder of others, by what it holds."""
+def open_source(path: Path) -> LlamaSource:
+    """Return the model in a file or folder, whose format its content shows."""
     if not path.exists():
         name = path.as_posix() if len(path.parts) == 2 else f"OWNER/{path.name}"
         raise UsageError(
@@ -99,13 +98,14 @@ def open_source(path: Path) -> Source:
     raise UsageError(f"{path}: {'may run code, and is not read' if pickled else 'is no model that is known'}. {WHAT}")
 
 
-def weights(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensor]:
-    """Iterate over the weights of our model, one in memory at a time."""
+def weights(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensor]:
+    """Iterate over the weights of the run's model, one in memory at a time."""
     for name in shapes:
-        parts = [source.read(part).to(source.dtype) for part in parts_of(name)]
+        names = llama_names(name)
+        parts = [source.read(part).to(source.dtype) for part in names]
         weight = parts[0] if len(parts) == 1 else torch.cat(parts)
         if not weight.isfinite().all():
-            raise CheckpointError(f"{source.name}: {parts_of(name)[0]} has values that are no finite numbers.")
+            raise CheckpointError(f"{source.name}: {names[0]} has values that are no finite numbers.")
         yield weight
 
 
@@ -113,18 +113,12 @@ def _write(run: Path, own: recipe.Recipe, tokenizer: bytes, shapes: Shapes, each
     """Write the run folder, whole or not at all."""
     if run.exists():
         raise UsageError(f"{run}: exists. Choose another --out.")
-    staged = run.with_name(f".{run.name}.partial")
-    shutil.rmtree(staged, ignore_errors=True)
     text = recipe_file.dump(own)
-    try:
-        with named(run, "Nothing was imported."):
-            checkpoints = staged / "checkpoints"
-            checkpoints.mkdir(parents=True)
-            write_imported(checkpoints / "step-00000000", shapes, each, text, tokenizer)
-            for link in (LATEST, BEST):
-                point(checkpoints / link, checkpoints / "step-00000000")
-            (staged / manifest.RECIPE).write_bytes(text.encode())
-            (staged / manifest.TOKENIZER).write_bytes(tokenizer)
-            staged.rename(run)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    with staged_folder(run, "Nothing was imported.") as staged:
+        checkpoint = staged / "checkpoints" / "step-00000000"
+        checkpoint.parent.mkdir()
+        write_imported(checkpoint, shapes, each, text, tokenizer)
+        for link in (LATEST, BEST):
+            point(checkpoint.parent / link, checkpoint)
+        (staged / manifest.RECIPE).write_bytes(text.encode())
+        (staged / manifest.TOKENIZER).write_bytes(tokenizer)

@@ -10,25 +10,25 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.errors import CheckpointError, RecipeError
-from lmlong.interop.llama_config import LlamaConfig
+from lmlong.interop.llama_config import LLAMA3_ROPE, LlamaConfig
 from lmlong.io.checked import shown
 
 ARCHITECTURE = "LlamaForCausalLM"
 
 
-class Source(NamedTuple):
-    """A model in a file of others."""
+class LlamaSource(NamedTuple):
+    """A pretrained model in a file or folder."""
 
     name: str  # for messages
     config: LlamaConfig
     shapes: Mapping[str, tuple[int, ...]]  # of its weights, by the names of transformers
-    dtype: torch.dtype  # that keeps all that the weights say
+    dtype: torch.dtype  # that holds every weight exactly
     read: Callable[[str], Tensor]
     tokenizer: Callable[[], bytes]  # the file of a tokenizer
 
 
-def model_options(source: Source) -> recipe.Model:
-    """Return the options of the same model; refuse what it cannot be."""
+def model_options(source: LlamaSource) -> recipe.Model:
+    """Return the options of the same model; refuse one that has parts without a counterpart here."""
     config = source.config
     for key in ("attention_bias", "mlp_bias"):
         if getattr(config, key):
@@ -59,7 +59,7 @@ def model_options(source: Source) -> recipe.Model:
         raise CheckpointError(f"{source.name}: no sizes of a Llama ({error}) Use another model.") from None
 
 
-def _rope(source: Source) -> recipe.Rope:
+def _rope(source: LlamaSource) -> recipe.Rope:
     """Return the rotary positions."""
     rope = source.config.rope
     base = rope.rope_theta or source.config.rope_theta
@@ -67,43 +67,37 @@ def _rope(source: Source) -> recipe.Rope:
         return recipe.Rope(base=base)
     if rope.rope_type != "llama3":
         raise CheckpointError(
-            f"{source.name}: its rotary positions are scaled by {shown(rope.rope_type)}; llama3 and default are known. "
+            f"{source.name}: its rotary positions are scaled by {shown(rope.rope_type)}, not llama3 or default. "
             "Use another model."
         )
-    numbers = {
-        "factor": rope.factor,
-        "low_freq_factor": rope.low_freq_factor,
-        "high_freq_factor": rope.high_freq_factor,
-        "original_max_position_embeddings": rope.original_max_position_embeddings,
-    }
-    if missing := [key for key, number in numbers.items() if number is None]:
+    if missing := [key for key in LLAMA3_ROPE if getattr(rope, key) is None]:
         raise CheckpointError(
             f"{source.name}: its rotary positions are scaled by llama3, without {', '.join(missing)}. "
             "Correct the file, or use another model."
         )
-    scaling = dict(zip(recipe.RopeScaling.model_fields, numbers.values(), strict=True))
+    scaling = {option: getattr(rope, key) for key, option in LLAMA3_ROPE.items()}
     return recipe.Rope(base=base, scaling=recipe.RopeScaling.model_validate(scaling))
 
 
-def parts_of(name: str) -> list[str]:
-    """Return the weights of a Llama that are stacked in a weight of ours."""
-    whole = {
-        "embedding.weight": ["model.embed_tokens.weight"],
-        "norm.weight": ["model.norm.weight"],
-        "lm_head.output.weight": ["lm_head.weight"],
-    }
-    inside = {
-        "mixer.norm": ["input_layernorm"],
-        "mixer.in_proj": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-        "mixer.out_proj": ["self_attn.o_proj"],
-        "mlp.norm": ["post_attention_layernorm"],
-        "mlp.in_proj": ["mlp.gate_proj", "mlp.up_proj"],
-        "mlp.out_proj": ["mlp.down_proj"],
-    }
-    if name in whole:
-        return whole[name]
-    _, layer, part = name.removesuffix(".weight").split(".", 2)
-    return [f"model.layers.{layer}.{theirs}.weight" for theirs in inside[part]]
+OUTER_WEIGHTS = {"embedding": "model.embed_tokens", "norm": "model.norm", "lm_head.output": "lm_head"}
+LAYER_WEIGHTS = {
+    "mixer.norm": ["input_layernorm"],
+    "mixer.in_proj": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "mixer.out_proj": ["self_attn.o_proj"],
+    "mlp.norm": ["post_attention_layernorm"],
+    "mlp.in_proj": ["mlp.gate_proj", "mlp.up_proj"],
+    "mlp.out_proj": ["mlp.down_proj"],
+}
+"""The weights of lmlong, and those of Llama by their names in transformers that are stacked in each."""
+
+
+def llama_names(name: str) -> list[str]:
+    """Return the names of the weights of a Llama that are stacked in a weight of lmlong."""
+    module = name.removesuffix(".weight")
+    if module in OUTER_WEIGHTS:
+        return [f"{OUTER_WEIGHTS[module]}.weight"]
+    _, layer, part = module.split(".", 2)
+    return [f"model.layers.{layer}.{llama_part}.weight" for llama_part in LAYER_WEIGHTS[part]]
 
 
 def vocabulary_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
@@ -120,7 +114,7 @@ def neighbours_to_halves(name: str, weight: Tensor, config: LlamaConfig) -> Tens
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
 
 
-def check_layers(source: Source) -> None:
+def check_layers(source: LlamaSource) -> None:
     """Refuse weights of another number of layers than the configuration has, before a model of that size is built."""
     numbers = {name.split(".")[2] for name in source.shapes if re.match(r"model\.layers\.\d+\.", name)}
     if len(numbers) != source.config.num_hidden_layers:
@@ -130,25 +124,25 @@ def check_layers(source: Source) -> None:
         )
 
 
-def check_weights(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a file that does not hold the weights of its model, naming all that is wrong at once."""
-    mistakes = list(_mistakes(source, wanted))
+def check_weights(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a file that does not hold the weights of its model, of these `shapes`, naming all mistakes at once."""
+    mistakes = list(_mistakes(source, shapes))
     if mistakes:
         listed = "".join(f"\n  {mistake}" for mistake in mistakes[:20])
         more = f"\n  and {len(mistakes) - 20} more" if len(mistakes) > 20 else ""
         raise CheckpointError(f"{source.name}: the weights do not match the configuration:{listed}{more}")
 
 
-def _mistakes(source: Source, wanted: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    known = set()
-    for name, shape in wanted.items():
-        parts = parts_of(name)
-        known.update(parts)
+def _mistakes(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    expected = set()
+    for name, shape in shapes.items():
+        parts = llama_names(name)
+        expected.update(parts)
         if missing := [part for part in parts if part not in source.shapes]:
             yield from (f"{part}: missing" for part in missing)
             continue
-        found = [source.shapes[part] for part in parts]
-        stacked = (sum(one[0] for one in found), *found[0][1:]) if all(found) else ()
-        if stacked != shape or len({one[1:] for one in found}) > 1:
-            yield f"{' + '.join(parts)}: {' + '.join(map(str, found))}, not {shape}"
-    yield from (f"{name}: not part of such a model" for name in source.shapes if name not in known)
+        sizes = [source.shapes[part] for part in parts]
+        stacked = (sum(size[0] for size in sizes), *sizes[0][1:]) if all(sizes) else ()
+        if stacked != shape or len({size[1:] for size in sizes}) > 1:
+            yield f"{' + '.join(parts)}: {' + '.join(map(str, sizes))}, not {shape}"
+    yield from (f"{name}: not part of such a model" for name in source.shapes if name not in expected)

@@ -14,7 +14,7 @@ from lmlong.data.tokenizers.huggingface_file import wrapped
 from lmlong.data.tokenizers.sentencepiece import SPACE
 from lmlong.errors import CheckpointError
 from lmlong.interop.gguf_tokenizer import added_token, by_scores
-from lmlong.interop.llama import Source, neighbours_to_halves
+from lmlong.interop.llama import LlamaSource, neighbours_to_halves
 from lmlong.interop.llama_config import llama_config
 
 HEADER = struct.Struct("<7i")
@@ -37,22 +37,22 @@ def is_llama2c(path: Path) -> bool:
         return _config(file.read(HEADER.size)) is not None
 
 
-def open_llama2c(path: Path) -> Source:
+def open_llama2c(path: Path) -> LlamaSource:
     """Return the model of a file."""
     with path.open("rb") as file:
         sizes = _config(file.read(HEADER.size)) or {}
-    if (found := path.stat().st_size) != (expected := _size(sizes)):
-        raise CheckpointError(f"{path}: has {found:,} bytes, not {expected:,}. Fetch it again.")
+    if (size := path.stat().st_size) != (expected := _size(sizes)):
+        raise CheckpointError(f"{path}: has {size:,} bytes, not {expected:,}. Fetch it again.")
     config = llama_config(path, sizes)
-    places, shapes = {}, {}
-    for name, shape, place in _layout(sizes):
-        places[name], shapes[name] = place, shape
+    offsets, shapes = {}, {}
+    for name, shape, offset in _layout(sizes):
+        offsets[name], shapes[name] = offset, shape
     numbers = np.memmap(path, np.dtype("<f4"), "r")
 
     def read(name: str) -> Tensor:
-        begin = places[name] // 4
-        found = numbers[begin : begin + math.prod(shapes[name])]
-        weight = torch.from_numpy(found.astype(np.float32)).reshape(shapes[name])
+        begin = offsets[name] // 4
+        values = numbers[begin : begin + math.prod(shapes[name])]
+        weight = torch.from_numpy(values.astype(np.float32)).reshape(shapes[name])
         return neighbours_to_halves(name, weight, config)
 
     def tokenizer() -> bytes:
@@ -61,7 +61,7 @@ def open_llama2c(path: Path) -> Source:
             raise CheckpointError(f"{beside}: missing. Put the tokenizer of {path.name} there.")
         return _tokenizer(beside, sizes["vocab_size"])
 
-    return Source(str(path), config, shapes, torch.float32, read, tokenizer)
+    return LlamaSource(str(path), config, shapes, torch.float32, read, tokenizer)
 
 
 def _config(header: bytes) -> dict[str, Any] | None:
@@ -77,7 +77,7 @@ def _config(header: bytes) -> dict[str, Any] | None:
 
 
 def _layout(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Iterate over the weights by the names of transformers: shape, and bytes before it. Each kind is stored for all
+    """Iterate over the weights by the names of transformers: shape, and offset in bytes. Each kind is stored for all
     layers before the next."""
     width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head = width // config["num_attention_heads"]
@@ -97,16 +97,16 @@ def _layout(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], int]
     order: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens", (vocabulary, width))]
     order += [(f"model.layers.{layer}.{name}", shape) for name, shape in each for layer in layers]
     order += [("model.norm", (width,))]
-    place = HEADER.size
+    offset = HEADER.size
     for name, shape in order:
-        yield f"{name}.weight", shape, place
-        place += 4 * math.prod(shape)
+        yield f"{name}.weight", shape, offset
+        offset += 4 * math.prod(shape)
     if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", (vocabulary, width), place + _table(config)
+        yield "lm_head.weight", (vocabulary, width), offset + _table(config)
 
 
 def _table(config: dict[str, Any]) -> int:
-    """Return the bytes of a table of cosines and sines, which stands before the output and is not needed."""
+    """Return the bytes of a table of cosines and sines, which is stored before the output and is not needed."""
     return 4 * config["max_position_embeddings"] * (config["hidden_size"] // config["num_attention_heads"])
 
 
@@ -121,20 +121,21 @@ def _size(config: dict[str, Any]) -> int:
 
 def _tokenizer(path: Path, vocabulary: int) -> bytes:
     """Return the file of a tokenizer: scores and pieces, of which the first stand for ends and for single bytes."""
-    data, place = path.read_bytes(), 4
+    data, offset = path.read_bytes(), 4
     pieces: list[str] = []
     scores: list[float] = []
     try:
         while len(pieces) < vocabulary:
-            score, length = struct.unpack_from("<fi", data, place)
-            place += 8 + length
-            if length < 0 or place > len(data):
+            score, length = struct.unpack_from("<fi", data, offset)
+            offset += 8 + length
+            if length < 0 or offset > len(data):
                 raise ValueError("cut short")
             scores.append(score)
-            pieces.append(data[place - length : place].decode().replace(" ", SPACE))
+            pieces.append(data[offset - length : offset].decode().replace(" ", SPACE))
     except (struct.error, ValueError) as error:
-        told = f"{path}: no tokenizer of {vocabulary:,} tokens ({error}). Use the one of this model."
-        raise CheckpointError(told) from None
+        raise CheckpointError(
+            f"{path}: no tokenizer of {vocabulary:,} tokens ({error}). Use the one of this model."
+        ) from None
     pieces[:BYTES] = ENDS
     pieces[BYTES : BYTES + 256] = [f"<0x{byte:02X}>" for byte in range(256)]
     ends = [added_token(token, number) for number, token in enumerate(ENDS)]

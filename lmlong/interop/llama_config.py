@@ -25,8 +25,17 @@ class RopeParameters(Checked):
     original_max_position_embeddings: Length | None = None
 
 
+LLAMA3_ROPE = {
+    "factor": "factor",
+    "low_freq_factor": "low_frequency_factor",
+    "high_freq_factor": "high_frequency_factor",
+    "original_max_position_embeddings": "original_length",
+}
+"""The parameters of rope type llama3, and the options of lmlong's recipe.RopeScaling that they are."""
+
+
 class Architecture(Checked):
-    """What a config.json says of the kind of its model."""
+    """The kind of a model in its config.json."""
 
     architectures: list[str] = Field(default_factory=list)
     model_type: str = ""
@@ -68,10 +77,10 @@ def llama_config(file: object, values: Mapping[str, Any], keys: Mapping[str, str
 
 def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values without null and without empty rope parameters, which are as good as missing."""
-    found = {}
+    kept = {}
     for key, value in values.items():
         if key in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
             value = _without_null(value) or None
         if value is not None:
-            found[key] = value
-    return found
+            kept[key] = value
+    return kept

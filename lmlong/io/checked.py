@@ -1,4 +1,4 @@
-"""Values of files that others wrote, each checked to be of its type before it is used."""
+"""Values of files from other programs, each checked to be of its type before it is used."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -42,8 +42,8 @@ def checked(
             expected = mistake["msg"].replace("Input", "it").partition(" or instance of")[0]
             lines.append(f"{key} is {shown(mistake['input'])}: {expected}")
     more = f"; and {len(mistakes) - MOST_MISTAKES} more" if len(mistakes) > MOST_MISTAKES else ""
-    told = f"{file}: {'; '.join(lines)}{more}. Correct the file, or use another one."
-    raise CheckpointError(printable(told))
+    message = f"{file}: {'; '.join(lines)}{more}. Correct the file, or use another one."
+    raise CheckpointError(printable(message))
 
 
 def printable(text: str) -> str:

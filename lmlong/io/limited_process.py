@@ -107,14 +107,14 @@ def answer_requests(
         try:
             with _alarm(request.pop("seconds")):
                 data = answer(request)
-            told: dict[str, Any] = {"bytes": len(data)}
+            reply: dict[str, Any] = {"bytes": len(data)}
         except expected as error:
-            told = {"error": str(error)[:LONGEST_REASON]}
+            reply = {"error": str(error)[:LONGEST_REASON]}
         except MemoryError:
-            told = {"error": f"it takes more than {memory >> 30} GB"}
+            reply = {"error": f"it takes more than {memory >> 30} GB"}
         except Exception as error:
-            told = {"error": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}
-        sys.stdout.buffer.write(json.dumps(told).encode() + b"\n" + data)
+            reply = {"error": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}
+        sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n" + data)
         sys.stdout.buffer.flush()
 
 

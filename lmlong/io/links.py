@@ -11,7 +11,7 @@ NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP}
 """Errors of file systems without symbolic links."""
 
 
-def point(link: Path, folder: Path) -> None:
+def point_link(link: Path, folder: Path) -> None:
     """Point a link to a folder beside it, atomically."""
     new = link.with_name(f".{link.name}.partial")
     new.unlink(missing_ok=True)
@@ -20,7 +20,7 @@ def point(link: Path, folder: Path) -> None:
     new.replace(link)
 
 
-def follow(path: Path) -> Path:
+def follow_link(path: Path) -> Path:
     """Return the folder that a link names; any other path as it is."""
     name = _name(path)
     return path if name is None else path.with_name(name)

@@ -1,4 +1,7 @@
-"""File locks that are released when the process that holds them ends, however it ends."""
+"""File locks that are released when the process that holds them ends, however it ends.
+
+They are flock of the operating system, or on Windows a locked byte.
+"""
 
 import errno
 import json
@@ -9,39 +12,32 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from lmlong.io.files import parse_json
-from lmlong.io.locking import lock
+
+fcntl: Any = None
+msvcrt: Any = None
+try:
+    import fcntl
+except ImportError:
+    import msvcrt
 
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 """Errors of file systems without locks."""
 
-
 OPENED = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-"""How a lock file is opened; Windows has only the last of these, and the others not that."""
-
-
-class Holder(NamedTuple):
-    """The holder of a lock, as far as the file says."""
-
-    pid: int | None
-    host: str | None
-
-    def __str__(self) -> str:
-        return f"process {self.pid or 'unknown'} on {self.host or 'an unknown machine'}"
-
+"""How a lock file is opened; O_NOFOLLOW is missing on Windows, O_BINARY elsewhere."""
 
 OURS = b'{"pid"'
 """The first bytes of a lock file; a file that begins otherwise belongs to the user."""
 
+FAR = 1 << 30
+"""Offset of the byte that Windows locks: nobody may read it, and everybody may read who holds the lock."""
+
 
 class Held(Exception):
-    """Another process holds the lock."""
-
-    def __init__(self, holder: Holder):
-        super().__init__(str(holder))
-        self.holder = holder
+    """Another process holds the lock; the message names it."""
 
 
 class Lock:
@@ -57,25 +53,18 @@ class Lock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> "Lock":
-        while True:
+        while self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, OPENED, 0o666)
             try:
-                self._lock(descriptor)
-                if not self._is_still_there(descriptor):  # the holder removed it while this process waited
+                self._acquire(descriptor)
+                if self._is_at_path(descriptor):  # otherwise the holder removed it while this process waited
+                    self._write_holder(descriptor)
+                    self._descriptor = descriptor
+            finally:
+                if self._descriptor is None:
                     os.close(descriptor)
-                    continue
-                if not (_read(descriptor, len(OURS)) or OURS).startswith(OURS):
-                    raise FileExistsError(errno.EEXIST, "a file of that name is no lock of lmlong", str(self.path))
-                os.ftruncate(descriptor, 0)
-                me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-                os.lseek(descriptor, 0, os.SEEK_SET)
-                os.write(descriptor, (json.dumps(me) + "\n").encode())
-            except BaseException:
-                os.close(descriptor)
-                raise
-            self._descriptor = descriptor
-            return self
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -86,31 +75,56 @@ class Lock:
             with suppress(PermissionError):
                 self.path.unlink()
         else:
-            if self._is_still_there(self._descriptor):
+            if self._is_at_path(self._descriptor):
                 self.path.unlink()
             os.close(self._descriptor)
         self._descriptor = None
 
-    def _lock(self, descriptor: int) -> None:
+    def _acquire(self, descriptor: int) -> None:
         try:
-            if lock(descriptor, wait=False):
+            if lock_file(descriptor, wait=False):
                 return
-            holder = _holder(descriptor)
+            holder = _read_holder(descriptor)
             if self.waiting is None:
                 raise Held(holder)
             print(f"{self.waiting}: waiting for {holder}", file=sys.stderr, flush=True)
-            lock(descriptor, wait=True)
+            lock_file(descriptor, wait=True)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
             self.works = False
 
-    def _is_still_there(self, descriptor: int) -> bool:
+    def _is_at_path(self, descriptor: int) -> bool:
         try:
-            there, held = self.path.stat(), os.fstat(descriptor)
+            return os.path.samestat(self.path.stat(), os.fstat(descriptor))
         except FileNotFoundError:
             return False
-        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+    def _write_holder(self, descriptor: int) -> None:
+        if not (_read(descriptor, len(OURS)) or OURS).startswith(OURS):
+            raise FileExistsError(errno.EEXIST, "a file of that name is no lock of lmlong", str(self.path))
+        os.ftruncate(descriptor, 0)
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, (json.dumps(holder) + "\n").encode())
+
+
+def lock_file(descriptor: int, wait: bool) -> bool:
+    """Lock an open file; False where another process holds it and this one does not wait."""
+    while True:
+        try:
+            if fcntl:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            else:
+                os.lseek(descriptor, FAR, os.SEEK_SET)
+                msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+            return True
+        except OSError as error:
+            # LK_LOCK of Windows gives up after 10 s; flock without waiting raises BlockingIOError
+            if fcntl and not isinstance(error, BlockingIOError):
+                raise
+            if not wait:
+                return False
 
 
 def _read(descriptor: int, size: int) -> bytes:
@@ -119,12 +133,12 @@ def _read(descriptor: int, size: int) -> bytes:
     return os.read(descriptor, size)
 
 
-def _holder(descriptor: int) -> Holder:
-    """Return who holds the lock. One who has just taken it is given half a second to write that."""
+def _read_holder(descriptor: int) -> str:
+    """Return who holds a lock. One who has just taken it is given half a second to write that."""
     for _ in range(50):
         try:
-            known: Any = parse_json(_read(descriptor, 4096))
-            return Holder(int(known["pid"]), str(known["host"]))
+            holder: Any = parse_json(_read(descriptor, 4096))
+            return f"process {int(holder['pid'])} on {holder['host']}"
         except (ValueError, KeyError, TypeError):
             time.sleep(0.01)
-    return Holder(None, None)
+    return "process unknown on an unknown machine"

@@ -1,4 +1,4 @@
-"""Standard input as a file that stays: text is read more than once, by more than one process, and on another day."""
+"""Standard input as a file that stays: text is read more than once, by more than one process, and by later runs."""
 
 import os
 import sys
@@ -8,10 +8,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from lmlong.errors import UsageError
-from lmlong.io.arriving import CHUNK
-from lmlong.io.cache import REMEDY, UNFINISHED, cache_folder
-from lmlong.io.home import NO_HOME
-from lmlong.io.system_errors import named
+from lmlong.io.cache import REMEDY, UNFINISHED, cache_folder, check_home
+from lmlong.io.incoming_bytes import CHUNK
+from lmlong.io.system_errors import explain_errors
 
 DESCRIPTOR = 0
 
@@ -21,37 +20,35 @@ CUT_OFF = 24 * 3600
 
 def path_of(path: str) -> str:
     """Return a path itself, or that of a file that holds standard input, for which `-` stands, and `-.jsonl` where it
-    is to be read as a file of that kind."""
-    is_input = path == "-" or (path.startswith("-.") and os.sep not in path)
-    return str(_kept(path)) if is_input else path
+    is to be read as a file of that kind.
 
-
-def _kept(path: str) -> Path:
-    """Return the file that holds standard input, in a folder of the cache, named by its content. It is standard input
-    from then on, so that this process and those it starts find the text again, which was there to be read only once."""
+    The file is in a folder of the cache, named by its content. It is standard input from then on, so that this process
+    and those it starts find the text again, which could be read only once.
+    """
+    if path != "-" and (not path.startswith("-.") or os.sep in path):
+        return path
     folder, suffix = cache_folder() / "input", path[1:] or ".txt"
-    if folder.is_relative_to(NO_HOME):
-        raise UsageError("you have no home to keep standard input in. Set LMLONG_CACHE to a folder of your own.")
-    with named(folder, REMEDY):
+    check_home(folder, "standard input")
+    with explain_errors(folder, REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
-        return _already(folder, suffix) or _copied(folder, suffix)
+        return str(_kept_before(folder, suffix) or _keep(folder, suffix))
 
 
-def _already(folder: Path, suffix: str) -> Path | None:
+def _kept_before(folder: Path, suffix: str) -> Path | None:
     """Return the file of the folder that standard input is."""
-    about = os.fstat(DESCRIPTOR)
+    status = os.fstat(DESCRIPTOR)
     kept = (path for path in folder.glob(f"*{suffix}") if not path.name.startswith(UNFINISHED))
-    return next((path for path in kept if os.path.samestat(path.stat(), about)), None)
+    return next((path for path in kept if os.path.samestat(path.stat(), status)), None)
 
 
-def _copied(folder: Path, suffix: str) -> Path:
+def _keep(folder: Path, suffix: str) -> Path:
     if os.isatty(DESCRIPTOR):
         raise UsageError("-: standard input is a terminal. Pipe text into it, or name files in text.sources.")
     _sweep(folder)
     staged = folder / f"{UNFINISHED}{os.getpid()}"
     try:
+        digest = sha256()
         with staged.open("wb") as file:
-            digest = sha256()
             while data := os.read(DESCRIPTOR, CHUNK):
                 digest.update(data)
                 file.write(data)
@@ -69,7 +66,7 @@ def _copied(folder: Path, suffix: str) -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what others could not finish."""
+    """Remove the copies that other processes could not finish."""
     for path in folder.glob(f"{UNFINISHED}*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > CUT_OFF:

@@ -1,6 +1,7 @@
 """Errors of the system as errors that a user can mend: the path, what the system says, and the remedy."""
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,38 +54,37 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA out of memo
 """What torch and numpy say when memory cannot be had."""
 
 
-def explain(error: OSError, place: Path | str | None = None, remedy: str | None = None) -> LmlongError | None:
-    """Return the error for the user, about `place` unless it names a file itself; None where it is not the user's."""
+def explain(error: OSError, path: Path | str | None = None, remedy: str | None = None) -> LmlongError | None:
+    """Return the error for the user, about `path` or the file that it names; None where it is not the user's."""
     known = REMEDIES.get(error.errno or 0)
     if known is None:
         return None
-    where = error.filename if place is None else place
-    if isinstance(where, bytes):
-        where = where.decode(errors="replace")
-    prefix = "" if where is None or isinstance(where, int) else f"{where}: "
+    name = error.filename if path is None else path
+    if isinstance(name, bytes):
+        name = name.decode(errors="replace")
+    prefix = "" if name is None or isinstance(name, int) else f"{name}: "
     return known.kind(f"{prefix}{error.strerror or error}. {remedy or known.text}")
 
 
 @contextmanager
-def named(place: Path, remedy: str | None = None) -> Iterator[None]:
-    """Name the file or folder that is written to in each error of the system, for the system often does not. An error
-    about a file that lies elsewhere is another one, and passes."""
+def explain_errors(path: Path, remedy: str | None = None) -> Iterator[None]:
+    """Name the file or folder that is written to in each error of the system, which often does not. An error about
+    another file passes unchanged."""
     try:
         yield
     except OSError as error:
-        told = explain(error, place, remedy) if _concerns(error, place) else None
-        if told is None:
+        explained = explain(error, path, remedy) if _concerns(error, path) else None
+        if explained is None:
             raise
-        raise told from error
+        raise explained from error
 
 
-def _concerns(error: OSError, place: Path) -> bool:
+def _concerns(error: OSError, path: Path) -> bool:
     """Return whether an error is about a path, something beside or within it, or a folder above it."""
     if not isinstance(error.filename, str | bytes):
         return True
-    found = Path(error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else error.filename)
-    found, place = found.absolute(), place.absolute()
-    return found.is_relative_to(place.parent) or place.is_relative_to(found)
+    named, path = Path(os.fsdecode(error.filename)).absolute(), path.absolute()
+    return named.is_relative_to(path.parent) or path.is_relative_to(named)
 
 
 def lack_of_memory(error: Exception) -> LmlongError | None:
@@ -95,5 +95,5 @@ def lack_of_memory(error: Exception) -> LmlongError | None:
     size = re.search(r"allocate ([\d.,]+ ?(?:bytes|[KMGT]i?B))", text)
     return LmlongError(
         f"out of memory{f', which was to be {size[1]} more' if size else ''}. Make model, batch or sequence smaller "
-        "(lmlong train --dry-run --memory tells what fits), close other programs, or use a machine with more memory."
+        "(lmlong train --dry-run --memory shows what fits), close other programs, or use a machine with more memory."
     )

@@ -5,46 +5,55 @@ B batch, T time, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lmlong.model.layers import QuantizedLinear
-from lmlong.model.loss import logits_in_float32
+from lmlong import recipe
+from lmlong.model.layers import QuantizedLinear, RMSNorm
+from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, logits_in_float32, token_nll
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.spec import NativeSpec
 
 EMBEDDING_STD = 0.02
 
+T = TypeVar("T")
+
 
 class LMHead(nn.Module):
-    """The output layer, whose weight is tied to the input embedding."""
+    """The output layer. Its weights are an embedding: that of the input where they are tied."""
 
-    def __init__(self, embedding: nn.Embedding):
+    def __init__(self, output: nn.Embedding, has_mask_token: bool = False):
         super().__init__()
-        self.tied = (embedding,)  # in a tuple, so that its weights are not listed twice
+        self.output, self.has_mask_token = output, has_mask_token
 
     @property
     def weight(self) -> Tensor:
         """The weight (V, width)."""
-        return self.tied[0].weight
+        return self.output.weight
 
-    def forward(self, function: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
-        """Return function(hidden, weight, ...): logits, or a loss that never holds all of them."""
-        return function(hidden, self.weight, *others)
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """Return the matrix that hidden states of `dtype` are multiplied by. The mask token, which has the last row of
+        an encoder's embedding, is never a target."""
+        return self.weight[:-1] if self.has_mask_token else self.weight
 
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("lm_head", parts={"matrix": self.tied[0]})
-
-
-class UntiedLMHead(LMHead):
-    """The output layer with a weight of its own, which is drawn and trained as an embedding is."""
-
-    def __init__(self, vocabulary: int, width: int):
-        output = nn.Embedding(vocabulary, width)
-        super().__init__(output)
-        self.output = output
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor | None = None,
+        reduction: Literal["sum", "none"] = "sum",
+        teacher: TeacherOutput | None = None,
+    ) -> Tensor:
+        """Return logits (..., V) of hidden states (..., width), in float32 at least. With targets, return the sum of
+        their -log p, or without a gradient that of each: the logits of one chunk at a time are held in memory."""
+        matrix = self.matrix(hidden.dtype)
+        if targets is None:
+            return logits_in_float32(hidden, matrix)
+        if reduction == "none":
+            return token_nll(hidden, matrix, targets)
+        return chunked_cross_entropy(hidden, matrix, targets, teacher)
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("lm_head", parts={"matrix": self.output})
@@ -54,11 +63,12 @@ class QuantizedLMHead(LMHead):
     """The output layer with a quantized copy of its weight."""
 
     def __init__(self, head: LMHead, dtype: torch.dtype):
-        super().__init__(head.tied[0])
-        self.quantized = (QuantizedLinear(head.weight, dtype),)  # in a tuple, since it is not trained
+        nn.Module.__init__(self)
+        # in a tuple, so that the copy of a tied weight is not counted among the weights
+        self.quantized = (QuantizedLinear(head.weight, dtype),)
 
-    def forward(self, function: Callable[..., Tensor], hidden: Tensor, *others: Tensor) -> Tensor:
-        return function(hidden, self.quantized[0].dequantized(hidden.dtype), *others)
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        return self.quantized[0].dequantized(dtype)
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("lm_head", parts={"matrix": self.quantized[0]})
@@ -67,15 +77,22 @@ class QuantizedLMHead(LMHead):
 class TextModel(nn.Module, ABC):
     """A map from tokens to logits. A batch is tokens, targets and a mask, each (B, T): document starts or padding."""
 
-    embedding: nn.Embedding
+    norm: RMSNorm
     lm_head: LMHead
     partitioned = False
     """Whether a weight is whole only while its module computes, as in DeepSpeed's stage 3."""
+    is_compiled = False
+    """Whether torch.compile runs the blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: recipe.Model, embeddings: int, activation_checkpointing: bool):
         super().__init__()
         self.register_state_dict_post_hook(_drop_shared)
         self.register_load_state_dict_pre_hook(_restore_shared)
+        self.activation_checkpointing = activation_checkpointing
+        self.embedding = nn.Embedding(embeddings, options.width)
+        # scaled to about 1, else the first blocks would drown it; the logits need it small
+        self.embedding_scale = options.embedding_scale or options.width**0.5
+        self.downsampled_layers = options.downsampled_layers
 
     @abstractmethod
     def init_state(self, batch: int) -> Any:
@@ -87,11 +104,7 @@ class TextModel(nn.Module, ABC):
         assert state is None and empty is None
 
     @abstractmethod
-    def forward(self, tokens: Tensor, *others: Any) -> Any:
-        """Return logits (B, T, V), and the state after where there is one."""
-
-    @abstractmethod
-    def hidden_states(self, tokens: Tensor, *others: Any) -> Any:
+    def hidden_states(self, tokens: Tensor, *context: Any) -> Any:
         """Return the last hidden states (B, T, width), and the state after where there is one."""
 
     @abstractmethod
@@ -107,13 +120,13 @@ class TextModel(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """Return -log p of each target (B, T), 0 where ignored, and the state after; without gradients."""
 
-    @abstractmethod
     def compile_blocks(self) -> None:
-        """Compile the computation from tokens to hidden states by torch.compile."""
+        """Let torch.compile run the computation from tokens to hidden states."""
+        self.is_compiled = True
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., width), in float32 at least."""
-        return self.lm_head(logits_in_float32, hidden)
+        return self.lm_head(hidden)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -127,6 +140,12 @@ class TextModel(nn.Module, ABC):
                 module.init_weights()
 
 
+@cache
+def compiled(function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function compiled by torch.compile, once for all models."""
+    return torch.compile(function)
+
+
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trained weights."""
     return sum(weight.numel() for weight in model.parameters())
@@ -136,7 +155,7 @@ def _shared_names(model: nn.Module) -> dict[str, str]:
     """Return the duplicate names of weights that several modules share, each with the first name."""
     first: dict[int, str] = {}
     weights = model.named_parameters(remove_duplicate=False)
-    return {name: known for name, weight in weights if (known := first.setdefault(id(weight), name)) != name}
+    return {name: first[id(weight)] for name, weight in weights if first.setdefault(id(weight), name) != name}
 
 
 def _drop_shared(model: nn.Module, weights: dict[str, Any], prefix: str, *_: Any) -> None:

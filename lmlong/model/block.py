@@ -3,11 +3,13 @@
 B batch, T time, H heads.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, silu
+from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
 from lmlong.attention.inputs import Gate, GateProjection, Inputs, Rotated
@@ -33,8 +35,10 @@ class BlockState(NamedTuple):
     tail: Tensor | None  # the last inputs of the convolution
 
 
+BlockStates = tuple[BlockState, ...]
+
 SHARED_PARTS = frozenset({"norm", "in_proj", "convolution", "head_norm", "out_proj"})
-"""The parts of a mixer that mean the same to every attention; all others are the attention and its gates."""
+"""The parts of a mixer that every attention has; the rest are the attention and its gates."""
 
 
 class Mixer(nn.Module):
@@ -54,8 +58,8 @@ class Mixer(nn.Module):
         self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, head_dim, value_dim, options.attention)
         self.repeats = 1 if self.attention.group_heads(self.kv_heads) else self.heads // self.kv_heads
-        wanted = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
-        self.uses_rope = wanted and self.attention.has_keys
+        rotates = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
+        self.uses_rope = rotates and self.attention.has_keys
         self.rotary, self.rope = options.positions != "none", options.rope
         for gate in self.attention.inputs.values():
             if isinstance(gate, Gate):
@@ -90,21 +94,44 @@ class Mixer(nn.Module):
         tail = state.tail
         if self.convolution is not None and tail is not None:
             qkv, tail = self.convolution(qkv, tail, positions.in_document, positions.document_starts)
-        q, k, v = (
-            part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2)
-            for part, heads in zip(
-                qkv.split(self.qkv_widths, dim=-1), (self.heads, self.kv_heads, self.kv_heads), strict=True
-            )
-        )
-        if self.repeats > 1:
-            k, v = (part.repeat_interleave(self.repeats, dim=1) for part in (k, v))
-        inputs = self._inputs(x, {"q": q, "k": k}, positions)
+        q, k, v = self.split_heads(qkv)
+        inputs = self.attention_inputs(x, q, k, positions)
         if self.uses_rope:
             q, k = (apply_rope(part, positions.in_document, self.rope) for part in (q, k))
         y, attention = self.attention(q, k, v, state.attention, positions.document_starts, inputs)
-        y = y.transpose(1, 2) if self.head_norm is None else self.head_norm(y.transpose(1, 2))
-        y = y.flatten(2) * silu(gate) if self.gate_width else y.flatten(2)
+        y = y.transpose(1, 2)
+        if self.head_norm is not None:
+            y = self.head_norm(y)
+        y = y.flatten(2)
+        if self.gate_width:
+            y = y * silu(gate)
         return self.out_proj(y), BlockState(attention, tail)
+
+    def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v (B, H, T, D) of their concatenated channels (B, T, C)."""
+        q, k, v = qkv.split(self.qkv_widths, dim=-1)
+        q, k, v = (
+            part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2)
+            for part, heads in ((q, self.heads), (k, self.kv_heads), (v, self.kv_heads))
+        )
+        if self.repeats > 1:
+            k, v = (part.repeat_interleave(self.repeats, dim=1) for part in (k, v))
+        return q, k, v
+
+    def attention_inputs(self, x: Tensor, q: Tensor, k: Tensor, positions: Positions) -> Inputs:
+        """Return the inputs that the attention declares, computed from normed vectors x (B, T, width) and from the
+        queries and keys made from them."""
+        inputs = {}
+        for name, declared in self.attention.inputs.items():
+            if isinstance(declared, Gate):
+                inputs[name] = getattr(self, declared.name)(x)
+            elif isinstance(declared, Rotated):
+                part = q if declared.of == "q" else k
+                inputs[name] = apply_rope(part, positions.in_document, self.rope) if self.rotary else part
+            else:
+                assert positions.last_tokens is not None
+                inputs[name] = declared.make(positions.last_tokens[..., -declared.size :])
+        return inputs
 
     def native_spec(self) -> NativeSpec:
         options = {
@@ -136,42 +163,47 @@ class Mixer(nn.Module):
         asked = any(isinstance(declared, Rotated) for declared in self.attention.inputs.values())
         return self.uses_rope or (asked and self.rotary)
 
-    def _inputs(self, x: Tensor, parts: dict[str, Tensor], positions: Positions) -> Inputs:
-        """Return what the attention declares that it needs, of normed vectors x (B, T, width) and of the queries and
-        keys made from them."""
-        found = {}
-        for name, declared in self.attention.inputs.items():
-            if isinstance(declared, Gate):
-                found[name] = getattr(self, declared.name)(x)
-            elif isinstance(declared, Rotated):
-                part = parts[declared.of]
-                found[name] = apply_rope(part, positions.in_document, self.rope) if self.rotary else part
-            else:
-                assert positions.last_tokens is not None
-                found[name] = declared.make(positions.last_tokens[..., -declared.size :])
-        return found
 
-
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """x + mixer(x), then x + mlp(x)."""
 
-    def __init__(self, options: recipe.Model, kind: str):
+    def __init__(self, options: recipe.Model, mixer: nn.Module):
         super().__init__()
-        self.mixer = Mixer(options, kind)
+        self.mixer = mixer
         self.mlp = SwiGLU(options)
         self.dropout = options.dropout
-
-    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
-        return self.mixer.init_state(batch, device, dtype)
-
-    def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
-        mixed, state = self.mixer(x, state, positions)
-        return self.add(x, mixed), state
 
     def add(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Return the output of the block for its input and the mixer's output."""
         x = x + dropout(mixed, self.dropout, self.training)
         return x + dropout(self.mlp(x), self.dropout, self.training)
 
+
+class Block(ResidualBlock):
+    """A block of the language model."""
+
+    mixer: Mixer
+
+    def __init__(self, options: recipe.Model, kind: str):
+        super().__init__(options, Mixer(options, kind))
+
+    def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
+        mixed, state = self.mixer(x, state, positions)
+        return self.add(x, mixed), state
+
     def native_spec(self) -> NativeSpec:
         return NativeSpec("block", parts={"mixer": self.mixer, "mlp": self.mlp})
+
+
+def run_blocks(
+    blocks: Iterable[Block], x: Tensor, states: BlockStates, positions: Positions, recompute: bool = False
+) -> tuple[Tensor, BlockStates]:
+    """Run blocks one after the other. With `recompute`, activations are not kept for the backward pass."""
+    after = []
+    for block, state in zip(blocks, states, strict=True):
+        if recompute and torch.is_grad_enabled():
+            x, state = checkpoint(block, x, state, positions, use_reentrant=False)
+        else:
+            x, state = block(x, state, positions)
+        after.append(state)
+    return x, tuple(after)

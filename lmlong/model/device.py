@@ -14,18 +14,18 @@ WITHOUT_FLOAT64 = {"mps"}
 """Types of devices that have no float64: what needs it is computed on the CPU."""
 
 
-def pick_device(wanted: str) -> torch.device:
-    """Return the device that `auto`, `cpu`, `cuda` or `mps`, the GPU of a Mac, means on this machine."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if wanted == "auto":
-        return torch.device(next(device for device, is_there in there.items() if is_there))
-    if not there[wanted]:
-        raise UsageError(f"device: {wanted} was asked for, but torch finds no GPU here. Use auto or cpu.")
-    return torch.device(wanted)
+def pick_device(name: str) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `mps`, the GPU of a Mac."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(device for device in available if available[device])
+    if not available[name]:
+        raise UsageError(f"device: {name} was asked for, but torch finds no GPU here. Use auto or cpu.")
+    return torch.device(name)
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Return where float64 is computed with for a device: on it, or on the CPU."""
+    """Return the device itself, or the CPU where it has no float64."""
     return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
@@ -35,7 +35,7 @@ def as_float64(x: Tensor) -> Tensor:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given."""
+    """Wait until a GPU is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -43,27 +43,23 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the peak memory so far in bytes: of the GPU, or of the process; None on Windows, which tells it in another
-    way."""
+    """Return the peak memory so far in bytes, of the GPU or of the process; None on Windows."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
     except ImportError:
         return None
-    if (told := _peak_told_by_linux()) is not None:
-        return told * 1024
+    if (kibibytes := _linux_peak()) is not None:
+        return kibibytes * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _peak_told_by_linux() -> int | None:
-    """Return the peak in kibibytes; `getrusage` counts what the process that started this one had taken, too."""
-    try:
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) if found else None
+def _linux_peak() -> int | None:
+    """Return the peak in kibibytes; `getrusage` counts that of the process that started this one, too."""
+    peak = _proc_field("/proc/self/status", r"^VmHWM:\s*(\d+) kB$")
+    return int(peak) if peak else None
 
 
 def describe_machine(device: torch.device) -> str:
@@ -77,6 +73,13 @@ def describe_machine(device: torch.device) -> str:
 
 
 def _processor() -> str:
-    known = Path("/proc/cpuinfo")  # elsewhere `platform` is asked
-    found = re.search(r"^model name\s*:\s*(.+)$", known.read_text(), re.MULTILINE) if known.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    return _proc_field("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.processor() or platform.machine()
+
+
+def _proc_field(file: str, pattern: str) -> str | None:
+    """Return the first match of a pattern in a file of Linux; None elsewhere."""
+    try:
+        match = re.search(pattern, Path(file).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return match[1] if match else None

@@ -6,18 +6,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lmlong.attention.base import state_tensors
-from lmlong.attention.registry import NATIVE_DECODE
+from lmlong.attention.registry import native_kinds
 from lmlong.errors import LmlongError
 from lmlong.model import native_step
 from lmlong.model.base import LMHead
 from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import DecodeStep, LanguageModel, ModelState
 from lmlong.model.native_step import NativeStep
-from lmlong.model.state import rebuild_state
 from lmlong.native.build import find_compiler, missing_compiler
 from lmlong.native.decode.pack import PackedModel, packed_for_decoding
 from lmlong.native.spec import NoNativeForm
+from lmlong.native.state import map_state, state_tensors
 
 MAX_GRAPHS = 64
 """Upper limit of torch.compile's recompilations of a step, shared by all models of a process."""
@@ -41,7 +40,7 @@ def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
     functions = native_step.library() if _on_cpu(model) else None
     if functions is None:
         return cuda_graph(model.decode_step)
-    kinds = list(NATIVE_DECODE.values())
+    kinds = native_kinds().values()
     make = partial(NativeStep, functions, downsampled_layers=model.downsampled_layers)
     for trial in (model, _small_trial(model)) if tried else ():
         compare_steps(trial, make(PackedModel(trial, kinds)))
@@ -58,7 +57,7 @@ def why_no_fast_step(model: LanguageModel) -> str | None:
     if find_compiler() is None:
         return missing_compiler()
     try:
-        PackedModel(model, list(NATIVE_DECODE.values()))
+        PackedModel(model, native_kinds().values())
     except NoNativeForm as unknown:
         name = next((name for name, module in model.named_modules() if module is unknown.module), "")
         return f"{name or 'the model'}: {unknown.why}."
@@ -76,8 +75,8 @@ def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
         for token in tokens.mT[TRIAL_PROMPT:]:
             phase = model.block_phase(state, None, 1)
             expected, after = model.decode_step(token, state, phase)
-            found, state = step(token, state, phase)
-            pairs = zip((found, *state_tensors(state)), (expected, *state_tensors(after)), strict=True)
+            logits, state = step(token, state, phase)
+            pairs = zip((logits, *state_tensors(state)), (expected, *state_tensors(after)), strict=True)
             worst = max(_difference(*pair) for pair in pairs)
             if worst > TRIAL_ERROR:
                 raise StepMismatch(
@@ -86,15 +85,15 @@ def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
                 )
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest number; what is no number must be none in both."""
-    if found.dtype == expected.dtype and torch.equal(found, expected):  # as large tables are, which no step writes to
+def _difference(x: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest number; both must be finite in the same places."""
+    if x.dtype == expected.dtype and torch.equal(x, expected):  # as large tables are, which no step writes to
         return 0.0
-    known = expected.isfinite()
-    if not torch.equal(known, found.isfinite()):
+    finite = expected.isfinite()
+    if not torch.equal(finite, x.isfinite()):
         return float("inf")
-    found, expected = found[known].double(), expected[known].double()
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)) if len(found) else 0.0
+    x, expected = x[finite].double(), expected[finite].double()
+    return float((x - expected).abs().max() / expected.abs().max().clamp_min(1e-30)) if len(x) else 0.0
 
 
 def _small_trial(model: LanguageModel) -> LanguageModel:
@@ -118,7 +117,7 @@ def cuda_graph(step: DecodeStep) -> DecodeStep:
         torch.compiler.cudagraph_mark_step_begin()
         logits, after = graph(token, state, phase)
         # copied, since the next replay writes to the same memory
-        return logits.clone(), rebuild_state(after, iter([x.clone() for x in state_tensors(after)]))
+        return logits.clone(), map_state(torch.clone, after)
 
     return replay
 

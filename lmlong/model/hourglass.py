@@ -15,18 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from lmlong import recipe
-from lmlong.model.block import BlockState, Positions
+from lmlong.model.block import Block, BlockStates, Positions, run_blocks
 from lmlong.model.layers import RMSNorm
 from lmlong.model.rope import document_positions
 from lmlong.model.state import concat_states, state_row, where_state
 from lmlong.native.spec import NativeSpec
-
-States = tuple[BlockState, ...]
-Inner = Callable[[Tensor, States, Positions], tuple[Tensor, States]]
-"""The middle layers: (block vectors (B, N, width), states before, positions) -> block vectors and states after."""
-
-EncoderInner = Callable[[Tensor, Tensor | None], Tensor]
-"""The middle layers of an encoder: (block vectors (B, N, width), their padding (B, N)) -> as many vectors."""
 
 
 class HourglassState(NamedTuple):
@@ -46,7 +39,7 @@ class BlockPhase(NamedTuple):
 
 
 def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, time: int) -> BlockPhase:
-    """Return the phase of `time` tokens, the first of them after `position` (B,) others of its document."""
+    """Return the phase of `time` tokens, the first of which has `position` (B,) tokens before it in its document."""
     if document_starts is None:
         before, regular = position.tolist(), True
     else:
@@ -58,7 +51,7 @@ def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, t
     if not blocks:
         return BlockPhase(0, 0, True, False)
     fresh = document_starts is not None or min(before) < factor
-    # of two ways that are as fast for one token only one is used, so that there are fewer steps to compile
+    # for one token both forms are as fast; using one of them means fewer steps to compile
     even = bool(regular) and len(phases) == 1 and not (fresh and time == 1)
     return BlockPhase(blocks, factor - 1 - max(phases) if even else 0, even, fresh)
 
@@ -66,11 +59,13 @@ def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, t
 class BlockPooling(nn.Module):
     """The pooling of blocks into vectors, and the projection of the middle layers' outputs."""
 
-    def __init__(self, width: int, options: recipe.Downsample, epsilon: float):
+    def __init__(self, options: recipe.Model):
         super().__init__()
-        self.factor, self.width, self.kind = options.factor, width, options.kind
-        self.convolution = nn.Linear(self.factor * width, width, bias=False) if options.kind == "conv" else None
-        self.norm = RMSNorm(width, epsilon=epsilon)
+        assert options.downsample is not None
+        self.factor, self.kind = options.downsample.factor, options.downsample.kind
+        self.width = width = options.width
+        self.convolution = nn.Linear(self.factor * width, width, bias=False) if self.kind == "conv" else None
+        self.norm = RMSNorm(width, epsilon=options.norm_epsilon)
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def pool(self, blocks: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -98,9 +93,17 @@ class Hourglass(BlockPooling):
         return HourglassState(tail, tail.new_zeros(batch, self.width))
 
     def forward(
-        self, x: Tensor, state: HourglassState, states: States, positions: Positions, phase: BlockPhase, inner: Inner
-    ) -> tuple[Tensor, HourglassState, States]:
-        """Return x (B, T, width) plus the middle layers' outputs, and the states after: its own and theirs."""
+        self,
+        x: Tensor,
+        state: HourglassState,
+        positions: Positions,
+        phase: BlockPhase,
+        middle: Sequence[Block],
+        states: BlockStates,
+        recompute: bool = False,
+    ) -> tuple[Tensor, HourglassState, BlockStates]:
+        """Return x (B, T, width) plus the outputs of the `middle` layers, and the states after: its own and those of
+        the middle layers."""
         seen = torch.cat([state.tail.to(x.dtype), x], dim=1)
         tail = seen[:, x.shape[1] :].clone()  # a view would keep all of `seen` alive
         upsampled = state.upsampled.to(x.dtype)[:, None]
@@ -108,7 +111,7 @@ class Hourglass(BlockPooling):
             x = x + self._after_first_block(upsampled, positions)
             return x, HourglassState(tail, state.upsampled), states
         pooled, block_positions = self._downsample(seen, positions, phase)
-        y, after = inner(pooled, states, block_positions)
+        y, after = run_blocks(middle, pooled, states, block_positions, recompute)
         upsampled = torch.cat([upsampled, self.project(y).to(x.dtype)], dim=1)  # (B, 1 + N, width)
         if phase.even:
             spread = upsampled.repeat_interleave(self.factor, 1).narrow(1, self.factor - phase.first, x.shape[1])
@@ -117,7 +120,7 @@ class Hourglass(BlockPooling):
             rows = torch.arange(len(x), device=x.device)
             ended = (positions.in_document % self.factor == self.factor - 1).cumsum(1)  # blocks up to each token
             spread, last = upsampled[rows[:, None], ended], upsampled[rows, ended[:, -1]]
-            after = self._states_after(ended[:, -1], pooled, states, after, block_positions, inner)
+            after = _states_after(ended[:, -1], pooled, states, after, block_positions, middle, recompute)
         return x + self._after_first_block(spread, positions), HourglassState(tail, last), after
 
     def native_spec(self) -> NativeSpec:
@@ -150,38 +153,47 @@ class Hourglass(BlockPooling):
         ends = full.int().argsort(dim=1, descending=True, stable=True)[:, :blocks]
         return ends, full.gather(1, ends)
 
-    @staticmethod
-    def _states_after(
-        counts: Tensor, pooled: Tensor, before: States, after: States, positions: Positions, inner: Inner
-    ) -> States:
-        """Return the middle layers' states after the blocks that each row has, `counts` (B,): those after all, those
-        before any, and where it is neither, computed again."""
-        blocks = pooled.shape[1]
-        if blocks == 1:
-            return where_state(counts == 1, after, before)
-        states = []
-        for row, count in enumerate(counts.tolist()):
-            state = state_row(after if count == blocks else before, row)
-            if 0 < count < blocks:
-                own = (None if x is None else x[row : row + 1, :count] for x in positions)
-                state = inner(pooled[row : row + 1, :count], state, Positions(*own))[1]  # type: ignore[arg-type]
-            states.append(state)
-        return concat_states(states)
+
+def _states_after(
+    counts: Tensor,
+    pooled: Tensor,
+    before: BlockStates,
+    after: BlockStates,
+    positions: Positions,
+    middle: Sequence[Block],
+    recompute: bool,
+) -> BlockStates:
+    """Return the middle layers' states after the blocks that each row has, `counts` (B,): those after all, those before
+    any, and where it is neither, computed again."""
+    blocks = pooled.shape[1]
+    if blocks == 1:
+        return where_state(counts == 1, after, before)
+    states = []
+    for row, count in enumerate(counts.tolist()):
+        state = state_row(after if count == blocks else before, row)
+        if 0 < count < blocks:
+            seen = (None if x is None else x[row : row + 1, :count] for x in positions)
+            row_positions = Positions(*seen)  # type: ignore[arg-type]
+            _, state = run_blocks(middle, pooled[row : row + 1, :count], state, row_positions, recompute)
+        states.append(state)
+    return concat_states(states)
 
 
 class EncoderHourglass(BlockPooling):
     """Downsampling of a sequence for the middle layers of an encoder, and upsampling of their outputs."""
 
-    def forward(self, x: Tensor, padding: Tensor | None, inner: EncoderInner) -> Tensor:
-        """Return x (B, T, width), with `padding` (B, T), plus the middle layers' outputs."""
+    def downsample(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return a vector for each block (B, N, width) of x (B, T, width), and the padding (B, N)."""
         missing = -x.shape[1] % self.factor
         blocks = pad(x, (0, 0, 0, missing)).unflatten(1, (-1, self.factor))
         if padding is None and not missing:
-            y = inner(self.pool(blocks), None)
-        else:
-            tokens = x.new_ones(1, x.shape[1], dtype=torch.bool) if padding is None else ~padding
-            mask = pad(tokens, (0, missing)).unflatten(1, (-1, self.factor))  # (B or 1, N, F)
-            y = inner(self.pool(blocks, mask), None if padding is None else ~mask.any(2))
+            return self.pool(blocks), None
+        tokens = x.new_ones(1, x.shape[1], dtype=torch.bool) if padding is None else ~padding
+        mask = pad(tokens, (0, missing)).unflatten(1, (-1, self.factor))  # (B or 1, N, F)
+        return self.pool(blocks, mask), None if padding is None else ~mask.any(2)
+
+    def upsample(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x (B, T, width) plus the middle layers' outputs y (B, N, width)."""
         return x + self.project(y).to(x.dtype).repeat_interleave(self.factor, 1)[:, : x.shape[1]]
 
 

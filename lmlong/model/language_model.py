@@ -4,12 +4,10 @@ B batch, T time, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
@@ -17,13 +15,13 @@ from lmlong.attention.inputs import LastTokens, last_tokens
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
-from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, UntiedLMHead
-from lmlong.model.block import Block, BlockState, Positions
+from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
+from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
-from lmlong.model.loss import TeacherOutput, distilled_nll, summed_nll, token_nll
+from lmlong.model.loss import TeacherOutput
 from lmlong.model.rope import document_positions
-from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss, split_segments
+from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.native.spec import NativeSpec
 
 PIECE = 4096
@@ -53,21 +51,14 @@ class LanguageModel(TextModel):
     blocks: Sequence[Block]
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
-        super().__init__()
-        self.activation_checkpointing = activation_checkpointing
-        self.embedding = nn.Embedding(vocabulary, options.width)
+        super().__init__(options, vocabulary, activation_checkpointing)
         self.blocks = nn.ModuleList(Block(options, kind) for kind in options.kinds)  # type: ignore[assignment]
-        # scaled to about 1, else the first blocks would drown it; the logits need it small
-        self.embedding_scale = options.embedding_scale or options.width**0.5
-        self.downsampled_layers = options.downsampled_layers
-        shortened = options.downsample
-        self.hourglass = Hourglass(options.width, shortened, options.norm_epsilon) if shortened else None
+        self.hourglass = Hourglass(options) if options.downsample else None
         self.past_tokens = self._count_past_tokens()
         self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
-        self.lm_head = LMHead(self.embedding) if options.tied_output else UntiedLMHead(vocabulary, options.width)
+        self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
         self.fast_step: DecodeStep | None = None
         """The decode step by native code or a CUDA graph; None: torch runs `forward`."""
-        self._compiled_run: Callable[..., tuple[Tensor, ModelState]] | None = None
         self.init_weights()
 
     @torch.no_grad()
@@ -78,13 +69,13 @@ class LanguageModel(TextModel):
 
     def init_state(self, batch: int) -> ModelState:
         like = self.embedding.weight.device, self.embedding.weight.dtype
-        blocks = tuple(block.init_state(batch, *like) for block in self.blocks)
+        blocks = tuple(block.mixer.init_state(batch, *like) for block in self.blocks)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
         return ModelState(blocks, position, hourglass, past)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """Return logits (B, T, V) of the token after each of `tokens` (B, T), and the state after the last."""
@@ -113,21 +104,23 @@ class LanguageModel(TextModel):
         """Return the summed -log p of the targets (B, T), read from `state`, and the state after. With `segment`, the
         sequence is read in segments of that many tokens, and only the states between them are kept. With a teacher the
         loss is two numbers: the mixed loss, which alone has a gradient, and the summed -log p."""
-        state = self.init_state(len(tokens)) if state is None else state
-        whole = Segment(tokens, targets, mask, teacher.hidden if teacher else None)
-        loss = partial(self._loss, teacher=teacher)
+        whole = Segment(tokens, targets, mask, teacher)
         if segment is None or not torch.is_grad_enabled():
-            return loss(whole, state)
-        segments = split_segments(segment, whole)
-        if self.partitioned:
-            return checkpointed_loss(loss, segments, state)
-        return segmented_loss(self.hidden_states, loss, segments, state, list(self.parameters()))
+            return self.segment_loss(whole, state)
+        state = self.init_state(len(tokens)) if state is None else state
+        loss_of_segments = checkpointed_loss if self.partitioned else segmented_loss
+        return loss_of_segments(self, whole.split(segment), state)
+
+    def segment_loss(self, segment: Segment, state: ModelState | None) -> tuple[Tensor, ModelState]:
+        """Return the loss of a segment, read from `state`, and the state after."""
+        hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
+        return self.lm_head(hidden, segment.targets, teacher=segment.teacher), state
 
     @torch.no_grad()
     def token_nll(
         self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: ModelState | None = None
-    ) -> tuple[Tensor, ModelState]:
-        state, nll = self.init_state(len(tokens)) if state is None else state, []
+    ) -> tuple[Tensor, ModelState | None]:
+        nll = []
         for begin in range(0, tokens.shape[1], PIECE):
             piece = slice(begin, begin + PIECE)
             document_starts = None if mask is None else mask[:, piece]
@@ -138,7 +131,7 @@ class LanguageModel(TextModel):
     @torch.no_grad()
     def target_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return -log p of targets (N,) from the hidden states (N, width) before them."""
-        return self.lm_head(token_nll, hidden, targets)
+        return self.lm_head(hidden, targets, "none")
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state as a prefill leaves it, where steps keep it in another form."""
@@ -166,15 +159,8 @@ class LanguageModel(TextModel):
         """Return the last hidden states (B, T, width), and the state after."""
         state = self.init_state(len(tokens)) if state is None else state
         phase = self.block_phase(state, document_starts, tokens.shape[1])
-        run = self._compiled_run or self._run
-        return run(tokens, state, document_starts, phase)
-
-    def _loss(self, segment: Segment, state: ModelState, teacher: TeacherOutput | None) -> tuple[Tensor, ModelState]:
-        hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
-        if teacher is None or segment.teacher_hidden is None:
-            return self.lm_head(summed_nll, hidden, segment.targets), state
-        loss = partial(distilled_nll, teacher_weight=teacher.weight, soft=teacher.softening)
-        return self.lm_head(loss, hidden, segment.targets, segment.teacher_hidden), state
+        run = compiled(LanguageModel._run) if self.is_compiled else LanguageModel._run
+        return run(self, tokens, state, document_starts, phase)
 
     def _run(
         self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, phase: BlockPhase | None
@@ -183,35 +169,28 @@ class LanguageModel(TextModel):
         past = state.last_tokens
         if past is not None:
             past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
-        if self.hourglass is None or state.hourglass is None or phase is None:
-            x, blocks, hourglass = *self._run_layers(range(len(self.blocks)), x, state.blocks, positions), None
-        else:
-            first, end = self.downsampled_layers.start, self.downsampled_layers.stop
-            inner = partial(self._run_layers, self.downsampled_layers)
-            x, before = self._run_layers(range(first), x, state.blocks[:first], positions)
-            x, hourglass, middle = self.hourglass(x, state.hourglass, state.blocks[first:end], positions, phase, inner)
-            x, after = self._run_layers(range(end, len(self.blocks)), x, state.blocks[end:], positions)
-            blocks = before + middle + after
-        return self.norm(x), ModelState(blocks, positions.in_document[:, -1] + 1, hourglass, past)
+        first, end, recompute = (
+            self.downsampled_layers.start,
+            self.downsampled_layers.stop,
+            self.activation_checkpointing,
+        )
+        layers, states = list(self.blocks), state.blocks
+        x, blocks = run_blocks(layers[:first], x, states[:first], positions, recompute)
+        hourglass = None
+        if self.hourglass is not None:
+            assert state.hourglass is not None and phase is not None
+            x, hourglass, middle = self.hourglass(
+                x, state.hourglass, positions, phase, layers[first:end], states[first:end], recompute
+            )
+            blocks += middle
+        x, after = run_blocks(layers[end:], x, states[end:], positions, recompute)
+        return self.norm(x), ModelState(blocks + after, positions.in_document[:, -1] + 1, hourglass, past)
 
     def embed(self, tokens: Tensor, state: ModelState, document_starts: Tensor | None) -> tuple[Tensor, Positions]:
         """Return what the first block reads (B, T, width), and the positions that all blocks need."""
         index = document_positions(document_starts, state.position, tokens.shape[1])
         windows = None if state.last_tokens is None else last_tokens(tokens, state.last_tokens, index)
         return self.embedding(tokens) * self.embedding_scale, Positions(index, document_starts, windows)
-
-    def _run_layers(
-        self, layers: range, x: Tensor, states: tuple[BlockState, ...], positions: Positions
-    ) -> tuple[Tensor, tuple[BlockState, ...]]:
-        after = []
-        for layer, state in zip(layers, states, strict=True):
-            block = self.blocks[layer]
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                x, state = checkpoint(block, x, state, positions, use_reentrant=False)
-            else:
-                x, state = block(x, state, positions)
-            after.append(state)
-        return x, tuple(after)
 
     def _count_past_tokens(self) -> int | None:
         """Return how many tokens before the current one the attentions ask for; None where none reads tokens."""
@@ -251,17 +230,10 @@ class LanguageModel(TextModel):
         """Whether the state of every layer keeps its size."""
         return all(attention.state_growth == "constant" for attention in self.attentions)
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether torch.compile runs the blocks."""
-        return self._compiled_run is not None
-
     def compile_blocks(self) -> None:
+        super().compile_blocks()
         for attention in self.attention_parts:
-            if attention.kernels and attention.kernel_name not in attention.traceable_kernels:
-                # a loop over spans would be unrolled to no gain, and native code cannot be traced
-                attention.kernel = torch.compiler.disable(attention.kernel)
-        self._compiled_run = torch.compile(self._run)
+            attention.compiled = True
 
     def set_state_dtype(self, dtype: torch.dtype) -> None:
         """Set the least precise dtype of the states of recurrences."""

@@ -51,10 +51,10 @@ class LoopGuard:
 
 def lower_loops(logits: Tensor, guards: Sequence[LoopGuard]) -> Tensor:
     """Return logits (B, V) without the penalties of each row's guard."""
-    found = [(row, token, penalty) for row, guard in enumerate(guards) for token, penalty in guard.penalties().items()]
-    if not found:
+    lower = [(row, token, penalty) for row, guard in enumerate(guards) for token, penalty in guard.penalties().items()]
+    if not lower:
         return logits
-    rows, tokens, penalties = zip(*found, strict=True)
+    rows, tokens, penalties = zip(*lower, strict=True)
     index = (torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device))
     lowered = logits.clone()
     lowered[index] -= torch.tensor(penalties, dtype=logits.dtype, device=logits.device)

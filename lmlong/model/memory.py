@@ -12,21 +12,21 @@ from lmlong.model.build import build, without_memory
 from lmlong.recipe import Recipe
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where Linux tells the memory that a container may use."""
+"""Files in which Linux reports the memory limit of a container."""
 
 
 def check_memory(recipe: Recipe, vocabulary: int, device: torch.device) -> None:
     """Refuse to train a model that cannot fit into the memory of a device, whatever else it holds."""
     weights, activations = least_bytes(recipe, vocabulary)
-    there = total_memory(device)
-    if there is None or weights + activations <= there:
+    available = total_memory(device)
+    if available is None or weights + activations <= available:
         return
     what, key = ("the model", "model.width or model.layers")
     if activations > weights:
         what, key = ("a batch", "training.batch_size or text.sequence_length, or set training.segment")
     raise UsageError(
         f"model: training takes at least {(weights + activations) / 1e9:,.1f} GB, most of it for {what}, and this "
-        f"{'GPU' if device.type == 'cuda' else 'machine'} has {there / 1e9:,.1f} GB. Lower {key}."
+        f"{'GPU' if device.type == 'cuda' else 'machine'} has {available / 1e9:,.1f} GB. Lower {key}."
     )
 
 
@@ -47,16 +47,16 @@ def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Return the bytes of a device's memory; None where the system does not tell."""
+    """Return the bytes of a device's memory; None where the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
-        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (AttributeError, ValueError, OSError):  # Windows
         return None
     for path in map(Path, LIMITS):
         try:
-            found.append(int(path.read_text()))
+            limits.append(int(path.read_text()))
         except (OSError, ValueError):  # "max" where there is no limit
             continue
-    return min(found)
+    return min(limits)

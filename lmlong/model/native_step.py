@@ -4,6 +4,7 @@ import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,14 +12,15 @@ from torch import Tensor
 
 from lmlong.attention.feature_maps import ELU_FLOOR, RMS_EPS, Cosine, Relu, Softmax
 from lmlong.attention.inputs import MIN_LOG_DECAY
-from lmlong.attention.registry import NATIVE_DECODE
+from lmlong.attention.registry import native_kinds
 from lmlong.model.block import BlockState
-from lmlong.model.hourglass import BlockPhase, HourglassState
+from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import ModelState
 from lmlong.native.decode import step
-from lmlong.native.decode.kind import DecodeKind, floats, integers
+from lmlong.native.decode.kind import DecodeKind, native
 from lmlong.native.decode.pack import PackedModel
-from lmlong.native.decode.step import HourglassTensors, States
+from lmlong.native.decode.step import States
+from lmlong.native.state import map_state
 from lmlong.native.threads import ThreadChoice
 
 CONSTANTS = {
@@ -39,7 +41,7 @@ Kinds = Sequence[DecodeKind[Any]]
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled step; None where it cannot be compiled."""
-    return step.load(list(NATIVE_DECODE.values()), CONSTANTS)
+    return step.load(native_kinds().values(), CONSTANTS)
 
 
 class NativeStep:
@@ -48,10 +50,8 @@ class NativeStep:
     def __init__(self, functions: ctypes.CDLL, packed: PackedModel, downsampled_layers: range):
         self._functions, self._packed, self._downsampled = functions, packed, downsampled_layers
         self._threads = ThreadChoice()
-
-    @property
-    def kinds(self) -> Kinds:
-        return self._packed.kinds
+        self.kinds: Kinds = packed.kinds
+        self.grows = any(kind.grows for kind in self.kinds)
 
     def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
         token, state, kinds = token.long().contiguous(), as_native(self.kinds, state), self.kinds
@@ -60,34 +60,30 @@ class NativeStep:
             empty_after(kind, block, phase if layer in self._downsampled else None)
             for layer, (kind, block) in enumerate(zip(kinds, state.blocks, strict=True))
         )
-        hourglass = None if state.hourglass is None else HourglassState(*map(torch.empty_like, state.hourglass))
-        past = None if state.last_tokens is None else torch.empty_like(state.last_tokens)
+        hourglass, past = map_state(torch.empty_like, state.hourglass), map_state(torch.empty_like, state.last_tokens)
         after = ModelState(blocks, state.position + 1, hourglass, past)
-        logits, full = self.run(token, state.position, self._tensors(state), self._tensors(after))
-        blocks = tuple(with_room(kind, block, full) for kind, block in zip(kinds, after.blocks, strict=True))
-        return logits, after._replace(blocks=blocks)
+        read, written = (
+            States(layer_states(kinds, each.blocks), each.hourglass, each.last_tokens) for each in (state, after)
+        )
+        logits, full = self.run(token, state.position, read, written)
+        return logits, after._replace(blocks=with_room(kinds, blocks, full)) if full or self.grows else after
 
     def run(
         self, tokens: Tensor, positions: Tensor, before: States, after: States, separate: bool = False
     ) -> tuple[Tensor, bool]:
-        """Step rows whose states lie `before` and `after`, by as many threads as are fastest (`step.decode`)."""
+        """Step rows whose states are `before` and `after`, by as many threads as are fastest (`step.decode`)."""
         inputs = (self._functions, self._packed, tokens, positions, before, after)
         return self._threads.run(lambda workers: step.decode(*inputs, workers, separate), torch.get_num_threads())
-
-    def _tensors(self, state: ModelState) -> States:
-        hourglass = None if state.hourglass is None else HourglassTensors(*state.hourglass)
-        return States(layer_states(self.kinds, state.blocks), hourglass, state.last_tokens)
 
 
 def as_native(kinds: Kinds, state: ModelState) -> ModelState:
     """Return the state in the dtypes that native code reads, each tensor contiguous."""
-    hourglass = state.hourglass and HourglassState(*map(floats, state.hourglass))
-    past = None if state.last_tokens is None else integers(state.last_tokens)
     blocks = tuple(
-        BlockState(kind.as_native(attention), None if tail is None else floats(tail))
+        BlockState(kind.as_native(attention), None if tail is None else native(tail))
         for kind, (attention, tail) in zip(kinds, state.blocks, strict=True)
     )
-    return ModelState(blocks, integers(state.position), hourglass, past)
+    hourglass, last_tokens = map_state(native, state.hourglass), map_state(native, state.last_tokens)
+    return ModelState(blocks, native(state.position), hourglass, last_tokens)
 
 
 def empty_after(kind: DecodeKind[Any], before: BlockState, phase: BlockPhase | None) -> BlockState:
@@ -95,20 +91,21 @@ def empty_after(kind: DecodeKind[Any], before: BlockState, phase: BlockPhase | N
     not in each row."""
     if phase is not None and not phase.blocks:
         return before
-    attention, tail = before
     new = torch.empty_like if phase is None else torch.clone
+    attention, tail = before
     return BlockState(kind.empty_after(attention, phase is not None), None if tail is None else new(tail))
 
 
-def with_room(kind: DecodeKind[Any], block: BlockState, full: bool) -> BlockState:
-    """Return a layer's state with room for what the next token adds to it."""
-    attention, tail = block
-    return BlockState(kind.with_room(attention, full), tail)
+def with_room(kinds: Kinds, blocks: Sequence[BlockState], full: bool) -> tuple[BlockState, ...]:
+    """Return the states of layers with room for what the next token adds to them; `full`: some may have none."""
+    return tuple(
+        BlockState(kind.with_room(attention, full), tail) for kind, (attention, tail) in zip(kinds, blocks, strict=True)
+    )
 
 
 def layer_states(kinds: Kinds, blocks: Iterable[BlockState]) -> array:
-    """Return the states of layers as native code reads them: each a `LayerState` and the state of its attention."""
-    return step.layer_states(map(_fields, kinds, blocks))
+    """Return the states of layers as native code reads them: of each a `LayerState` and the state of its attention."""
+    return array("q", chain.from_iterable(map(_fields, kinds, blocks)))
 
 
 def _fields(kind: DecodeKind[Any], block: BlockState) -> Sequence[int]:

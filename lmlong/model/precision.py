@@ -23,19 +23,19 @@ def computes_in_bf16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "mps":
         return False
-    # private, but torch offers no public question of this kind for a CPU
+    # private, since torch has no public function for it on a CPU
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def evaluation_precision(wanted: Precision | None, trained_in: str, device: torch.device) -> Precision:
-    """Return the format to evaluate a model in: `wanted`, or if None the one it was trained in, or float32 where this
-    device only emulates that and where its recipe names none, as that of an imported model."""
-    if wanted == "16" and device.type != "cuda":
+def evaluation_precision(chosen: Precision | None, trained_in: str, device: torch.device) -> Precision:
+    """Return the format to evaluate a model in: the `chosen` one, or if None the one it was trained in, or float32
+    where this device only emulates that and where its recipe names none, as that of an imported model."""
+    if chosen == "16" and device.type != "cuda":
         raise UsageError("precision: 16 needs a GPU. Use bf16 or 32.")
-    if wanted == "bf16" and device.type == "mps":
+    if chosen == "bf16" and device.type == "mps":
         raise UsageError("precision: bf16 is not offered on mps. Use 32.")
-    if wanted is not None:
-        return wanted
+    if chosen is not None:
+        return chosen
     if trained_in == "bf16" and computes_in_bf16(device):
         return "bf16"
     return "16" if trained_in == "16" and device.type == "cuda" else "32"

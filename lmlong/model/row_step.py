@@ -1,50 +1,26 @@
-"""Decode steps for rows that come and go: each row has a state of its own, which a step changes where it lies.
+"""Decode steps for rows that come and go: each row has a state of its own, which a step changes in place.
 
 A batch whose state is one set of tensors must be copied whenever a row joins or leaves. Here a step is given any rows
 in any order. By native code each row has two buffers, of which a step reads one and writes the other, so no state is
 allocated or copied for a token; large tables, which steps do not write to, are shared with the state that a row began
-with. Elsewhere torch runs the rows as one batch, which is put together anew when other rows are to step.
+with. Elsewhere torch runs the rows as one batch, which is rebuilt when other rows are to step.
 
 B rows, V vocabulary, P last tokens.
 """
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmlong.attention.base import state_tensors
 from lmlong.model.block import BlockState
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.native_step import Kinds, NativeStep, as_native, empty_after, layer_states, with_room
-from lmlong.model.state import concat_states, rebuild_state, state_row
-from lmlong.native.decode import step
-
-
-class Row(Protocol):
-    """One text among others."""
-
-    def state(self) -> ModelState:
-        """Return the state after the tokens so far, which no later step changes."""
-
-
-class RowStep(Protocol):
-    """Decode steps of rows that come and go."""
-
-    def admit(self, state: ModelState) -> Row:
-        """Return a row that begins with the state of one text, which stays as it is."""
-
-    def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
-        """Return logits (B, V) after one more token (B,) of each row."""
-
-
-def make_row_step(model: LanguageModel) -> RowStep:
-    """Return the steps of rows by native code where that decodes the model, else by torch."""
-    if isinstance(model.fast_step, NativeStep) and model.hourglass is None:
-        return NativeRowStep(model.fast_step)
-    return TorchRowStep(model)
+from lmlong.model.state import concat_states, state_row
+from lmlong.native.decode.step import States
+from lmlong.native.state import map_state
 
 
 class NativeRow:
@@ -52,69 +28,68 @@ class NativeRow:
 
     _blocks: tuple[BlockState, ...]
     _next: tuple[BlockState, ...]
-    _fields: tuple[array, array]
+    fields: tuple[array, array]
+    """The addresses of the buffer that a step reads, and of the one that it writes."""
 
-    def __init__(self, state: ModelState, kinds: Kinds):
-        now = as_native(kinds, state)
-        self._kinds = kinds
-        self.grows = any(kind.grows for kind in kinds)
-        self.position = int(now.position)
-        self.last_tokens = now.last_tokens
-        self._use(now.blocks if self.grows else self._copied(now.blocks))
+    def __init__(self, state: ModelState, kinds: Kinds, grows: bool):
+        state = as_native(kinds, state)
+        self._kinds, self.grows = kinds, grows
+        self.position = int(state.position)
+        self.last_tokens = state.last_tokens
+        self._use(state.blocks if self.grows else self._copied(state.blocks))
 
-    @property
-    def fields(self) -> tuple[array, array]:
-        """The addresses of the buffer that a step reads, and of the one that it writes."""
-        return self._fields
-
-    def turn(self, token: int, full: bool) -> None:
+    def advance(self, token: int, full: bool) -> None:
         """Take what a step has written for the state after a token; `full`: some state may have no room for another."""
         self.position += 1
         if self.last_tokens is not None:
             self.last_tokens = torch.cat([self.last_tokens[:, 1:], self.last_tokens.new_tensor([[token]])], dim=1)
-        pairs = list(zip(self._kinds, self._next, strict=True))
-        if self.grows or (full and any(kind.is_full(block.attention) for kind, block in pairs)):
-            self._use(tuple(with_room(kind, block, full and kind.is_full(block.attention)) for kind, block in pairs))
+        blocks = with_room(self._kinds, self._next, full) if self.grows or full else self._next
+        moved = any(new.attention is not old.attention for new, old in zip(blocks, self._next, strict=True))
+        if self.grows or moved:
+            self._use(blocks)
         else:
             self._blocks, self._next = self._next, self._blocks
-            self._fields = self._fields[::-1]
+            self.fields = self.fields[::-1]
 
     def state(self) -> ModelState:
+        """Return the state after the tokens so far, which no later step changes."""
         return ModelState(self._copied(self._blocks), torch.tensor([self.position]), None, self.last_tokens)
 
     def _use(self, blocks: tuple[BlockState, ...]) -> None:
         """Take these tensors for the buffer that the next step reads, and new ones for the other."""
         self._blocks = blocks
         self._next = tuple(empty_after(kind, block, None) for kind, block in zip(self._kinds, blocks, strict=True))
-        self._fields = layer_states(self._kinds, self._blocks), layer_states(self._kinds, self._next)
+        self.fields = layer_states(self._kinds, self._blocks), layer_states(self._kinds, self._next)
 
     def _copied(self, blocks: tuple[BlockState, ...]) -> tuple[BlockState, ...]:
         """Return the states with memory of their own, but for tables that no step writes to."""
         return tuple(
-            BlockState(kind.each_written(torch.clone, attention), None if tail is None else tail.clone())
+            BlockState(kind.each_written(torch.clone, attention), map_state(torch.clone, tail))
             for kind, (attention, tail) in zip(self._kinds, blocks, strict=True)
         )
 
 
 class NativeRowStep:
-    """Rows by native code."""
+    """Steps of rows by native code."""
 
     def __init__(self, native: NativeStep):
         self._native = native
 
     def admit(self, state: ModelState) -> NativeRow:
-        return NativeRow(state, self._native.kinds)
+        """Return a row that begins with the state of one text, which stays as it is."""
+        return NativeRow(state, self._native.kinds, self._native.grows)
 
-    def __call__(self, rows: Sequence[NativeRow], tokens: Tensor) -> Tensor:
+    def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
+        """Return logits (B, V) after one more token (B,) of each row."""
         last = [row.last_tokens for row in rows if row.last_tokens is not None]
         past = torch.cat(last) if last else None
         unread = None if past is None else torch.empty_like(past)  # rows keep their last tokens themselves
-        before = step.States(_joined([row.fields[0] for row in rows]), None, past)
-        after = step.States(_joined([row.fields[1] for row in rows]), None, unread)
+        before = States(_joined([row.fields[0] for row in rows]), None, past)
+        after = States(_joined([row.fields[1] for row in rows]), None, unread)
         positions = torch.tensor([row.position for row in rows])
         logits, full = self._native.run(tokens.long().contiguous(), positions, before, after, separate=True)
         for row, token in zip(rows, tokens.tolist(), strict=True):
-            row.turn(token, full)
+            row.advance(token, full)
         return logits
 
 
@@ -122,32 +97,45 @@ class TorchRow:
     """A row of the batch that stepped last."""
 
     def __init__(self, state: ModelState):
-        self.batch, self.place = state, 0
+        self.batch, self.index = state, 0
 
     def state(self) -> ModelState:
-        one = state_row(self.batch, self.place)
-        return rebuild_state(one, iter([x.clone() for x in state_tensors(one)]))
+        """Return the state after the tokens so far, which no later step changes."""
+        return map_state(torch.clone, state_row(self.batch, self.index))
 
 
 class TorchRowStep:
-    """Rows by torch, as one batch."""
+    """Steps of rows by torch, as one batch."""
 
     def __init__(self, model: LanguageModel):
         self._model = model
         self._stepped: list[TorchRow] = []
 
     def admit(self, state: ModelState) -> TorchRow:
+        """Return a row that begins with the state of one text, which stays as it is."""
         return TorchRow(state)
 
     @torch.inference_mode()
-    def __call__(self, rows: Sequence[TorchRow], tokens: Tensor) -> Tensor:
-        same = len(rows) == len(self._stepped) and all(map(lambda one, other: one is other, rows, self._stepped))
-        batch = rows[0].batch if same else concat_states([state_row(row.batch, row.place) for row in rows])
+    def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
+        """Return logits (B, V) after one more token (B,) of each row."""
+        same = len(rows) == len(self._stepped) and all(a is b for a, b in zip(rows, self._stepped, strict=True))
+        batch = rows[0].batch if same else concat_states([state_row(row.batch, row.index) for row in rows])
         logits, state = self._model.step(tokens, batch)
-        for place, row in enumerate(rows):
-            row.batch, row.place = state, place
+        for index, row in enumerate(rows):
+            row.batch, row.index = state, index
         self._stepped = list(rows)
         return logits
+
+
+Row = NativeRow | TorchRow
+RowStep = NativeRowStep | TorchRowStep
+
+
+def make_row_step(model: LanguageModel) -> RowStep:
+    """Return the steps of rows by native code where that decodes the model, else by torch."""
+    if isinstance(model.fast_step, NativeStep) and model.hourglass is None:
+        return NativeRowStep(model.fast_step)
+    return TorchRowStep(model)
 
 
 def _joined(fields: Sequence[array]) -> array:

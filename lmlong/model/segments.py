@@ -6,69 +6,71 @@ on the gradient of that state. To autograd all of it is one function of the weig
 segment would keep a graph of all of them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.base import state_tensors
+from lmlong.model.loss import TeacherOutput
 from lmlong.model.state import rebuild_state
 
 
 class Segment(NamedTuple):
-    """A segment of every row."""
+    """Neighbouring tokens of every row."""
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
-    document_starts: Tensor | None  # (B, T)
-    teacher_hidden: Tensor | None  # (B, T, width) the last hidden states of a teacher
+    document_starts: Tensor | None = None  # (B, T)
+    teacher: TeacherOutput | None = None
+
+    def split(self, length: int) -> "list[Segment]":
+        """Return its parts of at most `length` tokens."""
+        parts = []
+        for begin in range(0, self.tokens.shape[1], length):
+            span = slice(begin, begin + length)
+            starts = None if self.document_starts is None else self.document_starts[:, span]
+            teacher = self.teacher and self.teacher._replace(hidden=self.teacher.hidden[:, span])
+            parts.append(Segment(self.tokens[:, span], self.targets[:, span], starts, teacher))
+        return parts
 
 
-SegmentLoss = Callable[[Segment, Any], tuple[Tensor, Any]]
-"""(segment, state) -> summed loss and the state after. Of a loss of several numbers the first alone is learned."""
+class SegmentModel(Protocol):
+    def hidden_states(self, tokens: Tensor, state: Any, document_starts: Tensor | None) -> tuple[Tensor, Any]: ...
 
-SegmentForward = Callable[..., tuple[Tensor, Any]]
-"""(tokens, state, document_starts) -> hidden states, which are not used here, and the state after."""
+    def segment_loss(self, segment: Segment, state: Any) -> tuple[Tensor, Any]:
+        """Return the summed loss and the state after. Of a loss of several numbers the first alone is learned."""
+        ...
 
-
-def split_segments(length: int, whole: Segment) -> list[Segment]:
-    """Split rows into segments of at most `length` tokens."""
-    begins = range(0, whole.tokens.shape[1], length)
-    return [Segment(*(None if x is None else x[:, b : b + length] for x in whole)) for b in begins]  # type: ignore[arg-type]
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
-def segmented_loss(
-    forward: SegmentForward,
-    segment_loss: SegmentLoss,
-    segments: Sequence[Segment],
-    state: Any,
-    weights: Sequence[Tensor],
-) -> tuple[Tensor, Any]:
+def segmented_loss(model: SegmentModel, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
     """Return the loss of all segments in turn from `state`, and the state after the last, without a gradient."""
     context = _ForwardContext(segments[0].tokens.device.type)
     states = _StateBank(state, len(segments) - 1)
     for number, segment in enumerate(segments):
         with torch.no_grad(), context.of(number):
-            _, after = forward(segment.tokens, states.get(number), segment.document_starts)
+            _, after = model.hidden_states(segment.tokens, states.get(number), segment.document_starts)
         if number + 1 < len(segments):
             states.put(number + 1, after)
-    total, grads = _backward_through_segments(segment_loss, segments, states, context, weights)
-    return _KnownGradients.apply(total, grads, *weights), after
+    weights = list(model.parameters())
+    total, dweights = _backward_through_segments(model, segments, states, context, weights)
+    return _KnownGradients.apply(total, dweights, *weights), after
 
 
-def checkpointed_loss(segment_loss: SegmentLoss, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
+def checkpointed_loss(model: SegmentModel, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
     """Return the same by activation checkpointing, with a graph of all segments: for weights that are gathered only
     while their module computes, which one function of all segments would not see."""
-    total = None
+    losses = []
     for segment in segments:
-        loss, state = checkpoint(segment_loss, segment, state, use_reentrant=False)
-        total = loss if total is None else total + loss
-    assert total is not None
-    return total, state
+        loss, state = checkpoint(model.segment_loss, segment, state, use_reentrant=False)
+        losses.append(loss)
+    return sum(losses[1:], losses[0]), state
 
 
 class _ForwardContext:
@@ -88,7 +90,7 @@ class _ForwardContext:
 
 
 def _backward_through_segments(
-    segment_loss: SegmentLoss,
+    model: SegmentModel,
     segments: Sequence[Segment],
     states: "_StateBank",
     context: _ForwardContext,
@@ -98,13 +100,14 @@ def _backward_through_segments(
     total, dweights = torch.zeros(()), [torch.zeros_like(weight) for weight in weights]
     dstate: list[Tensor] = []  # the gradient of the state after a segment; empty after the last
     for number in reversed(range(len(segments))):
-        state, inputs = _as_leaves(states.get(number))
+        state = _detached(states.get(number))
+        inputs = _floating(state)
         with torch.enable_grad(), context.of(number):
-            loss, after = segment_loss(segments[number], state)
-        ends = [(x, g) for x, g in zip(_floating(after), dstate, strict=False) if x.requires_grad]
-        outputs, grad_outputs = [loss, *(x for x, _ in ends)], [torch.ones_like(loss), *(g for _, g in ends)]
+            loss, after = model.segment_loss(segments[number], state)
+        ends = [(x, dx) for x, dx in zip(_floating(after), dstate, strict=False) if x.requires_grad]
+        outputs, grad_outputs = [loss, *(x for x, _ in ends)], [torch.ones_like(loss), *(dx for _, dx in ends)]
         grads = torch.autograd.grad(outputs, [*inputs, *weights], grad_outputs, allow_unused=True)
-        dstate = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=False)]
+        dstate = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(inputs, grads, strict=False)]
         for dweight, grad in zip(dweights, grads[len(inputs) :], strict=True):
             if grad is not None:
                 dweight += grad
@@ -113,7 +116,8 @@ def _backward_through_segments(
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss, the first number of some, with known gradients, which the backward pass only scales."""
+    """A loss whose gradients are computed already: the backward pass scales them. Of several numbers the first is the
+    loss."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, dweights: list[Tensor], *weights: Tensor) -> Tensor:
@@ -147,11 +151,9 @@ class _StateBank:
         return rebuild_state(self.first, iter(block[number - 1] for block in self.blocks))
 
 
-def _as_leaves(state: Any) -> tuple[Any, list[Tensor]]:
-    """Return the state as leaves of a new graph, and those of its tensors that gradients flow to."""
-    tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in state_tensors(state)]
-    fresh = rebuild_state(state, iter(tensors))
-    return fresh, _floating(fresh)
+def _detached(state: Any) -> Any:
+    """Return the state as leaves of a new graph."""
+    return rebuild_state(state, iter([x.detach().requires_grad_(x.is_floating_point()) for x in state_tensors(state)]))
 
 
 def _floating(state: Any) -> list[Tensor]:

@@ -40,8 +40,8 @@ class ShortConvolution(nn.Module):
         return weight
 
     def init_codes(self, codes: slice, late: slice, chosen: Tensor) -> None:
-        """Let channels begin as codes of the last one, two and three tokens in turn, sums of them with random signs;
-        others begin as the chosen ones among these codes, of the token before."""
+        """Initialize the channels `codes` as codes of the last one, two and three tokens in turn, sums of them with
+        random signs, and the channels `late` as the `chosen` codes of the token before."""
         weight = self.weight[codes]
         reach = 1 + torch.arange(len(weight), device=weight.device)[:, None] % min(CODED, self.width - 1)
         taken = torch.arange(self.width, device=weight.device) >= self.width - reach

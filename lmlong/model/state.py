@@ -7,29 +7,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.attention.base import state_tensors
+from lmlong.native.state import map_state, state_tensors
 
 State = TypeVar("State")
 
 
-def rebuild_state(like: Any, others: Iterator[Tensor]) -> Any:
+def rebuild_state(like: Any, tensors: Iterator[Tensor]) -> Any:
     """Return a state of the same structure with other tensors."""
-    if isinstance(like, Tensor):
-        return next(others)
-    if like is None:
-        return None
-    parts = [rebuild_state(part, others) for part in like]
-    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    return map_state(lambda _: next(tensors), like)
 
 
 def detach_state(state: State) -> State:
     """Return a state without its graph, to read on from it without a gradient to what was read before."""
-    return rebuild_state(state, iter([x.detach() for x in state_tensors(state)]))
+    return map_state(Tensor.detach, state)
 
 
 def state_row(state: State, row: int) -> State:
     """Return the state of one row."""
-    return rebuild_state(state, iter([x[row : row + 1] for x in state_tensors(state)]))
+    return map_state(lambda x: x[row : row + 1], state)
 
 
 def concat_states(states: Sequence[State]) -> State:

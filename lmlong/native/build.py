@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from lmlong.errors import LmlongError
 from lmlong.io.cache import cache_folder, fetch, key_of
+from lmlong.io.folder_manifest import Format
 from lmlong.io.home import home_cache
-from lmlong.io.manifest import Format
 from lmlong.io.trust import make_private
 
 HERE = Path(__file__).parent
@@ -60,8 +60,8 @@ def _layout(structure: type[ctypes.Structure]) -> Iterator[str]:
     """Iterate over assertions that C++ has the same fields at the same offsets, and no others."""
     name = structure.__name__
     for field, *_ in structure._fields_:
-        found = getattr(structure, field)
-        same = f"offsetof({name}, {field}) == {found.offset} && sizeof({name}::{field}) == {found.size}"
+        descriptor = getattr(structure, field)
+        same = f"offsetof({name}, {field}) == {descriptor.offset} && sizeof({name}::{field}) == {descriptor.size}"
         yield f'static_assert({same}, "{name}.{field} lies elsewhere in Python");'
     yield f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "{name} has other fields in Python");'
 
@@ -71,7 +71,7 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
     or, with a warning that says what is done `otherwise`, where it fails."""
     compiler = find_compiler()
     if compiler is None:
-        _tell_once(f"native code is off, {otherwise}: there is no C++ compiler. Install g++, or name one in CXX.")
+        _print_once(f"native code is off, {otherwise}: there is no C++ compiler. Install g++, or name one in CXX.")
         return None
     sources = sorted(path for each in (HERE, folder) for path in each.iterdir() if path.suffix in (".h", ".cpp"))
     more = shlex.split(os.environ.get(MORE_FLAGS, ""))
@@ -94,32 +94,29 @@ def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None
         return None
 
 
-def _tell_once(what: str) -> None:
-    """Tell something on standard error at its first time with this cache; where there is none, once in a process."""
-    told = cache_folder() / "told" / key_of(what)
-    if not told.exists():
+def _print_once(what: str) -> None:
+    """Print a message on standard error, once for each cache folder; without one, once in a process."""
+    marker = cache_folder() / "told" / key_of(what)
+    if not marker.exists():
         print(what, file=sys.stderr)
         with suppress(OSError):
-            told.parent.mkdir(parents=True, exist_ok=True)
-            told.touch()
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
 
 
 @cache
 def private_folder(cache: Path) -> Path:
     """Return the folder of compiled code: in the cache, or, where others can write to that and so replace the code, in
     one of this user's own; where there is none, a folder that is removed with this process."""
-    first, *others = dict.fromkeys([cache / "native", home_cache() / "native"])
+    first, *rest = dict.fromkeys([cache / "native", home_cache() / "native"])
     if make_private(first):
         return first.resolve()  # a link on the path could be replaced
-    for other in others:
-        if make_private(other):
-            found = other.resolve()
-            break
-    else:
-        found = Path(tempfile.mkdtemp(prefix="lmlong-native-"))
-        atexit.register(shutil.rmtree, found, ignore_errors=True)
-    warnings.warn(f"{first}: no folder, or others can write there, so native code is kept in {found}.", stacklevel=2)
-    return found
+    private = next((folder.resolve() for folder in rest if make_private(folder)), None)
+    if private is None:
+        private = Path(tempfile.mkdtemp(prefix="lmlong-native-"))
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+    warnings.warn(f"{first}: no folder, or others can write there, so native code is kept in {private}.", stacklevel=2)
+    return private
 
 
 def find_compiler() -> str | None:

@@ -46,6 +46,14 @@ void decay_masks(const Line& line, Int begin, Decay& decay) {
     decay.chunk = decay.from_state[TILE - 1];
 }
 
+// The gradients of the log decays by head: sums of `pairs` from the last token on, beginning with `sum`
+void store_log_decay_grads(const Line& line, Int begin, const float* pairs, float sum) {
+    for (Int t = TILE - 1; t >= 0; t--) {
+        sum += pairs[t];
+        if (t < line.tokens(begin)) *line.pointer(line.job.dlog_decay, begin + t) = sum;
+    }
+}
+
 // Masked weights become 0 even where they are not finite
 void apply_mask(const Decay& decay, float* weights) {
     for (Int i = 0; i < TILE * TILE; i += LANES) {

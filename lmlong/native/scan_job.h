@@ -90,16 +90,36 @@ void Line::store(const StridedTensor& x, Int begin, Int width, const float* rows
     }
 }
 
-// Run by several workers at once: each takes line after line
+// The floats of a state with `columns` beside S, (F, V): z, whose numbers come after it, or none
+Int state_size(const Line& line, Int columns) { return line.F * (line.V + columns); }
+
+// From (features, value_dim + columns)
+void load_state(const Line& line, Int columns, const float* from, float* state) {
+    const Int features = line.job.features, value_dim = line.job.value_dim, width = value_dim + columns;
+    std::fill_n(state, state_size(line, columns), 0.0f);
+    from += line.index * features * width;
+    for (Int f = 0; f < features; f++, from += width) {
+        std::copy_n(from, value_dim, state + f * line.V);
+        if (columns) state[line.F * line.V + f] = from[value_dim];
+    }
+}
+
+void store_state(const Line& line, Int columns, const float* state, float* into) {
+    const Int features = line.job.features, value_dim = line.job.value_dim, width = value_dim + columns;
+    into += line.index * features * width;
+    for (Int f = 0; f < features; f++, into += width) {
+        std::copy_n(state + f * line.V, value_dim, into);
+        if (columns) into[value_dim] = state[line.F * line.V + f];
+    }
+}
+
 template <typename Pass>
 void run_lines(ScanJob* job) {
     const Int worker = __atomic_fetch_add(&job->workers_begun, 1, __ATOMIC_RELAXED);
-    while (true) {
-        const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
-        if (index >= job->lines) return;
+    each_line(job, [&](Int index) {
         const Line line(*job, index);
         Pass(line, Scratch{job->scratch + worker * job->scratch_size}).run();
-    }
+    });
 }
 
 }  // namespace

@@ -128,6 +128,16 @@ void scale_columns(float* xT, Int width, const float* factors) {
         for (Int t = 0; t < TILE; t++) xT[i * TILE + t] *= factors[t];
 }
 
+// Run by several workers at once: each takes line after line
+template <typename Job, typename Run>
+void each_line(Job* job, Run run) {
+    while (true) {
+        const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
+        if (index >= job->lines) return;
+        run(index);
+    }
+}
+
 float dot(const float* x, const float* y, Int size) {
     FloatVec sums[4] = {};
     for (Int i = 0; i < size; i += 4 * LANES) UNROLL(j, std::min(Int(4), (size - i) / LANES))

@@ -154,10 +154,10 @@ def _recipe_class(sections: tuple[tuple[str, type[Options]], ...]) -> type[Recip
     return _extended(Recipe, {"model": _extended(Model, {"attention": attention})})
 
 
-Section = TypeVar("Section", bound=Options)
+SomeOptions = TypeVar("SomeOptions", bound=Options)
 
 
-def _extended(section: type[Section], fields: Mapping[str, type[Options]]) -> type[Section]:
+def _extended(section: type[SomeOptions], fields: Mapping[str, type[Options]]) -> type[SomeOptions]:
     """Return a subclass of a section with nested sections added, or replaced where the names are the same."""
     declared: dict[str, Any] = {name: (kind, kind()) for name, kind in fields.items()}
     return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **declared)

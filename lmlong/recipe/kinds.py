@@ -82,8 +82,8 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         causal=False,
         encoder=True,
         misfit="linformer mixes all positions, the future too, into each projected key and value, so it cannot be "
-        "causal (docs/why-linformer-is-not-causal.md). Use linear, window or softmax, or train an encoder by "
-        "objective: masked.",
+        "causal (docs/reference/why-linformer-is-not-causal.md). Use linear, window or softmax, or train an "
+        "encoder by objective: masked.",
     ),
     "efficient": AttentionInfo(
         causal=False,

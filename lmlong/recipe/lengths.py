@@ -18,7 +18,16 @@ def parse_length(word: str) -> int | None:
 
 def parse_lengths(text: str) -> list[int]:
     """Return the lengths in a list such as 256,1k,4k, sorted and without duplicates."""
-    return sorted({_parse(word.strip()) for word in text.split(",")})
+    lengths = set()
+    for word in map(str.strip, text.split(",")):
+        length = parse_length(word)
+        if length is None:
+            hint = "Write whole numbers such as 256,1k,4k,1m (k is 1,024, m 1,024 k)."
+            raise UsageError(f"--lengths: '{word}' is no length. {hint}")
+        if why := too_long(length):
+            raise UsageError(f"--lengths: {word[:40]} is {why}. Name shorter ones.")
+        lengths.add(length)
+    return sorted(lengths)
 
 
 def name_length(length: int) -> str:
@@ -30,14 +39,3 @@ def name_length(length: int) -> str:
 def too_long(length: int) -> str:
     """Return why a length is refused, or an empty string."""
     return "" if length <= LONGEST else f"more than {name_length(LONGEST)} tokens, which no text has"
-
-
-def _parse(word: str) -> int:
-    length = parse_length(word)
-    if length is not None and (why := too_long(length)):
-        raise UsageError(f"--lengths: {word[:40]} is {why}. Name shorter ones.")
-    if length is None:
-        raise UsageError(
-            f"--lengths: '{word}' is no length. Write whole numbers such as 256,1k,4k,1m (k is 1,024, m 1,024 k)."
-        )
-    return length

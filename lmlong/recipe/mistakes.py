@@ -37,15 +37,15 @@ def mistakes(
 
     With `suggest_paths`, the hint for an unknown key names options of that name in any section below.
     """
-    found: dict[KeyPath, str] = {}
+    messages: dict[KeyPath, str] = {}
     for detail in error.errors(include_url=False):
         if detail["type"] == "extra_forbidden":
             path, message = _unknown_key(detail, values, section, suggest_paths)
         else:
             path, message = _wrong_value(detail, values, section)
         if message:
-            found.setdefault(path, message)
-    return found
+            messages.setdefault(path, message)
+    return messages
 
 
 def _unknown_key(
@@ -55,8 +55,8 @@ def _unknown_key(
     *outer, key = detail["loc"]
     path, shape = _follow(tuple(outer), values, section)
     paths = paths_of(str(key), section) if suggest_paths else []
-    known = list(sections(shape)[0].model_fields)
-    hint = f" Did you mean {' or '.join(map(repr, paths))}?" if paths else _known_keys(key, path, known)
+    names = list(sections(shape)[0].model_fields)
+    hint = f" Did you mean {' or '.join(map(repr, paths))}?" if paths else _known_keys(key, path, names)
     return (*path, key), f"unknown key.{hint}"
 
 
@@ -80,8 +80,8 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
             return (*path, "kind"), _not_one_of(value["kind"], kinds_of(shape))
         case "literal_error":
             names = pattern_words(value) if isinstance(value, str) and takes_patterns(shape) else [value]
-            known = choices(shape)
-            return path, _not_one_of(next(name for name in names if name not in known), known)
+            words = choices(shape)
+            return path, _not_one_of(next(name for name in names if name not in words), words)
     most = inf if detail["type"] == "less_than_equal" else LARGEST_SHOWN
     return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value)}"
 
@@ -113,14 +113,16 @@ def _not_one_of(value: Any, words: list[str]) -> str:
     return f"{_show(value)} is not one of {', '.join(words)}.{nearest(value, words)}"
 
 
-def _known_keys(key: object, section: KeyPath, known: list[str]) -> str:
-    """Return the nearest known key, or all keys of a short section, or a few of a long one."""
-    if len(known) <= LISTED:
-        return nearest(key, known) or f" Known here: {', '.join(known)}."
-    close = get_close_matches(str(key), known, n=NEAREST, cutoff=0)
+def _known_keys(key: object, section: KeyPath, names: list[str]) -> str:
+    """Return the nearest key of a section, or all keys of a short section, or a few of a long one."""
+    if hint := nearest(key, names):
+        return hint
+    if len(names) <= LISTED:
+        return f" Known here: {', '.join(names)}."
+    close = get_close_matches(str(key), names, n=NEAREST, cutoff=0)
     name = dotted(tuple("N" if isinstance(part, int) else part for part in section))
     all_of_them = f"`lmlong recipe options{' ' + name if name else ''}` lists all"
-    return nearest(key, known) or f" Nearest here: {', '.join(close)}; {all_of_them}."
+    return f" Nearest here: {', '.join(close)}; {all_of_them}."
 
 
 def paths_of(name: str, recipe: type[BaseModel]) -> list[str]:

@@ -189,11 +189,11 @@ class Model(Options):
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
         elif self.downsample and not 0 < len(self.downsampled_layers) < self.layers:
-            wanted = self.downsample.layers or "all but the first and the last"
+            layers = self.downsample.layers or "all but the first and the last"
             left = "at full length" if self.downsampled_layers else "downsampled"
             yield mistake(
                 "downsample.layers",
-                f"{wanted} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",
+                f"{layers} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",
             )
         else:
             yield from self._downsampled_tokens()

@@ -16,7 +16,7 @@ ENCODER_DEFAULTS: dict[str, Any] = {"model": {"convolution": 0, "attention": {"k
 """Defaults of an encoder's recipe where those of a causal model do not fit."""
 
 NO_CHOICE = "an encoder has no such choice"
-NO_STATE = "an encoder reads its text at once, there is no state to hand on"
+NO_STATE = "an encoder reads its text at once, there is no state to pass on"
 CAUSAL_ONLY = {
     "model.attention.decay": "an encoder sees all of its text at once and forgets none of it",
     "model.head_dim": "an encoder keeps no state, its heads share the width",

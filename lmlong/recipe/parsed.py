@@ -17,9 +17,9 @@ from lmlong.recipe.yaml import (
     LARGEST,
     UNREADABLE,
     BrokenYAML,
-    Document,
     KeyPath,
     Mistake,
+    ParsedYAML,
     Section,
     at,
     dotted,
@@ -151,7 +151,7 @@ def parse_recipe(
     Missing values are taken from the run of training.init_from; a recipe `as_trained` is complete.
     """
     file = None if isinstance(source, Mapping) else find_recipe(str(source))
-    document = _document(file) if file else Document(source, [])
+    document = _document(file) if file else ParsedYAML(source, [])
     values = Section(({"name": file.stem} if file else {}) | document.values, getattr(document.values, "origins", {}))
     applied, rejected = [], []
     for given in overrides.items() if isinstance(overrides, Mapping) else overrides:
@@ -170,7 +170,7 @@ def parse_recipe(
     return ParsedRecipe(file, values, document.mistakes, applied, rejected)
 
 
-def _document(file: Path) -> Document:
+def _document(file: Path) -> ParsedYAML:
     """Return the YAML document in a file, which must hold sections."""
     try:
         return _sections(file)
@@ -181,7 +181,7 @@ def _document(file: Path) -> Document:
         raise RecipeError([f"{file}: is a text or other file, not a recipe (.yaml). {remedy}."]) from None
 
 
-def _sections(file: Path) -> Document:
+def _sections(file: Path) -> ParsedYAML:
     try:
         document = parse_yaml(read_recipe_file(file))
     except BrokenYAML as error:

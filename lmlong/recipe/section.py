@@ -26,8 +26,8 @@ class Options(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            found = mistakes(error, values, type(self), self.is_recipe)
-            raise RecipeError([f"{dotted(path)}: {message}" for path, message in found.items()]) from None
+            messages = mistakes(error, values, type(self), self.is_recipe)
+            raise RecipeError([f"{dotted(path)}: {message}" for path, message in messages.items()]) from None
 
     # As on pydantic's own `__init__`: nested sections are validated together, so that no mistake hides another.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -38,9 +38,9 @@ class Options(BaseModel):
 
     @model_validator(mode="after")
     def agree(self) -> "Options":
-        found = [InitErrorDetails(type=error, input=None) for error in self.disagreements()]
-        if found:
-            raise ValidationError.from_exception_data(type(self).__name__, found)
+        errors = [InitErrorDetails(type=error, input=None) for error in self.disagreements()]
+        if errors:
+            raise ValidationError.from_exception_data(type(self).__name__, errors)
         return self
 
 
@@ -53,8 +53,8 @@ def completed(values: Any, defaults: dict[str, Any]) -> Any:
     """Return a section with `defaults` for the missing keys, also in nested sections."""
     if not isinstance(values, dict):
         return values
-    found = {
-        key: completed(values.get(key, {}), default) if isinstance(default, dict) else values.get(key, default)
-        for key, default in defaults.items()
-    }
-    return {**values, **found}
+    complete = dict(values)
+    for key, default in defaults.items():
+        section = values.get(key, {})
+        complete[key] = completed(section, default) if isinstance(default, dict) else values.get(key, default)
+    return complete

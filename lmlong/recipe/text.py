@@ -1,5 +1,6 @@
 """Options of the text: its sources, its tokenizer, and how it is cut."""
 
+from collections import Counter
 from collections.abc import Iterator
 from encodings import aliases
 from typing import Annotated, Literal
@@ -75,7 +76,7 @@ class Tokenizer(Options):
 
     kind: Literal["sentencepiece", "bytes", "characters", "huggingface"] = "sentencepiece"
     """sentencepiece (subwords, trained on the corpus), bytes (256 symbols, nothing to train), characters (those of
-    alphabet, nothing to train) or huggingface (a tokenizer.json of others, named by path)."""
+    alphabet, nothing to train) or huggingface (an existing tokenizer.json, named by path)."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """Algorithm that sentencepiece trains its pieces by."""
     vocabulary: int = Field(default=4096, ge=300, le=bounds.VOCABULARY)
@@ -107,8 +108,9 @@ class Tokenizer(Options):
             yield mistake("alphabet", "a tokenizer of this kind needs one. Name its characters, such as ACGTN.")
         if self.kind != "characters" and self.alphabet is not None:
             yield mistake("alphabet", f"a tokenizer of kind {self.kind} has none. Set text.tokenizer.kind=characters.")
-        if twice := sorted({one for one in self.alphabet or "" if (self.alphabet or "").count(one) > 1}):
-            yield mistake("alphabet", f"has {twice[0]!r} more than once. Name each character once.")
+        repeated = [character for character, count in Counter(self.alphabet or "").items() if count > 1]
+        if repeated:
+            yield mistake("alphabet", f"has {min(repeated)!r} more than once. Name each character once.")
         if self.kind == "huggingface" and self.path is None:
             yield mistake("path", "a tokenizer of this kind is read from a file. Name a tokenizer.json.")
 
@@ -138,12 +140,12 @@ class Text(Options):
     masking: Masking = Masking()
     encoding: str = "auto"
     """Encoding of plain text. auto takes that of a byte order mark, else UTF-8, else windows-1252 where a file is
-    plausible as that and errors is strict; whatever is not UTF-8 is told."""
+    plausible as that and errors is strict; whatever is not UTF-8 is reported."""
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes that are not of the encoding: strict names all such files and stops, replace puts U+FFFD,
     counted."""
     duplicates: Literal["keep", "drop"] = "keep"
-    """Documents of the same text: keep reads all of them, drop only the first and tells the others as skipped; of a
+    """Documents of the same text: keep reads all of them, drop only the first and reports the rest as skipped; of a
     text that is in text.validation.sources too, the training text loses it. It takes up to 72 bytes of memory a
     document."""
 

@@ -62,7 +62,7 @@ class Training(Budget):
     """Forward passes whose gradients are added before an optimizer step."""
     optimizer: Literal["auto", "muon", "adamw"] = "auto"
     """muon takes orthogonal steps for the matrices of linear layers, and AdamW's for all other weights; adamw takes
-    AdamW's for all. auto is muon, and for a run that goes on the one that it began with."""
+    AdamW's for all. auto is muon, and for a resumed run the one that it began with."""
     learning_rate: float = Field(default=12e-3, gt=0, le=bounds.FACTOR)
     """Peak learning rate; the default suits muon at any width and batches of about 8,000 tokens."""
     schedule: Literal["cosine", "constant", "warmup-stable-decay"] = "cosine"
@@ -98,8 +98,8 @@ class Training(Budget):
     cheaper than `segment`."""
     state_passing: float = Field(default=0.0, ge=0, le=1)
     """Share of the rows that begin with the state after a row of the batch before, another text, in place of an empty
-    one, without its gradient: the model meets the states of long texts at the cost of short ones. Positions go on from
-    that state's, as in one document."""
+    one, without its gradient: the model meets the states of long texts at the cost of short ones. Positions continue
+    from that state's, as in one document."""
     activation_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again in the backward pass."""
     validate_every: int = Field(default=500, gt=0, le=bounds.COUNT)

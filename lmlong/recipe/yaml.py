@@ -56,7 +56,7 @@ class Mistake(NamedTuple):
     message: str
 
 
-class Document(NamedTuple):
+class ParsedYAML(NamedTuple):
     """The values of a YAML text, and the mistakes in those that could not be built."""
 
     values: Any
@@ -101,7 +101,7 @@ def origin_of(values: Any, path: KeyPath, origin: Origin) -> Origin:
     return origin
 
 
-def parse_yaml(text: str, origin: Origin | None = None) -> Document:
+def parse_yaml(text: str, origin: Origin | None = None) -> ParsedYAML:
     """Return the values of a YAML text, which are of one origin or of their lines."""
     depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0) for character in text)
     if max(depths, default=0) > DEEPEST:
@@ -111,7 +111,7 @@ def parse_yaml(text: str, origin: Origin | None = None) -> Document:
         root: Node | None = builder.yaml.compose(text)
         if root and _expanded_size(root, {}) > LARGEST:
             raise BrokenYAML(1, f"written out, its aliases are more than {LARGEST:,} characters. Write less of them.")
-        return Document(builder.value(root, ()) if root else None, builder.mistakes)
+        return ParsedYAML(builder.value(root, ()) if root else None, builder.mistakes)
     except MarkedYAMLError as error:
         raise BrokenYAML(error.problem_mark.line + 1, _problem(error)) from None
     except ReaderError as error:

@@ -21,7 +21,7 @@ Dashes = str | tuple[int, tuple[int, int]]
 
 
 class Style(NamedTuple):
-    """The looks of one line."""
+    """The color, dashes and marker of one line."""
 
     color: str | float
     """A color of matplotlib, or a number from 0 to 1 on a scale from dark to light."""

@@ -19,8 +19,8 @@ from lmlong.inference import state_file
 from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
-from lmlong.io.locking import lock
-from lmlong.io.system_errors import named
+from lmlong.io.lock import lock_file
+from lmlong.io.system_errors import explain_errors
 
 SUFFIX, STAGED = ".state", ".new"
 EVERYBODY = "everybody"
@@ -71,10 +71,10 @@ def owner_of(key: str | None) -> str:
 
 def lock_folder(folder: Path) -> IO[bytes]:
     """Return the lock of a folder of sessions, which is held until its process ends or the lock is closed."""
-    with named(folder):
+    with explain_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = (folder / "lock").open("ab")
-    if not lock(file.fileno(), wait=False):
+    if not lock_file(file.fileno(), wait=False):
         file.close()
         raise UsageError(f"{folder}: another server keeps its sessions there. Name another folder by --sessions.")
     return file
@@ -122,7 +122,7 @@ class SessionStore:
         """Keep the session of a state file that anybody may have made, or refuse it."""
         path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
         try:
-            with named(path):
+            with explain_errors(path):
                 path.touch(state_file.PRIVATE)
                 path.write_bytes(data)
             session = self._load(path)

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from lmlong.inference.generation import End, Text
+from lmlong.inference.generation import End, StreamedText
 from lmlong.inference.healing import heal
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.rewind import Rewind
@@ -43,7 +43,7 @@ class Writer:
         self._trained, self._deliver = trained, deliver
         self._cache = None if request.start else cache  # the tokens of what was read before are not known
         self._tokens: list[int] = []  # all so far, where there is a cache
-        self._text = Text(trained.tokenizer, request.stop)
+        self._text = StreamedText(trained.tokenizer, request.stop)
         self._written = self._noted = self.prompt_tokens = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._rewind: Rewind | None = None

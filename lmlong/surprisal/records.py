@@ -1,4 +1,4 @@
-"""Records, each a line of the input: a text of its own, or the next line of one of many texts."""
+"""Records, each a line of the input: a document of its own, or the next line of one of many texts."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from lmlong.surprisal.token_bits import TextReader
 from lmlong.surprisal.units import Surprise, Totals, compared
 
 LONGEST = 1 << 26
-"""Bytes of the longest line that is a record; a longer one is skipped, as it would have to be in memory."""
+"""Largest size of a record in bytes; longer lines are skipped, because a record is held in memory."""
 
 
 class Line(NamedTuple):
-    """A line without its end; of one that is too long nothing but its size."""
+    """A line without its end; without data if it is too long."""
 
     number: int  # from 1
     data: bytes | None
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 class Lines:
-    """Cuts bytes that come in pieces into lines, in bounded memory."""
+    """Splits bytes that arrive in pieces into lines, in bounded memory."""
 
     def __init__(self, longest: int = LONGEST):
         self._longest = longest
@@ -47,16 +47,16 @@ class Lines:
         self._hold(data[begin:])
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was read of a line that has no end yet, and how much was before it."""
+        """Return the incomplete line and its position, as plain values."""
         return {"number": self._number, "offset": self._offset, "size": self._size, "held": self._held.hex()}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from what `to_json` was taken from; ValueError, KeyError or TypeError for anything else."""
+        """Continue from the return value of `to_json`; raise ValueError, KeyError or TypeError for other values."""
         self._number, self._offset, self._size = (int(saved[name]) for name in ("number", "offset", "size"))
         self._held = bytearray.fromhex(saved["held"])
 
     def finish(self) -> Iterator[Line]:
-        """Iterate over the last line, if it has no end."""
+        """Iterate over the last line, if it is incomplete."""
         if self._size:
             yield self._take()
 
@@ -74,8 +74,8 @@ class Lines:
 
 
 class States:
-    """The sessions of many texts by name: those used last in memory, others in files of a folder or in what was saved
-    before, of so many texts at most."""
+    """The sessions of up to `most` texts by name: the most recently used in memory, the rest in files of a folder or in
+    a saved score."""
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class States:
     ):
         self._trained, self._folder, self._most, self._saved = trained, folder, most, saved
         self._awake = AwakeSessions(memory)
-        # those used longest ago first, all of them before any that is awake; None for what is still in the saved file
+        # the least recently used first; None for a state that is still in the saved score
         self._asleep: OrderedDict[str, Path | None] = OrderedDict.fromkeys(saved.names if saved else ())
         self._files = 0
         self.forgotten = 0
-        """Texts whose state was dropped, since others were used after it."""
+        """Number of texts whose state was dropped as the least recently used."""
 
     def take(self, name: str) -> Session | None:
-        """Return the session of a text, and let go of it; None for a new one."""
+        """Return the session of a text and remove it; None for a new text."""
         if (session := self._awake.pop(name)) is not None:
             return session
         if name in self._asleep:
@@ -106,8 +106,8 @@ class States:
         return None
 
     def put(self, name: str, session: Session) -> None:
-        for tired, asleep in self._awake.put(name, session):
-            self._asleep[tired] = self._save(asleep)
+        for evicted, asleep in self._awake.put(name, session):
+            self._asleep[evicted] = self._save(asleep)
         while len(self._awake) + len(self._asleep) > self._most:
             if self._asleep:
                 _, path = self._asleep.popitem(last=False)
@@ -118,8 +118,8 @@ class States:
             self.forgotten += 1
 
     def files(self) -> Iterator[tuple[str, Path]]:
-        """Iterate over all texts, that used longest ago first, each with the file of its session, which may be gone
-        when the next is asked for."""
+        """Iterate over all texts, the least recently used first, each with the file of its session, which is deleted
+        when the next is requested."""
         for name, path in self._asleep.items():
             yield name, self._file(name)
             if path is None:
@@ -134,7 +134,7 @@ class States:
         return self._folder / "saved.state"
 
     def _file(self, name: str) -> Path:
-        """Return the file of a session that sleeps."""
+        """Return the file of a session that is not in memory."""
         path = self._asleep[name]
         if path is not None:
             return path
@@ -142,7 +142,7 @@ class States:
         return self._saved.extract(name, self._scratch)
 
     def _save(self, session: Session) -> Path:
-        """Return the file of a session, which need not outlive this process."""
+        """Write a session to a file of this process, and return the file."""
         self._files += 1
         path, trained = self._folder / f"{self._files}.state", self._trained
         belongs = (trained.owners, trained.tokenizer, str(trained.checkpoint))
@@ -151,8 +151,8 @@ class States:
 
 
 class RecordScore:
-    """Scores records: each along a state of its own, from begin to end of a document, or with `states`, along that of
-    the text that it is a line of, named by a field."""
+    """Scores records: each as a document of its own, or with `states`, as the next line of the text that a field
+    names."""
 
     def __init__(
         self,
@@ -167,10 +167,10 @@ class RecordScore:
         self._trained, self._totals, self._keep, self._precision = trained, totals, keep, precision
         self._field, self._stream, self._states = field, stream, states
         self.skipped: Counter[str] = Counter()
-        """Records that were not scored, by reason."""
+        """Number of records that were not scored, by reason."""
 
     def read(self, line: Line, source: str) -> Iterator[Surprise]:
-        """Iterate over the one record of a line, unless it has none."""
+        """Iterate over the record of a line, unless the line is not a valid record."""
         try:
             text, name = self._parse(line)
         except ValueError as error:
@@ -184,7 +184,7 @@ class RecordScore:
         yield Surprise(source, line.number, line.offset, line.size, tokens, bits, mean, z, shown)
 
     def _parse(self, line: Line) -> tuple[str, str]:
-        """Return the text of a line, and the name of what it belongs to; ValueError says why there is none."""
+        """Return the text of a line, and the name of its stream; raise a ValueError with the reason if it has none."""
         if line.data is None:
             raise ValueError(f"longer than {LONGEST:,} bytes")
         if not line.data.strip():
@@ -194,9 +194,9 @@ class RecordScore:
         try:
             record = parse_json(line.data.decode("utf-8"))
         except ValueError:
-            raise ValueError("no JSON") from None
+            raise ValueError("not JSON") from None
         if not isinstance(record, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         text = line.data.decode("utf-8") if self._field is None else record.get(self._field)
         if not isinstance(text, str):
             raise ValueError(f"no text in field '{self._field}'")
@@ -207,9 +207,9 @@ class RecordScore:
     def _score(self, text: str, name: str) -> tuple[float, int]:
         """Return the bits and tokens of a record."""
         reader = TextReader(self._trained, self._states.take(name) if self._states else None, self._precision)
-        found = list(reader.read([text if self._states is None else text + "\n"], more=False))
+        pieces = list(reader.read([text if self._states is None else text + "\n"], more=False))
         if self._states is None:
-            found.append(reader.read_end())
+            pieces.append(reader.read_end())
         else:
             self._states.put(name, reader.session)
-        return sum(float(each.bits.sum()) for each in found), sum(len(each.tokens) for each in found)
+        return sum(float(piece.bits.sum()) for piece in pieces), sum(len(piece.tokens) for piece in pieces)

@@ -1,6 +1,6 @@
-"""What a score of records goes on with, as a ZIP file: each text's state as a file of its own, and all else as JSON.
+"""The saved score of records, as a ZIP file: a state file for each text, and everything else as JSON.
 
-Nothing is compressed: states are read and written at the speed of the disk, and none is larger than it seems.
+Nothing is compressed, so states are read and written at the speed of the disk, and no entry is larger than the file.
 """
 
 import json
@@ -17,19 +17,19 @@ from typing import Any
 from lmlong.errors import CheckpointError, other_format
 from lmlong.inference import state_file
 from lmlong.io.files import fsync, parse_json
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 from lmlong.surprisal.saved import SavedAbout
 
 FORMAT = 1
 ABOUT = "score.json"
 LARGEST = 1 << 30
-"""Bytes of the JSON that are read at most."""
+"""Largest size of the JSON in bytes."""
 
 BROKEN = (
     *(zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, NotImplementedError, EOFError, IndexError),
     *(OverflowError, RuntimeError, struct.error, zlib.error),
 )
-"""What zipfile raises of an archive that is damaged or made up."""
+"""Exceptions of zipfile for a damaged or crafted archive."""
 
 
 class SavedRecords:
@@ -38,21 +38,21 @@ class SavedRecords:
     def __init__(self, path: Path, belongs: dict[str, str], run: str):
         self.path = path
         try:
-            with named(path):
+            with explain_errors(path):
                 self._archive = zipfile.ZipFile(path)
             with self._archive.open(self._stored(ABOUT)) as file:
                 self.about: dict[str, Any] = parse_json(file.read(LARGEST))
             version = self.about["format"]
             if type(version) is int and version != FORMAT:
-                raise CheckpointError(other_format(path, version, FORMAT, "Read the records again"))
+                raise CheckpointError(other_format(path, version, FORMAT, "Score the records again"))
             self.names = SavedAbout.model_validate(self.about).names
         except BROKEN:
             raise self.damaged() from None
-        state_file.refuse_other(path, self.about, belongs, run, "or read the records again.")
+        state_file.refuse_other(path, self.about, belongs, run, "or score the records again.")
         self._number = {name: number for number, name in enumerate(self.names)}
 
     def damaged(self) -> CheckpointError:
-        return CheckpointError(f"{self.path}: no saved score of records, or damaged. Read the records again.")
+        return CheckpointError(f"{self.path}: not a saved score of records, or damaged. Score the records again.")
 
     def extract(self, name: str, target: Path) -> Path:
         """Write the state of a text to a file, and return it."""
@@ -76,10 +76,10 @@ class SavedRecords:
 
 
 def save(path: Path, about: dict[str, Any], states: Iterable[tuple[str, Path]]) -> None:
-    """Write the states of texts, each by its name and the file that it is in, which may be gone thereafter. The file is
-    whole or absent, and its owner's alone, for it holds text."""
+    """Write the states of texts, given by name and file; each file is read before the next is requested. The result is
+    complete or absent, and readable only by its owner, because it holds text."""
     staged, names = path.with_name(f".{path.name}.partial"), []
-    with named(path):
+    with explain_errors(path):
         try:
             staged.touch(state_file.PRIVATE)
             with zipfile.ZipFile(staged, "w") as archive:

@@ -1,8 +1,8 @@
-"""How unusual a number is against those before it, in constant memory: a robust z-score.
+"""The robust z-score of each number of a sequence against those before it, in constant memory.
 
-z = (x - median) / (1.4826 MAD), where MAD is the median distance from the median; for normal numbers that is the usual
-z-score, and single large ones do not change it. Both medians come from counts in bins on a log scale, so they are right
-to the width of a bin, about one percent.
+z = (x - median) / (1.4826 MAD), where MAD is the median absolute deviation; for normally distributed numbers this is
+the usual z-score, and outliers do not change it. Both medians come from counts in bins on a log scale, so they are
+exact to the width of a bin, about one percent.
 """
 
 import math
@@ -12,19 +12,19 @@ import numpy as np
 
 BINS_PER_OCTAVE = 64
 SMALLEST, OCTAVES = -20, 60
-"""Bins begin at 2^SMALLEST; what is smaller is counted in the first."""
+"""Bins begin at 2^SMALLEST; smaller numbers are counted in the first."""
 
 LEAST = 30
-"""Numbers before the first score: of fewer, the medians say too little."""
+"""Numbers before the first score: with fewer, the medians are too uncertain."""
 
 STALE = 0.01
-"""The medians are taken anew when the numbers have grown by this share."""
+"""The medians are computed again when the count has grown by this share."""
 
 SIGMA = 1.4826
 """The standard deviation of normal numbers over their MAD."""
 
 LEAST_SPREAD = 0.01
-"""Share of the median that the standard deviation is at least, where most numbers are the same."""
+"""Lower bound of the standard deviation as a share of the median, for sequences of mostly equal numbers."""
 
 
 def _centers() -> np.ndarray:
@@ -36,16 +36,16 @@ CENTERS = _centers()
 
 
 class RobustScore:
-    """The scores of a sequence of numbers that are not negative, each against those before it."""
+    """Scores a sequence of non-negative numbers, each against those before it."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(len(CENTERS), dtype=np.int64)
         self._count = 0
-        self._taken_at = 0  # the number of numbers when the medians were taken
+        self._taken_at = 0  # the count when the medians were computed
         self._median = self._spread = 0.0
 
     def add(self, value: float) -> float | None:
-        """Return the score of a number, or None where too few came before, and count it."""
+        """Return the score of a number, or None after too few numbers, and count it."""
         score = None
         if self._count >= LEAST:
             if self._count >= self._taken_at * (1 + STALE):
@@ -56,7 +56,7 @@ class RobustScore:
         return score
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that later scores depend on."""
+        """Return the state that later scores depend on."""
         filled = np.flatnonzero(self._counts)
         return {
             "bins": filled.tolist(),
@@ -92,6 +92,6 @@ def _bin(value: float) -> int:
 
 
 def _weighted_median(values: np.ndarray, counts: np.ndarray) -> float:
-    """Return the median of sorted values that occur so many times each."""
+    """Return the median of sorted values, each of which occurs `counts` times."""
     before = counts.cumsum()
     return float(values[np.searchsorted(before, before[-1] / 2)])

@@ -1,4 +1,4 @@
-"""The saved form of a score, as it is checked before a later run continues it: anybody may have made the file."""
+"""Validation of saved scores before a later run continues them: the file may come from anybody."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,11 +10,11 @@ MOST = 1 << 53
 """Largest count: float64 represents every integer up to it exactly."""
 
 LARGEST_GAP = 4
-"""Bytes that an input may have more or fewer than the text at one place, those of a character."""
+"""Largest difference in bytes between input and text at one position: that of a character."""
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Offset = Annotated[int, Field(ge=-MOST, le=MOST)]
-Bits = Annotated[float, Field(ge=-1, le=float(MOST))]  # a sum of rounded ones may be a little below 0
+Bits = Annotated[float, Field(ge=-1, le=float(MOST))]  # a sum of rounded values may be slightly below 0
 Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$")]
 
 
@@ -23,7 +23,7 @@ class Saved(BaseModel):
 
 
 class SavedScores(Saved):
-    """Of a `RobustScore`."""
+    """A `RobustScore`."""
 
     bins: list[Annotated[int, Field(ge=0, lt=len(CENTERS))]]
     counts: list[Annotated[int, Field(ge=1, le=MOST)]]
@@ -36,7 +36,7 @@ class SavedScores(Saved):
         if len(self.counts) != len(self.bins) or len(set(self.bins)) != len(self.bins) or sum(self.counts) > MOST:
             raise ValueError("bins and counts do not agree")
         if self.taken_at > sum(self.counts) or (self.taken_at and self.spread < CENTERS[1]):
-            raise ValueError("taken_at is beyond the counts, or of no spread")
+            raise ValueError("taken_at exceeds the counts, or the spread is 0")
         return self
 
 
@@ -59,10 +59,10 @@ class SavedGaps(Saved):
 
 
 class SavedUnit(Saved):
-    """Of `Units`: the unit that is open."""
+    """The open unit of `Units`."""
 
     number: Count
-    place: Count
+    position: Count
     begin: Count
     read: Count
     size: Count
@@ -73,13 +73,13 @@ class SavedUnit(Saved):
 
     @model_validator(mode="after")
     def _begins_before_its_end(self) -> "SavedUnit":
-        if self.begin > self.place + self.gaps.passed + LARGEST_GAP:
-            raise ValueError("the open unit begins after what was read")
+        if self.begin > self.position + self.gaps.passed + LARGEST_GAP:
+            raise ValueError("the open unit begins after the end of the text")
         return self
 
 
 class SavedPlace(Saved):
-    """Of `io.arriving.Place`."""
+    """An `io.incoming_bytes.FilePosition`."""
 
     device: Annotated[int, Field(ge=0, lt=1 << 64)]
     inode: Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -95,9 +95,9 @@ class SavedLines(Saved):
 
 
 class SavedText(Saved):
-    """Of one text, in the metadata of its state file."""
+    """The score of one text, in the metadata of its state file."""
 
-    place: Count
+    position: Count
     not_read: Count
     undecoded: Annotated[Hex, StringConstraints(max_length=6)]
     unit: SavedUnit
@@ -107,7 +107,8 @@ class SavedText(Saved):
 
 
 class SavedAbout(Saved):
-    """Of records, in a file of their states; names of what they belong to are checked where it is opened."""
+    """The score of records, in the file of their states. The hashes of model and tokenizer are checked where the file
+    is opened."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -122,5 +123,5 @@ class SavedAbout(Saved):
     @model_validator(mode="after")
     def _names_once(self) -> "SavedAbout":
         if len(set(self.names)) != len(self.names):
-            raise ValueError("a name comes twice")
+            raise ValueError("a name occurs twice")
         return self

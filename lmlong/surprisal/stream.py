@@ -1,4 +1,4 @@
-"""`lmlong.score`: how surprising each unit of a text is to a model, as its bytes come, in constant memory."""
+"""`lmlong.score`: the surprisal of each unit of a text, as its bytes arrive, in constant memory."""
 
 import codecs
 import os
@@ -11,22 +11,22 @@ from lmlong.data.encoding import HOLD_PLACES, PLACEHOLDER
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
-from lmlong.io.arriving import CHUNK
+from lmlong.io.incoming_bytes import CHUNK
 from lmlong.model.precision import Precision, evaluation_precision
 from lmlong.surprisal.token_bits import TextReader
 from lmlong.surprisal.units import Surprise, Totals, Unit, Units
 
 KEPT = 200
-"""Bytes of the beginning of a unit that are told."""
+"""Bytes of the beginning of a unit that are kept as its text."""
 
 REPLACEMENT = "\ufffd"
 
 
 class TextScore:
-    """One text along one state, whose bytes come in pieces: a token is scored when no further bytes could change it.
+    """The score of one text, whose bytes arrive in pieces: a token is scored once no further bytes can change it.
 
-    Bytes that are not UTF-8 are read as U+FFFD each, and counted; so are those of characters that have no token, which
-    are not read at all.
+    Bytes that are not UTF-8 are read as U+FFFD each, and characters without a token are left out; `not_read` counts the
+    bytes of both.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class TextScore:
         self._decoder = codecs.getincrementaldecoder("utf-8")(HOLD_PLACES)
         self._place = 0  # bytes of the text that were given to the reader
         self.not_read = 0
-        """Bytes that the model has not read as they are."""
+        """Bytes that the model has not read unchanged."""
 
     @property
     def session(self) -> Session:
-        """The session after all that was given, with what waits for more."""
+        """The session after all bytes so far, with those that are not tokens yet."""
         return self._reader.session
 
     def read(self, data: bytes) -> Iterator[Surprise]:
@@ -58,19 +58,19 @@ class TextScore:
         yield from self._read(self._decoder.decode(data), more=True)
 
     def settle(self) -> Iterator[Surprise]:
-        """Read what waits for more bytes as if there were none, and iterate over the units that this completes."""
+        """Score the pending bytes as if no more came, and iterate over the units that this completes."""
         yield from self._read("", more=False)
 
     def finish(self, end: bool = False) -> Iterator[Surprise]:
-        """Iterate over the rest of the units: no more bytes come. With `end`, that the document ends is part of the
-        last."""
+        """Iterate over the remaining units at the end of the text. With `end`, the last one includes the end of the
+        document."""
         yield from self._read(self._decoder.decode(b"", final=True), more=False)
         if end:
             yield from self._units.add(self._reader.read_end())
         yield from self._units.close()
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that the rest of the text depends on, beside the session."""
+        """Return the state beside the session that the rest of the text depends on."""
         undecoded = self._decoder.getstate()[0].hex()
         return {"place": self._place, "not_read": self.not_read, "undecoded": undecoded} | {
             "unit": self._units.to_json(),
@@ -78,17 +78,17 @@ class TextScore:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from what `to_json` was taken from; ValueError, KeyError or TypeError for anything else."""
+        """Continue from the return value of `to_json`; raise ValueError, KeyError or TypeError for other values."""
         self._place, self.not_read = int(saved["place"]), int(saved["not_read"])
         self._decoder.setstate((bytes.fromhex(saved["undecoded"]), 0))
         self._units.restore(saved["unit"])
 
     def _read(self, text: str, more: bool) -> Iterator[Surprise]:
-        for found in self._reader.read([self._readable(text)], more):
-            yield from self._units.add(found)
+        for tokens in self._reader.read([self._readable(text)], more):
+            yield from self._units.add(tokens)
 
     def _readable(self, text: str) -> str:
-        """Return the text that the model reads instead, and note where its bytes are others."""
+        """Return the text that the model reads instead, and note where its length differs."""
         readable = self._tokenizer.representable(text)
         if PLACEHOLDER not in text and readable == text:
             self._place += len(text.encode())
@@ -113,18 +113,18 @@ def score(
     state: Session | None = None,
     precision: Precision | None = None,
 ) -> Iterator[Surprise]:
-    """Iterate over the units of a text with what each cost the model: its bits, how unusual they are, its beginning.
+    """Iterate over the units of a text, each with its bits, its z-score, and the beginning of its text.
 
     >>> for line in lmlong.score(model, open("book.txt")):
     ...     if line.z is not None and line.z > 8:
     ...         print(line.number, round(line.bits), line.text)
 
-    The text may come in pieces, or be an open file, and need not end: units are `by` token, byte, line, or position,
-    which are stretches each as long as all before. A `state` is continued. `precision` is the number
-    format of the forward pass, "32", "bf16" or "16": by default the one that the model was trained in.
+    The text may come in pieces, or be an open file, and may be endless. Units are `by` token, byte, line, or position:
+    stretches, each as long as all text before it. A `state` is continued. `precision` is the number format of the
+    forward pass, "32", "bf16" or "16": by default the one that the model was trained in.
     """
     if by not in ("token", "byte", "line", "position"):
-        raise UsageError(f"by: {by!r} is no unit of a text. Choose token, byte, line or position.")
+        raise UsageError(f"by: {by!r} is not a unit. Choose token, byte, line or position.")
     chosen = evaluation_precision(precision, model.recipe.training.precision, model.device)
     scores = TextScore(model, by, session=state, precision=chosen)
     for piece in _pieces(text):
@@ -133,18 +133,18 @@ def score(
 
 
 def _pieces(text: str | bytes | Iterable[str | bytes]) -> Iterator[str | bytes]:
-    """Iterate over the pieces that a text comes in; a file is not read line by line, which takes many times as long."""
+    """Iterate over the pieces of a text; a file is not read line by line, which takes many times as long."""
     if isinstance(text, (str, bytes)):
         yield text
-    elif isinstance(text, IOBase) and _is_there(text):
+    elif isinstance(text, IOBase) and _is_complete(text):
         while piece := text.read(CHUNK):  # type: ignore[attr-defined]
             yield piece
     else:
         yield from text
 
 
-def _is_there(file: IOBase) -> bool:
-    """Return whether all of a file is there to be read, and not still to come, as from a pipe."""
+def _is_complete(file: IOBase) -> bool:
+    """Return whether a file is on disk or in memory, and not a stream such as a pipe."""
     try:
         return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except OSError:  # in memory

@@ -1,7 +1,4 @@
-"""The bits that each token of a text takes, read along a state as the text comes.
-
-N tokens.
-"""
+"""The bits of each token of a text, read along a state as the text arrives. N tokens."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -21,44 +18,44 @@ from lmlong.model.precision import Precision, autocast
 from lmlong.model.state import rebuild_state
 
 PIECE, REST = 1024, 256
-"""Tokens that are read at a time, and of what is left in the end. More are no faster; with any number of them memory
-would be cut into ever other pieces, and grow for a while."""
+"""Tokens read at a time, and of the remainder at the end. More are no faster, and pieces of any length would fragment
+the memory."""
 
 
 class TokenBits(NamedTuple):
-    """Consecutive tokens, and how many bits each takes after all before it."""
+    """Consecutive tokens, and the bits of each given all tokens before it."""
 
     tokens: np.ndarray  # (N,) int64
     bits: np.ndarray  # (N,) float64
 
 
 def begin(trained: TrainedLanguageModel) -> Session:
-    """Return the session at the begin of a document."""
+    """Return the session at the beginning of a document."""
     return sessions.first(trained.model, trained.tokenizer.bos)
 
 
 class TextReader:
-    """Reads one text along a state, however it is divided: tokens that the next bytes could change wait for them."""
+    """Reads one text along a state, in any pieces: tokens that the next bytes can change are held back."""
 
     def __init__(self, trained: TrainedLanguageModel, session: Session | None = None, precision: Precision = "32"):
         self._trained, self._precision = trained, precision
         self.session = begin(trained) if session is None else session
 
     def read(self, text: Iterable[str], more: bool) -> Iterator[TokenBits]:
-        """Iterate over the tokens of the next text. Without `more`, the last ones are taken as they are."""
+        """Iterate over the tokens of the next text. Without `more`, none are held back."""
         unread = self.session.unread.row(0)
         encoding = Encoding(self._trained.tokenizer, unread, text, heal=more)
         read = with_unread(self.session, UnreadText())
         for piece in _pieces(encoding):
-            read, found = _score(self._trained, piece, read, self._precision)
+            read, token_bits = _score(self._trained, piece, read, self._precision)
             self.session = read
-            yield found
+            yield token_bits
         self.session = with_unread(read, encoding.unread)
 
     def read_end(self) -> TokenBits:
-        """Return the token that ends a document."""
-        self.session, found = _score(self._trained, [self._trained.tokenizer.eos], self.session, self._precision)
-        return found
+        """Score the token that ends a document."""
+        self.session, token_bits = _score(self._trained, [self._trained.tokenizer.eos], self.session, self._precision)
+        return token_bits
 
 
 def _pieces(encoding: Encoding) -> Iterator[list[int]]:
@@ -80,7 +77,7 @@ def _score(
 
 
 def _at_least_float32(state: ModelState) -> ModelState:
-    """Return the state with its half-precision tensors widened, so that it can be saved and read on in any format."""
+    """Return the state with its half-precision tensors widened, so that it can be saved and continued in any format."""
 
     def widened(x: Tensor) -> Tensor:
         return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

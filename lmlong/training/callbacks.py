@@ -98,12 +98,6 @@ class TrainingCallback(Callback):
             self.checkpoints.save(contents)
         strategy.barrier()
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        self._close()
-
     def _log_step(self, module: TrainingModule, taken: float) -> None:
         """Show the step, and log it every `log_every` steps."""
         assert self.progress is not None
@@ -193,7 +187,8 @@ class TrainingCallback(Callback):
         """Return the tokens trained on after a step, those of the run that this one began from among them."""
         return self.prepared.tokens_before + step * self.prepared.recipe.tokens_per_step
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Remove the progress from the terminal."""
         if self.progress is not None:
             self.progress.close()
 

@@ -7,7 +7,7 @@ from lmlong.checkpoint import manifest, write
 from lmlong.checkpoint.location import BEST, LATEST, checkpoints_in, step_of
 from lmlong.checkpoint.manifest import Manifest
 from lmlong.errors import CheckpointError
-from lmlong.io.links import follow, is_link
+from lmlong.io.links import follow_link, is_link
 
 
 class CheckpointStore:
@@ -50,7 +50,7 @@ class CheckpointStore:
         """Remove checkpoints that need not be kept; called only after the newest was verified and linked. One whose
         manifest cannot be read may be the best, and stays."""
         checkpoints = self.all()
-        kept = {follow(self.folder / name).resolve() for name in (LATEST, BEST)}
+        kept = {follow_link(self.folder / name).resolve() for name in (LATEST, BEST)}
         kept |= {path.resolve() for path in checkpoints[-self.keep_last :]}
         for path in checkpoints:
             by_step = self.keep_every and step_of(path) % self.keep_every == 0

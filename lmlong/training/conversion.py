@@ -1,15 +1,13 @@
 """The conversion of a trained model into one with other attention: three runs, each from the weights of the one before.
 
-Every run is a process of its own, `lmlong train`, with all that this has: several devices, signals, exact resume.
+Every run is a process of its own, `lmlong train`, with all its features: several devices, signals, exact resume.
 """
 
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from lmlong.attention.plugins import LOADED
@@ -17,23 +15,14 @@ from lmlong.checkpoint import read
 from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError, UsageError
-from lmlong.io.signals import Handlers
+from lmlong.io.signal_handlers import Handlers
 from lmlong.recipe import Conversion, Recipe, Stage
 from lmlong.recipe import file as recipe_file
 from lmlong.training.plan import make_plan
 from lmlong.training.run_folder import check_folder
 from lmlong.training.signals import STOPPING
 
-SAME = (
-    "width",
-    "layers",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "value_dim",
-    "tied_output",
-    "embedding_scale",
-)
+SAME = ("width", "layers", "heads", "kv_heads", "head_dim", "value_dim", "tied_output", "embedding_scale")
 """What the weights that are copied must agree in."""
 
 
@@ -56,111 +45,6 @@ def stages(recipe: Recipe, teacher: str, folder: Path) -> list[StageRun]:
         StageRun("predictions", _from_teacher(recipe, by_output), predictions),
         StageRun("text", _changed(recipe, {"init_from": str(predictions)}, {}), folder),
     ]
-
-
-def samples_file(folder: Path) -> Path:
-    """Return the file of the text that the old model writes."""
-    return folder.with_name(f"{folder.name}-samples.jsonl")
-
-
-def joined_file(folder: Path) -> Path:
-    """Return the file of what is trained on of that text, without its documents' starts."""
-    return samples_file(folder).with_suffix(".txt")
-
-
-def on_samples(planned: list[StageRun]) -> list[StageRun]:
-    """Return the runs with that text. The last one, in sequences longer than any document, reads all of them as one
-    too: without those that begin, it would forget how texts begin."""
-    folder = planned[-1].folder
-    samples, joined = (
-        {"kind": "files", "paths": [str(file.absolute())]} for file in (samples_file(folder), joined_file(folder))
-    )
-    sources = [[samples]] * (len(planned) - 1) + [[samples, joined]]
-    return [
-        stage._replace(recipe=_changed(stage.recipe, {}, {"sources": each}))
-        for stage, each in zip(planned, sources, strict=True)
-    ]
-
-
-def check_model(recipe: Recipe, teacher: str) -> None:
-    """Refuse what cannot be converted, before anything is trained."""
-    if recipe.objective != "causal":
-        raise UsageError("objective: an encoder has no state to make constant. Use causal.")
-    if recipe.training.teacher:
-        raise UsageError("training.teacher: the teacher of a conversion is the run itself. Leave it out.")
-    old = read.reading(teacher, read.read_recipe)
-    for key in SAME:
-        before, now = (getattr(model, key) for model in (old.model, recipe.model))
-        if before != now:
-            raise UsageError(
-                f"model.{key}: {now} here and {before} in {teacher}. Leave it out: attention alone changes."
-            )
-    if old.model.attention == recipe.model.attention:
-        raise UsageError(f"model.attention: {teacher} has the same, so there is nothing to convert. Choose another.")
-
-
-def check_folders(planned: list[StageRun]) -> None:
-    """Refuse to begin where a conversion has begun."""
-    for stage in planned:
-        check_folder(stage.folder, stage.recipe, None, False)
-    if (samples := samples_file(planned[-1].folder)).exists():
-        raise UsageError(f"{samples}: exists. Go on by --resume, replace it by --overwrite, or choose --out.")
-
-
-def check_text(teacher: str, planned: list[StageRun]) -> None:
-    """Turn the text into tokens, and refuse one that is too short for any stage, or too few rows for its sources."""
-    print(f"reading the text with the tokenizer of {teacher}", file=sys.stderr, flush=True)
-    tokenizer = read.reading(teacher, read.read_tokenizer)
-    for stage in planned:
-        CausalDataModule(stage.recipe, prepare(stage.recipe.text, tokenizer)).training()
-
-
-def plan(planned: list[StageRun]) -> Iterator[str]:
-    """Iterate over the plans of stages, profiled by short steps; weights of stages to come are not needed for that."""
-    for number, stage in enumerate(planned, 1):
-        print(f"stage {number} of {len(planned)}: {stage.name}, profiled by short steps", file=sys.stderr, flush=True)
-        yield f"{stage.name}\n{make_plan(stage.recipe).text()}"
-
-
-def train_stages(planned: list[StageRun], overwrite: bool) -> int:
-    """Train each run, or go on with it; the exit status of the first that stopped, else 0."""
-    for number, stage in enumerate(planned, 1):
-        print(f"stage {number} of {len(planned)}: {stage.name}, in {stage.folder}", file=sys.stderr, flush=True)
-        if status := _train(stage, overwrite):
-            return status
-    return 0
-
-
-def _train(stage: StageRun, overwrite: bool) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{stage.name}.yaml"
-        file.write_text(recipe_file.dump(stage.recipe), encoding="utf-8")
-        words = [sys.executable, "-m", "lmlong", "train", str(file), "--out", str(stage.folder)]
-        words += [word for plugin in LOADED for word in ("--plugin", plugin)]
-        if stage.folder.is_dir():
-            words += ["--overwrite"] if overwrite else ["--resume", "auto"]
-        with _child(words) as child, _signals_to(child):
-            status = child.wait()
-    return 128 - status if status < 0 else status
-
-
-def _child(words: list[str]) -> subprocess.Popen[bytes]:
-    """Start a command whose progress alone is shown: standard output is for the result of all. It is in a session of
-    its own, for else Ctrl-C in a terminal would reach it twice."""
-    nothing = subprocess.DEVNULL
-    return subprocess.Popen(words, stdin=nothing, stdout=nothing, start_new_session=True)
-
-
-@contextmanager
-def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand what would stop this process on to a child, which saves before it ends."""
-
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        if child.poll() is None:
-            child.send_signal(number)
-
-    with Handlers(STOPPING, hand_on):
-        yield
 
 
 def _budget(stage: Stage) -> dict[str, Any]:
@@ -186,3 +70,98 @@ def _changed(recipe: Recipe, training: dict[str, Any], text: dict[str, Any]) -> 
         return recipe_file.with_absolute_paths(type(recipe)(**{**values, "conversion": None}))
     except LmlongError as error:
         raise UsageError(f"a stage of the conversion: {error}") from None
+
+
+def samples_file(folder: Path) -> Path:
+    """Return the file of the text that the old model writes."""
+    return folder.with_name(f"{folder.name}-samples.jsonl")
+
+
+def joined_file(folder: Path) -> Path:
+    """Return the file of that text as one document, without the starts of its documents."""
+    return samples_file(folder).with_suffix(".txt")
+
+
+def on_samples(planned: list[StageRun]) -> list[StageRun]:
+    """Return the runs with that text. The last one, in sequences longer than any document, reads all of them as one
+    too: without those that begin, it would forget how texts begin."""
+    folder = planned[-1].folder
+    samples, joined = (
+        {"kind": "files", "paths": [str(file.absolute())]} for file in (samples_file(folder), joined_file(folder))
+    )
+    sources = [[samples]] * (len(planned) - 1) + [[samples, joined]]
+    return [
+        stage._replace(recipe=_changed(stage.recipe, {}, {"sources": each}))
+        for stage, each in zip(planned, sources, strict=True)
+    ]
+
+
+def check(recipe: Recipe, teacher: str) -> None:
+    """Refuse what cannot be converted, before anything is trained."""
+    if recipe.objective != "causal":
+        raise UsageError("objective: an encoder has no state to make constant. Use causal.")
+    if recipe.training.teacher:
+        raise UsageError("training.teacher: the teacher of a conversion is the run itself. Leave it out.")
+    old = read.reading(teacher, read.read_recipe)
+    for key in SAME:
+        before, now = (getattr(model, key) for model in (old.model, recipe.model))
+        if before != now:
+            raise UsageError(
+                f"model.{key}: {now} here and {before} in {teacher}. Leave it out: attention alone changes."
+            )
+    if old.model.attention == recipe.model.attention:
+        raise UsageError(f"model.attention: {teacher} has the same, so there is nothing to convert. Choose another.")
+
+
+def check_folders(planned: list[StageRun]) -> None:
+    """Refuse to begin a conversion where one has begun."""
+    for stage in planned:
+        check_folder(stage.folder, stage.recipe, None, False)
+    if (samples := samples_file(planned[-1].folder)).exists():
+        raise UsageError(f"{samples}: exists. Continue it by --resume, replace it by --overwrite, or choose --out.")
+
+
+def check_text(teacher: str, planned: list[StageRun]) -> None:
+    """Turn the text into tokens, and refuse one that is too short for any stage, or too few rows for its sources."""
+    print(f"reading the text with the tokenizer of {teacher}", file=sys.stderr, flush=True)
+    tokenizer = read.reading(teacher, read.read_tokenizer)
+    for stage in planned:
+        CausalDataModule(stage.recipe, prepare(stage.recipe.text, tokenizer)).training()
+
+
+def plan(planned: list[StageRun]) -> Iterator[str]:
+    """Iterate over the plans of stages, profiled by short steps; weights of stages to come are not needed for that."""
+    for number, stage in enumerate(planned, 1):
+        print(f"stage {number} of {len(planned)}: {stage.name}, profiled by short steps", file=sys.stderr, flush=True)
+        yield f"{stage.name}\n{make_plan(stage.recipe).text()}"
+
+
+def train_stages(planned: list[StageRun], overwrite: bool) -> int:
+    """Train or resume each run; return the exit status of the first that stopped, else 0."""
+    for number, stage in enumerate(planned, 1):
+        print(f"stage {number} of {len(planned)}: {stage.name}, in {stage.folder}", file=sys.stderr, flush=True)
+        if status := _train(stage, overwrite):
+            return status
+    return 0
+
+
+def _train(stage: StageRun, overwrite: bool) -> int:
+    """Train a run in a process whose progress alone is shown: standard output is for the result of the conversion.
+
+    The process is in a session of its own, because Ctrl-C in a terminal would otherwise reach it twice: what would stop
+    this process is passed on to it, and it saves before it ends.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{stage.name}.yaml"
+        file.write_text(recipe_file.dump(stage.recipe), encoding="utf-8")
+        words = [sys.executable, "-m", "lmlong", "train", str(file), "--out", str(stage.folder)]
+        words += [word for plugin in LOADED for word in ("--plugin", plugin)]
+        if stage.folder.is_dir():
+            words += ["--overwrite"] if overwrite else ["--resume", "auto"]
+        nothing = subprocess.DEVNULL
+        with (
+            subprocess.Popen(words, stdin=nothing, stdout=nothing, start_new_session=True) as child,
+            Handlers(STOPPING, lambda number, frame: child.send_signal(number)),
+        ):
+            status = child.wait()
+    return 128 - status if status < 0 else status

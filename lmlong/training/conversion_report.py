@@ -1,4 +1,4 @@
-"""What a conversion has kept of a model: loss and the errors of layers, after each stage."""
+"""A report of a conversion: the loss and the errors of layers, after each stage."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,10 +26,10 @@ from lmlong.training.distillation import layer_errors
 from lmlong.training.module import as_tensors
 
 EXACT = ("window", "softmax")
-"""Attentions that could do the work of recurrences beside them: then these have learned nothing."""
+"""Attentions that can do the work of the recurrences beside them, which then have learned nothing."""
 
 BYPASSED = 1.02
-"""A model whose loss grows by less than this without its recurrent layers does without them."""
+"""A model whose loss grows by less than this factor without its recurrent layers does not use them."""
 
 
 class Point(NamedTuple):
@@ -40,13 +40,13 @@ class Point(NamedTuple):
     layers: list[float] | None = None
     """The error of each layer relative to the teacher's, given what that has read."""
     without_recurrence: LossTotals | None = None
-    """The loss by windows and softmax alone, where there are such and recurrences."""
+    """The loss by windows and softmax alone, where the model has both these and recurrences."""
     recurrent_shares: list[float] | None = None
     """The share of each layer's output, before its projection, that its recurrence carries; of those with both."""
 
     @property
     def bypassed(self) -> bool:
-        """Whether the model does without its recurrent layers."""
+        """Whether the model does not use its recurrent layers."""
         return (
             self.without_recurrence is not None
             and self.without_recurrence.bits_per_byte < BYPASSED * self.totals.bits_per_byte
@@ -95,7 +95,7 @@ def table(points: list[Point], length: int) -> str:
             f"recurrences carry {mean:.0%} of what layers find, the window the rest; the least {min(shares):.0%}"
         )
     if points[-1].bypassed:
-        lines.append("The recurrences are bypassed: without them the model is as good. Its windows do all the work.")
+        lines.append("The recurrences are bypassed: the model is as good without them. Its windows do all the work.")
     return "\n".join(lines)
 
 
@@ -147,16 +147,17 @@ def _leave_out_recurrence(mixer: Mixer) -> RemovableHandle:
 
 @contextmanager
 def _recurrent_shares(attentions: Sequence[ParallelWindow]) -> Iterator[Callable[[], list[float]]]:
-    """Return what tells, after this, the share of lengths of the vectors put out that are from the recurrence."""
+    """Measure the share of the output of each layer, by length of vectors, that its recurrence carries; the function
+    returns it at the end."""
     lengths = torch.zeros(len(attentions), 2, dtype=torch.float64)  # from the recurrence, and in all
-    found: dict[nn.Module, Tensor] = {}  # by the parts of a layer
+    outputs: dict[nn.Module, Tensor] = {}  # by the parts of a layer
 
     def keep(part: nn.Module, arguments: tuple[Any, ...], result: tuple[Tensor, Any]) -> None:
-        found[part] = result[0]
+        outputs[part] = result[0]
 
     def counter(layer: int) -> Callable[..., None]:
         def count(attention: ParallelWindow, arguments: tuple[Any, ...], result: tuple[Tensor, Any]) -> None:
-            near, far = weighed(found.pop(attention.window), found.pop(attention.recurrence), arguments[-1])
+            near, far = weighed(outputs.pop(attention.window), outputs.pop(attention.recurrence), arguments[-1])
             from_recurrence, from_window = (part.norm(dim=-1).double().sum().cpu() for part in (far, near))
             lengths[layer] += torch.stack([from_recurrence, from_recurrence + from_window])
 

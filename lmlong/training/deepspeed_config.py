@@ -33,22 +33,22 @@ def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
     """Return DeepSpeed's settings for a recipe, overridden by those of the recipe's own file."""
     on_gpu = device.type == "cuda"
     memory = {"device": "cpu", "pin_memory": on_gpu}
-    chosen = options.deepspeed
-    zero: dict[str, Any] = {"stage": chosen.stage, "overlap_comm": on_gpu, "contiguous_gradients": True}
-    if chosen.offload_optimizer:
+    deepspeed = options.deepspeed
+    zero: dict[str, Any] = {"stage": deepspeed.stage, "overlap_comm": on_gpu, "contiguous_gradients": True}
+    if deepspeed.offload_optimizer:
         zero["offload_optimizer"] = memory
-    if chosen.offload_parameters:
+    if deepspeed.offload_parameters:
         zero["offload_param"] = memory
     own = {
         "train_micro_batch_size_per_gpu": options.batch_size,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # ours needs no compiler
     }
-    if not chosen.config:
+    if not deepspeed.config:
         return {**own, "zero_optimization": zero}
-    further = _read(Path(chosen.config))
+    further = _read(Path(deepspeed.config))
     further["zero_optimization"] = {**zero, **further.get("zero_optimization", {})}
-    _check({**own, "zero_optimization": zero}, further, chosen.config)
+    _check({**own, "zero_optimization": zero}, further, deepspeed.config)
     return {**own, **further}
 
 
@@ -69,17 +69,17 @@ def _check(own: dict[str, Any], further: dict[str, Any], file: str) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """Return the settings in a file, none of which may contradict the recipe."""
     try:
-        found = parse_json(path.read_bytes())
-        zero = found.get("zero_optimization", {})
+        settings = parse_json(path.read_bytes())
+        zero = settings.get("zero_optimization", {})
         if not isinstance(zero, dict):
             raise UsageError(
                 f"training.deepspeed.config: {path}: zero_optimization is {shown(zero)}, not an object. Correct it."
             )
-        named = {*found, *(f"zero_optimization.{key}" for key in zero)}
+        named = {*settings, *(f"zero_optimization.{key}" for key in zero)}
     except OSError as error:
         raise UsageError(f"training.deepspeed.config: {path}: {error.strerror}.") from error
     except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"training.deepspeed.config: {path}: not a JSON object of DeepSpeed settings.") from error
     for key in sorted(named & FROM_THE_RECIPE.keys()):
         raise UsageError(f"training.deepspeed.config: {path}: {key} comes from the recipe's {FROM_THE_RECIPE[key]}.")
-    return found
+    return settings

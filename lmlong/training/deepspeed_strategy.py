@@ -53,7 +53,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
 
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """The devices, with a number for each rank of a CPU too, since DeepSpeed tells ranks apart by it."""
+        """The devices, with a number for each rank of a CPU too, since DeepSpeed distinguishes ranks by it."""
         return [torch.device("cpu", n) for n in range(len(self._devices))] if self.on_cpu else self._devices
 
     @parallel_devices.setter
@@ -73,7 +73,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         self.moments = [(weight, moments_of(group)) for group in groups for weight in group["params"]]
         muon = [group for group in groups if "stacks" in group]
         self.stacks = {id(w): heights for g in muon for w, heights in zip(g["params"], g["stacks"], strict=True)}
-        # by default there is room for half a billion gradients, whatever the model
+        # DeepSpeed's default takes room for half a billion gradients, whatever the model
         room = min(LARGEST_BUCKET, sum(weight.numel() for weight, _ in self.moments))
         assert self.config is not None
         self.config["zero_optimization"].setdefault("reduce_bucket_size", room)
@@ -103,8 +103,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return what the optimizer alone would save: its moments of each weight, gathered from all ranks; all call
-        this."""
+        """Return the state of the optimizer as without DeepSpeed, with moments gathered from all ranks; all call it."""
         steps = [state["step"] for state in optimizer.optimizer.state.values() if "step" in state]
         self._link()
         state: dict[int, dict[str, Tensor]] = {}
@@ -119,15 +118,11 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             return
         numbers = {id(weight): number for number, (weight, _) in enumerate(self.moments)}
         for flat, weights in self._parts():
-            first = saved["state"][numbers[id(weights[0])]]
+            moments = [saved["state"][numbers[id(weight)]] for weight in weights]
             self.zero_optimizer.optimizer.state[flat] = {
-                name: first[name].clone() if name == "step" else torch.zeros_like(flat) for name in first
+                name: first.clone() if name == "step" else self.part_of(flat, [each[name] for each in moments])
+                for name, first in moments[0].items()
             }
-        self._link()
-        for number, (weight, names) in enumerate(self.moments):
-            for name in names:
-                if name != "step":
-                    self._take(weight, name, saved["state"][number][name])
 
     @property
     def text_model(self) -> TextModel:
@@ -145,7 +140,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         every = values.new_empty(self.world_size, len(values)).to(self.root_device)
         torch.distributed.all_gather_into_tensor(every.view(-1), values.to(self.root_device))
         whole, stacks = [], []
-        for weight, begin, size in self._places(part):
+        for weight, begin, size in self._spans(part):
             flat = every[:, begin : begin + size] if self.zero_stage_3 else every.view(-1)[begin : begin + size]
             shape = weight.ds_shape if self.zero_stage_3 else weight.shape
             whole.append(flat.flatten()[: shape.numel()].view(shape))
@@ -153,9 +148,9 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return whole, stacks
 
     def part_of(self, part: Tensor, weights: list[Tensor]) -> Tensor:
-        """Return this rank's part of whole weights."""
-        every = part.new_zeros(self.world_size, len(part)).to(self.root_device)
-        for (_, begin, size), weight in zip(self._places(part), weights, strict=True):
+        """Return this rank's part of whole weights, or of what the optimizer keeps for each."""
+        every = torch.zeros(self.world_size, len(part), dtype=part.dtype, device=weights[0].device)
+        for (_, begin, size), weight in zip(self._spans(part), weights, strict=True):
             if self.zero_stage_3:
                 padded = weight.new_zeros(self.world_size * size)
                 padded[: weight.numel()] = weight.flatten()
@@ -164,17 +159,15 @@ class DeepSpeedTraining(DeepSpeedStrategy):
                 every.view(-1)[begin : begin + size] = weight.flatten()
         return every[self.global_rank].to(part.device)
 
-    def _places(self, part: Tensor) -> list[tuple[Any, int, int]]:
-        """Return the weights that a tensor holds a part of, where each begins and how many numbers it has there: in the
-        tensors of all ranks one after the other, or in stage 3, which divides each weight by itself, in each of them.
-        """
+    def _spans(self, part: Tensor) -> list[tuple[Any, int, int]]:
+        """Return the weights that a flat tensor holds a part of, the offset and size of each: in the tensors of all
+        ranks concatenated, or in stage 3, which divides each weight by itself, in the tensor of each rank."""
         (weights,) = (weights for flat, weights in self._parts() if flat is part)
         sizes = [weight.ds_tensor.ds_numel if self.zero_stage_3 else weight.numel() for weight in weights]
         return list(zip(weights, accumulate(sizes, initial=0), sizes, strict=False))
 
     def _parts(self) -> list[tuple[Tensor, list[Any]]]:
-        """Return this rank's parts of the weights that the optimizer updates, each flat and with the weights that it is
-        of."""
+        """Return this rank's parts of the weights that the optimizer updates: flat tensors, each with its weights."""
         zero = self.zero_optimizer
         if self.zero_stage_3:
             return list(zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True))
@@ -189,23 +182,12 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             for flat, weights in self._parts():
                 lazy_init_hp_params_optimizer_state(weights, flat, self.zero_optimizer.optimizer.state)
 
-    def _whole(self, weight: Tensor, mean: str | None = None) -> Tensor:
+    def _whole(self, weight: Tensor, moment: str | None = None) -> Tensor:
         """Gather a weight, or the optimizer's moment of it, on the first rank, which saves it; all ranks call this."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-        whole = safe_get_full_optimizer_state(weight, mean) if mean else safe_get_full_fp32_param(weight)
+        whole = safe_get_full_optimizer_state(weight, moment) if moment else safe_get_full_fp32_param(weight)
         return whole.detach().cpu() if self.is_global_zero else torch.empty(0)
-
-    def _take(self, weight: Any, mean: str, whole: Tensor) -> None:
-        """Load this rank's part of a moment of a weight."""
-        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
-
-        if not self.zero_stage_3:
-            safe_set_full_optimizer_state(weight, whole.to(weight.device), mean)
-            return
-        size = weight.ds_tensor.numel()
-        padded = torch.zeros(size * self.world_size).index_copy(0, torch.arange(whole.numel()), whole.flatten())
-        safe_set_local_optimizer_state(weight, padded[size * self.global_rank :][:size].to(weight.device), mean)
 
 
 class DeepSpeedAutocast(DeepSpeedPrecision):

@@ -59,7 +59,7 @@ def _load(checkpoint: Path, name: str | None, soft: Softening | None) -> Teacher
     model = build(trained, tokenizer.vocabulary)
     if not isinstance(model, LanguageModel):
         raise UsageError(f"training.teacher: {name} is an encoder, which predicts no next token. Name another run.")
-    read.load_weights(model, checkpoint)
+    read.load_weights(model, checkpoint, verify=False)  # `check_size` has verified the digest
     weights_hash = manifest.read(checkpoint).files[manifest.WEIGHTS]["sha256"]
     return Teacher(model.eval().requires_grad_(False), soft, tokenizer, weights_hash)
 

@@ -36,7 +36,7 @@ def print_once(line: str) -> None:
 
 
 def launcher() -> str | None:
-    """Return the launcher that started this process among others; None when lmlong is to start them itself."""
+    """Return the launcher that started the processes of the run; None when lmlong starts them itself."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
     return "srun" if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in BY_HAND else None
@@ -44,7 +44,7 @@ def launcher() -> str | None:
 
 def check_launch(recipe: Recipe) -> None:
     """Refuse a recipe for another number of processes than were started."""
-    by, wanted = launcher(), f"the recipe has nodes: {recipe.nodes} with devices: {recipe.devices}"
+    by, expected = launcher(), f"the recipe has nodes: {recipe.nodes} with devices: {recipe.devices}"
     if by is None and recipe.nodes > 1:
         raise UsageError(
             f"nodes: {recipe.nodes} machines do not start each other. On each of them run torchrun --nnodes "
@@ -53,19 +53,19 @@ def check_launch(recipe: Recipe) -> None:
         )
     started = {"torchrun": "WORLD_SIZE", "srun": "SLURM_NTASKS"}.get(by or "")
     if started and int(os.environ[started]) != recipe.processes:
-        raise UsageError(f"devices: {by} started {os.environ[started]} processes, {wanted}. Let them agree.")
+        raise UsageError(f"devices: {by} started {os.environ[started]} processes, {expected}. Let them agree.")
     if by == "srun" and os.environ.get("SLURM_NTASKS_PER_NODE", str(recipe.devices)) != str(recipe.devices):
         per_node = os.environ["SLURM_NTASKS_PER_NODE"]
-        raise UsageError(f"devices: srun started {per_node} processes on each machine, {wanted}. Let them agree.")
+        raise UsageError(f"devices: srun started {per_node} processes on each machine, {expected}. Let them agree.")
     if by == "srun":
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(recipe.devices))  # Lightning requires it
 
 
 def lost_rank(trainer: Trainer, error: RuntimeError) -> str | None:
-    """Return which process of the run has ended, so that the others could not go on; None for any other error."""
+    """Return which process of the run has ended and so stopped the others; None for any other error."""
     if trainer.world_size == 1:
         return None
-    again = "The others have ended too: go on from the last checkpoint with --resume auto."
+    again = "The others have ended too: resume from the last checkpoint with --resume auto."
     if os.getppid() != PARENT:
         return f"rank 0, which started this one, has ended. {again}"
     children = getattr(trainer.strategy.launcher, "procs", [])

@@ -1,10 +1,10 @@
-"""Where the metrics of a run go besides metrics.jsonl: Lightning's own loggers, imported only when asked for.
+"""Where the metrics of a run go besides metrics.jsonl: Lightning's loggers.
 
-They are told the recipe when a run begins or goes on, and at its end the figures that it prints, and its learning
+They also get the recipe when a run begins or resumes, and at its end the figures that it prints and its learning
 curve.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
@@ -15,12 +15,12 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lmlong.checkpoint.manifest import RECIPE
 from lmlong.data.baselines import Baselines
 from lmlong.errors import UsageError
+from lmlong.model.metrics import Metric
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
-from lmlong.report.figure import Figure
+from lmlong.report.figure import Figure, Level, Line, Panel, Style, style
 from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.distributed import is_main_process
-from lmlong.training.learning_curve import learning_curve
 from lmlong.training.metrics_log import read_entries
 
 EXTRAS = ("tensorboard", "wandb")
@@ -29,10 +29,11 @@ EXTRAS = ("tensorboard", "wandb")
 PROJECT = "lmlong"
 
 LEARNING_CURVE = "learning_curve"
+GREY = Style("0.75")
 
 
 def _csv(folder: Path, step: int) -> Logger:
-    """Return a logger of CSV; it would replace the file of the run that is gone on with."""
+    """Return a logger of CSV, with a file of its own for each resume: it would replace an earlier one."""
     return CSVLogger(str(folder), name="csv", version=f"from-{step:08d}", flush_logs_every_n_steps=1)
 
 
@@ -52,7 +53,7 @@ class _OneFileOfEvents(TensorBoardLogger):
 
 
 def _tensorboard(folder: Path, step: int) -> Logger:
-    """Return a logger of TensorBoard, which forgets what was told of later steps: they are taken again."""
+    """Return a logger of TensorBoard that drops what was logged of later steps: they are taken again."""
     return _OneFileOfEvents(str(folder), name="", version="tensorboard", default_hp_metric=False, purge_step=step + 1)
 
 
@@ -76,7 +77,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def make_loggers(recipe: Recipe, folder: Path, step: int) -> list[Logger]:
-    """Return the loggers of a run that begins after a step, told its recipe: by option, and as the text of its file."""
+    """Return the loggers of a run that begins after a step, with its recipe: by option, and as the text of its file."""
     made = [LOGGERS[name](folder, step) for name in dict.fromkeys(recipe.training.loggers)]
     for logger in made:
         logger.log_hyperparams(_flat(recipe.model_dump()))
@@ -86,30 +87,65 @@ def make_loggers(recipe: Recipe, folder: Path, step: int) -> list[Logger]:
 
 
 def log_end(loggers: Sequence[Logger], step: int, callback: TrainingCallback, baselines: Baselines | None) -> None:
-    """Tell loggers of a run that ends after a step: its last figures, unless it was stopped, and its learning curve."""
+    """Log the last figures of a run, unless it was stopped, and its learning curve."""
     if not loggers:
         return
     recipe, metric, final = callback.prepared.recipe, callback.metric, callback.final
-    others = baselines.bits_per_byte if baselines else {}
-    curve = learning_curve(read_entries(callback.metrics_log.path), metric, callback.tokens_at, others)
+    levels = baselines.bits_per_byte if baselines else {}
+    curve = learning_curve(read_entries(callback.metrics_log.path), metric, callback.tokens_at, levels)
     for logger in loggers:
         if final:
-            figures = {metric.name: metric.of(final), "tokens": final.tokens, "bytes": final.bytes, **others}
+            figures = {metric.name: metric.of(final), "tokens": final.tokens, "bytes": final.bytes, **levels}
             _log_figures(logger, {f"final/{name}": number for name, number in figures.items()}, step, recipe)
         if curve:
             _log_curve(logger, curve, step)
 
 
 def finish_loggers(loggers: Sequence[Logger]) -> None:
-    """Let loggers write what they hold; a run of wandb would else go on until the process ends."""
+    """Let loggers write what they hold; otherwise a run of wandb lasts until the process ends."""
     for logger in loggers:
         logger.finalize("finished")
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
 
 
+def learning_curve(
+    entries: Sequence[dict[str, Any]],
+    metric: Metric,
+    tokens_at: Callable[[int], int],
+    baselines: Mapping[str, float],
+) -> Figure | None:
+    """Return the loss on training and validation text against the tokens trained on, from the entries of a metrics log;
+    None without a validation. `tokens_at` gives the tokens trained on after a step."""
+    training = [(entry["step"], entry[metric.name]) for entry in entries if entry.get(metric.name) is not None]
+    validation = [
+        (entry["step"], entry["validation"][metric.name])
+        for entry in entries
+        if metric.name in entry.get("validation", {})
+    ]
+    if not validation:
+        return None
+    lines = [
+        _line("training", training, tokens_at, GREY),
+        _line("validation sample", validation, tokens_at, style(0)),
+    ]
+    levels = [Level(bits, style(number), label=name) for number, (name, bits) in enumerate(baselines.items(), 1)]
+    panel = Panel(
+        lines[0 if training else 1 :],
+        x_label="tokens trained on",
+        y_label=metric.unit,
+        levels=levels,
+        y_scale="linear" if metric.name == "bits_per_byte" else "log",
+    )
+    return Figure([[panel]], size=(8, 5), legend_columns=5)
+
+
+def _line(label: str, points: Sequence[tuple[int, float]], tokens_at: Callable[[int], int], looks: Style) -> Line:
+    return Line(label, [tokens_at(step) for step, _ in points], [value for _, value in points], looks)
+
+
 def _log_recipe(logger: Logger, text: str, step: int) -> None:
-    """Tell a logger the recipe by which a run trains from a step on."""
+    """Log the recipe by which a run trains from a step on."""
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text("recipe", indent(text, "    "), step)  # Markdown keeps lines of code as they are
     elif isinstance(logger, WandbLogger):
@@ -137,7 +173,7 @@ def _log_curve(logger: Logger, curve: Figure, step: int) -> None:
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return options by their dotted keys."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

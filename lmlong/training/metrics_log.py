@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 from lmlong.io.files import fsync, parse_json
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 
 METRICS = "metrics.jsonl"
 REMEDY = "Mend that, and resume with --resume auto."
@@ -33,12 +33,12 @@ class MetricsLog:
         """Add a line; numbers that are not finite, which JSON cannot express, become null."""
         if self.silent:
             return
-        with named(self.path, REMEDY), self.path.open("a", encoding="utf-8", newline="\n") as file:
+        with explain_errors(self.path, REMEDY), self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
 
     def flush(self) -> None:
         """Flush to disk: no line before a checkpoint may be lost to a power cut after it."""
-        with named(self.path, REMEDY):
+        with explain_errors(self.path, REMEDY):
             if self.path.exists():
                 fsync(self.path)
 
@@ -52,7 +52,7 @@ class MetricsLog:
             print(f"{self.path}: {strange} lines that no run wrote were left out", file=sys.stderr)
         kept = [line for line, entry in zip(whole, entries, strict=True) if entry and entry["step"] <= step]
         new = self.path.with_name(self.path.name + ".partial")
-        with named(self.path, REMEDY):
+        with explain_errors(self.path, REMEDY):
             new.write_bytes(b"".join(kept))
             new.replace(self.path)
 
@@ -65,10 +65,10 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 def last_validation(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the newest validation: the final one, or that of the even sample where nothing more was scored."""
-    known = [entry for entry in entries if any(isinstance(entry.get(name), dict) for name in VALIDATIONS)]
-    if not known:
+    validated = [entry for entry in entries if any(isinstance(entry.get(name), dict) for name in VALIDATIONS)]
+    if not validated:
         return None
-    return {"step": known[-1]["step"], **next(known[-1][name] for name in VALIDATIONS if name in known[-1])}
+    return {"step": validated[-1]["step"], **next(validated[-1][name] for name in VALIDATIONS if name in validated[-1])}
 
 
 def _finite(value: Any) -> Any:

@@ -15,18 +15,16 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lmlong.attention.base import state_tensors
-from lmlong.attention.state_check import StateError
 from lmlong.data.batches import Arrays, TrainingBatches
 from lmlong.data.shuffle import draw
-from lmlong.errors import CheckpointError, DivergedError
+from lmlong.errors import DivergedError
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import LossTotals, count_bytes
-from lmlong.model.state import detach_state, rebuild_state, where_state
-from lmlong.training.clock import TrainingClock
+from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import taught_loss
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer
 from lmlong.training.prepare import PreparedRun
+from lmlong.training.progress import TrainingClock
 
 PASSED = 1
 """Part of the key of the draws that choose the rows of `state_passing`."""
@@ -40,10 +38,13 @@ class TrainingModule(LightningModule):
 
     token_bytes: Tensor
 
-    def __init__(self, prepared: PreparedRun, clock: TrainingClock):
+    def __init__(self, prepared: PreparedRun):
         super().__init__()
-        self.prepared, self.clock = prepared, clock
-        self.model, self.recipe, self.teacher = prepared.model, prepared.recipe, prepared.teacher
+        self.prepared, self.recipe = prepared, prepared.recipe
+        self.model, self.teacher = prepared.model, prepared.teacher
+        seconds = prepared.state["seconds"] if prepared.state else 0.0
+        self.clock = TrainingClock(self.recipe.training, prepared.steps, seconds)
+        self.remaining_steps = self.clock.remaining_steps(prepared.first_step)
         self.batches = prepared.data.training()
         self.first_batch = prepared.first_step * self.recipe.training.accumulate
         self.register_buffer("token_bytes", torch.from_numpy(prepared.tokens.tokenizer.token_bytes), persistent=False)
@@ -52,7 +53,7 @@ class TrainingModule(LightningModule):
         self.gradient_norm = math.nan
         self.skipped = 0  # consecutive steps skipped so far
         self.recent: deque[float] = deque(maxlen=RECENT)
-        self.carried: Any = None  # the state after the previous batch; a list of its tensors if from a checkpoint
+        self.carried: Any = None  # the state after the previous batch, where the recipe passes it on
 
     @property
     def step(self) -> int:
@@ -65,8 +66,8 @@ class TrainingModule(LightningModule):
 
     def train_dataloader(self) -> "Loader":
         """Return the batches of the remaining steps."""
-        remaining = self.clock.remaining_steps(self.prepared.first_step) * self.recipe.training.accumulate
-        numbers = range(self.first_batch, self.first_batch + remaining)
+        batches = self.remaining_steps * self.recipe.training.accumulate
+        numbers = range(self.first_batch, self.first_batch + batches)
         return Loader(self.batches, numbers, self.trainer.global_rank, self.trainer.world_size)
 
     def configure_optimizers(self) -> Any:
@@ -135,9 +136,9 @@ class TrainingModule(LightningModule):
     def _initial_state(self, tokens: Tensor, mask: Tensor, number: int) -> tuple[Any, Tensor]:
         """Return the state to read a batch from, and its mask: with `state_passing` a share of the rows, drawn by batch
         and row, begins with the state after the same row of the previous batch, where no document starts."""
-        carried, share = self._carried(tokens), self.recipe.training.state_passing
-        if carried is None or not share:
-            return carried, mask
+        share = self.recipe.training.state_passing
+        if self.carried is None or not share:
+            return self.carried, mask
         first = self.global_rank * len(tokens)
         passed = torch.tensor(
             [draw(self.recipe.seed, PASSED, number, first + row) < share * 2**64 for row in range(len(tokens))],
@@ -145,21 +146,7 @@ class TrainingModule(LightningModule):
         )
         mask = mask.clone()
         mask[:, 0] &= ~passed
-        return where_state(passed, carried, self.model.init_state(len(tokens))), mask
-
-    def _carried(self, tokens: Tensor) -> Any:
-        """Return the state after the previous batch, where the recipe passes it on."""
-        if isinstance(self.carried, list):
-            empty = self.model.init_state(len(tokens))
-            try:
-                if len(self.carried) != len(list(state_tensors(empty))):
-                    raise StateError("another number of tensors")
-                carried = rebuild_state(empty, iter([tensor.to(tokens.device) for tensor in self.carried]))
-                self.model.check_state(carried, empty)
-            except StateError as error:
-                raise CheckpointError(f"the carried states are not of this model ({error}). Use another one.") from None
-            self.carried = carried
-        return self.carried
+        return where_state(passed, self.carried, self.model.init_state(len(tokens))), mask
 
     def _seed(self, number: int) -> None:
         """Seed dropout, the only draw of a forward pass, by the batch, so that it is the same after a resume."""

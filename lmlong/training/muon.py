@@ -39,9 +39,9 @@ class Partition(Protocol):
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for groups with `stacks`, which are the heights of the matrices that each weight stacks; AdamW for others.
+    """Muon for groups with `stacks`, the heights of the matrices that each weight stacks, and AdamW for other groups.
 
-    Each group has a learning rate of its own. `dtype` is that of the products, for which bfloat16 is enough.
+    Each group has its own learning rate. `dtype` is that of the products, for which bfloat16 is enough.
     """
 
     partition: Partition | None = None
@@ -121,12 +121,12 @@ def orthogonal_steps(updates: list[Tensor], stacks: list[list[int]], dtype: torc
     steps = [torch.empty_like(update) for update in updates]
     shapes: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
     for update, step, heights in zip(updates, steps, stacks, strict=True):
-        for matrix, place in zip(update.split(heights), step.split(heights), strict=True):
-            shapes.setdefault((matrix.shape[0], matrix.shape[1]), []).append((matrix, place))
+        for matrix, target in zip(update.split(heights), step.split(heights), strict=True):
+            shapes.setdefault((matrix.shape[0], matrix.shape[1]), []).append((matrix, target))
     for shape, pairs in shapes.items():
         directions = orthogonal(torch.stack([matrix for matrix, _ in pairs]).to(dtype))
-        for (_, place), direction in zip(pairs, directions, strict=True):
-            place.copy_(direction).mul_(step_size(shape))
+        for (_, target), direction in zip(pairs, directions, strict=True):
+            target.copy_(direction).mul_(step_size(shape))
     return steps
 
 

@@ -47,17 +47,12 @@ class MemoryModel:
     """Memory and time by the tokens that are held at once, as a line through two short steps.
 
     Memory in use grows in proportion. Memory that the allocator of a CPU holds beyond it grows likewise at first, but
-    not for ever: half of its growth is counted. With segments, the states between them are added; the time of softmax
-    and full attention grows with the square of the length.
+    not indefinitely: half of its growth is counted. With segments, the states between them are added; the time of
+    softmax and full attention grows with the square of the length.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        rows: int,
-        segmented: bool,
-        lengths: Sequence[int] = (),
-        tokens: int | None = None,
+        self, recipe: Recipe, rows: int, segmented: bool, lengths: Sequence[int] = (), tokens: int | None = None
     ):
         """`lengths` are those of the rows of some forward passes, by default all of text.sequence_length. Steps of
         up to `tokens` tokens are profiled, by default SHORT."""
@@ -75,17 +70,16 @@ class MemoryModel:
         self.bytes_a_token = max(sum(growths) / 2, 0) / (rows * (self.longer - self.shorter))
 
     def _profile(self, exact: bool) -> tuple[StepProfile, StepProfile]:
-        shapes = [
-            BatchShape(self.rows, PROFILED_SEGMENTS * time, time)
-            if self.segmented
-            else BatchShape(self.rows, time, None)
+        """Return the profiles of the shorter and of the longer step."""
+        parts = PROFILED_SEGMENTS if self.segmented else 1
+        first, second = (
+            profile_step(self.recipe, BatchShape(self.rows, parts * time, time if self.segmented else None), exact)
             for time in (self.shorter, self.longer)
-        ]
-        first, second = (profile_step(self.recipe, shape, exact) for shape in shapes)
+        )
         return first, second
 
     def cost(self, rows: int, segment: int | None) -> StepCost:
-        """Return the cost of a step, of as many sequences, that holds `segment` tokens of `rows` rows at once."""
+        """Return the cost of a step, that holds `segment` tokens of `rows` rows at once."""
         recipe = self.recipe
         length = self.longest
         held = min(segment or length, length)
@@ -172,14 +166,14 @@ class Plan(NamedTuple):
     def _advice(self) -> list[str]:
         if self.memory is None:
             return []
-        there = f"{self.memory / 1e9:.2f} GB"
+        memory = f"{self.memory / 1e9:.2f} GB"
         if self.proposal is None:
-            return [f"{there:12} not enough, whatever the batch: make the model or text.sequence_length smaller"]
+            return [f"{memory:12} not enough, whatever the batch: make the model or text.sequence_length smaller"]
         overrides, cost = self.proposal
         if not overrides:
-            return [f"{there:12} enough, as it is"]
+            return [f"{memory:12} enough, as it is"]
         return [
-            f"{there:12} enough with {' '.join(overrides)}",
+            f"{memory:12} enough with {' '.join(overrides)}",
             f"{'':12} {cost.bytes / 1e9:.2f} GB, {cost.seconds:.2f} s a step of as many sequences",
         ]
 
@@ -217,7 +211,7 @@ def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
 
 
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
-    """Return the largest batch that fits, else the longest segment of one row; sequences a step stay as many."""
+    """Return the largest batch that fits, else the longest segment of one row; a step has the same sequences."""
     own = recipe.sequences_per_step // recipe.processes  # of each process
     sizes = [rows for rows in range(min(recipe.training.batch_size, own) - 1, 0, -1) if own % rows == 0]
     segment = recipe.training.segment

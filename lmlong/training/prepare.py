@@ -31,6 +31,7 @@ class PreparedRun(NamedTuple):
     teacher: Teacher | None = None
     start: Path | str | None = None  # the checkpoint or run with whose weights it begins
     state: dict[str, Any] | None = None  # the training state to resume from
+    weights_hash: str = ""  # of the weights to resume from
     tokens_before: int = 0  # trained on by the run that this one began from
 
     @property

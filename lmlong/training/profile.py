@@ -1,4 +1,4 @@
-"""Profiles of short training steps, in a process of their own, whose peak memory is theirs alone."""
+"""Profiles of short training steps, each in a process of its own, whose peak memory is that of the step."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(1)))
     peak = peak_memory(prepared.device)
     if peak is None:
-        raise LmlongError("this system does not tell the memory of a process")
+        raise LmlongError("this system does not report the memory of a process")
     kept = sum(moment.numel() for moments in optimizer.state.values() for moment in moments.values())
     return StepProfile(peak, work, update, count_parameters(model), kept, state)
 

@@ -75,14 +75,15 @@ def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
     old = read.read_recipe(checkpoint, verify=False)
     prepared = prepare_run(resumed_recipe(old, recipe), checkpoint, verify=False)
     state = read_state(checkpoint, prepared.model, prepared.recipe.training, prepared.sources)
-    trained = manifest.read(checkpoint).trained_tokens
-    before = 0 if trained is None else trained - state["step"] * old.tokens_per_step
-    return prepared._replace(start=checkpoint, state=state, tokens_before=before)
+    about = manifest.read(checkpoint)
+    before = 0 if about.trained_tokens is None else about.trained_tokens - state["step"] * old.tokens_per_step
+    weights_hash = about.files[manifest.WEIGHTS]["sha256"]
+    return prepared._replace(start=checkpoint, state=state, weights_hash=weights_hash, tokens_before=before)
 
 
 def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:
-    """Return the recipe to resume with: the new one, with as many sequences a step. Print what has changed since the
-    checkpoint, and refuse changes that would make it another run."""
+    """Return the recipe to resume with: the new one, with the old number of sequences a step. Print what has
+    changed since the checkpoint, and refuse changes that would make it another run."""
     old = _with_optimizer(old, "adamw")
     new = _with_optimizer(_share_out(old, new), old.training.optimizer)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
@@ -111,7 +112,7 @@ def _weights(sources: list[dict[str, Any]]) -> list[float]:
 
 
 def _share_out(old: Recipe, new: Recipe) -> Recipe:
-    """Return the recipe with `accumulate` changed so that another number of devices has as many sequences a step."""
+    """Return the recipe with `accumulate` changed so that other devices take the same number of sequences a step."""
     before = old.sequences_per_step
     if before == new.sequences_per_step:
         return new

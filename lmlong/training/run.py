@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import warnings
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +30,6 @@ from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
-from lmlong.training.clock import TrainingClock
 from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
 from lmlong.training.loggers import check_loggers, finish_loggers, log_end, make_loggers
 from lmlong.training.metrics_log import METRICS, read_entries
@@ -115,26 +114,24 @@ def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrit
         if resume and not checkpoint and is_main_process():
             print(f"{folder}: no checkpoint yet, so a new run begins", file=sys.stderr)
         prepared = prepare_resumed_run(recipe, checkpoint) if checkpoint else prepare_new_run(recipe)
+        module = TrainingModule(prepared)
         signals = StopOnSignal(recipe.processes)
         callback = TrainingCallback(folder, prepared, signals)
-        if is_main_process():
+        if is_main_process():  # whatever may be wrong was found by now
             if overwrite:
                 clear(folder)
             if checkpoint:
                 make_newest(folder, checkpoint, callback.checkpoints)
             _record(folder, prepared)
             _print_start(prepared)
-        return _fit(prepared, callback, signals)
+        return _fit(module, callback, signals)
 
 
-def _fit(prepared: PreparedRun, callback: TrainingCallback, signals: StopOnSignal) -> TrainingResult:
+def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal) -> TrainingResult:
     """Take the remaining steps of a run."""
-    seconds = prepared.state["seconds"] if prepared.state else 0.0
-    clock = TrainingClock(prepared.recipe.training, prepared.steps, seconds)
-    module = TrainingModule(prepared, clock)
-    trainer = _make_trainer(prepared, callback, signals, clock.remaining_steps(prepared.first_step))
+    trainer = _make_trainer(module, callback, signals)
     try:
-        with signals:
+        with signals, closing(callback):
             trainer.fit(module)
     except StopAtOnce as stop:
         if stop.signal_number == signal.SIGINT:
@@ -153,12 +150,12 @@ def _fit(prepared: PreparedRun, callback: TrainingCallback, signals: StopOnSigna
 def _result(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal) -> TrainingResult:
     """Return the result of a run that ended, with the baselines of its text, after it is logged."""
     prepared, tokens, step, is_main = module.prepared, module.prepared.tokens, module.step, is_main_process()
-    validation, others = callback.final if is_main else None, None
+    validation, compared = callback.final if is_main else None, None
     if validation and prepared.recipe.objective == "causal":
-        others = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer)
+        compared = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer)
     if is_main and step > prepared.first_step:
-        log_end(module.trainer.loggers, step, callback, others)
-    return TrainingResult(callback.folder, step, validation, others, signals.agreed, callback.sampled, is_main)
+        log_end(module.trainer.loggers, step, callback, compared)
+    return TrainingResult(callback.folder, step, validation, compared, signals.agreed, callback.sampled, is_main)
 
 
 def _record(folder: Path, prepared: PreparedRun) -> None:
@@ -196,25 +193,32 @@ def _print_start(prepared: PreparedRun) -> None:
     )
 
 
-def _make_trainer(prepared: PreparedRun, callback: TrainingCallback, signals: StopOnSignal, steps: int) -> Trainer:
+def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal) -> Trainer:
     """Return Lightning's Trainer without what is done here: progress bars, checkpoints, samplers, summaries."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.fabric.utilities.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
-    recipe, training = prepared.recipe, prepared.recipe.training
+    prepared, recipe, training = module.prepared, module.recipe, module.recipe.training
     callbacks: list[Callback] = [signals, callback]
     if every := recipe.model.attention.favor.resample_every:
-        callbacks.append(ResampleFeatures(prepared.model, recipe.seed, every))
+        callbacks.append(ResampleFeatures(module.model, recipe.seed, every))
     # signals are handled here
     plugins: list[Any] = [SLURMEnvironment(auto_requeue=False)] if launcher() == "srun" else []
+    strategy: Strategy | str = "ddp" if training.strategy == "ddp" or recipe.processes > 1 else "auto"
+    precision: Any = PRECISIONS[training.precision]
+    if training.strategy == "deepspeed":
+        if find_spec("deepspeed") is None:
+            raise UsageError("training.strategy: deepspeed is not installed, it is made for Linux. Use ddp or auto.")
+        from lmlong.training.deepspeed_strategy import DeepSpeedTraining
+
+        strategy, precision = DeepSpeedTraining(training, prepared.device), None
     return Trainer(
         accelerator={"cuda": "gpu"}.get(prepared.device.type, prepared.device.type),
         devices=recipe.devices,
         num_nodes=recipe.nodes,
-        strategy=_strategy(prepared),
-        precision=None if training.strategy == "deepspeed" else PRECISIONS[training.precision],  # type: ignore[arg-type]
-        max_steps=steps,
+        strategy=strategy,
+        precision=precision,
+        max_steps=module.remaining_steps,
         max_epochs=-1,
         accumulate_grad_batches=training.accumulate,
         gradient_clip_val=training.clip,
@@ -227,15 +231,3 @@ def _make_trainer(prepared: PreparedRun, callback: TrainingCallback, signals: St
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-
-
-def _strategy(prepared: PreparedRun) -> Strategy | str:
-    """Return Lightning's strategy for the processes of a run."""
-    training = prepared.recipe.training
-    if training.strategy == "deepspeed":
-        if find_spec("deepspeed") is None:
-            raise UsageError("training.strategy: deepspeed is not installed, it is made for Linux. Use ddp or auto.")
-        from lmlong.training.deepspeed_strategy import DeepSpeedTraining
-
-        return DeepSpeedTraining(training, prepared.device)
-    return "ddp" if training.strategy == "ddp" or prepared.recipe.processes > 1 else "auto"

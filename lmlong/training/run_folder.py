@@ -20,7 +20,7 @@ from lmlong.training.metrics_log import METRICS
 LOCK, ENVIRONMENT = ".lock", "environment.json"
 
 RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS)
-"""The files that tell what a run is."""
+"""The files that describe a run."""
 
 ABANDONED = re.compile(r"abandoned-(\d+)")
 """Folders of the checkpoints of an abandoned history; each is a run folder by itself."""
@@ -52,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
             yield
     except Held as held:
         raise UsageError(
-            f"{folder}: {held.holder} is training into it. Wait for it, stop it, or choose another folder by --out."
+            f"{folder}: {held} is training into it. Wait for it, stop it, or choose another folder by --out."
         ) from None
     except OSError as error:
         if error.filename is None or Path(error.filename) not in (folder / LOCK, folder, *folder.parents):

@@ -14,13 +14,13 @@ from types import FrameType, TracebackType
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lmlong.io.signals import HANGUP, Handlers, named
+from lmlong.io.signal_handlers import HANGUP, Handlers, signals_named
 from lmlong.training.distributed import all_reduce_max, is_main_process
 
-BY_A_PERSON = named("SIGINT", "SIGTERM", "SIGQUIT")
+BY_A_PERSON = signals_named("SIGINT", "SIGTERM", "SIGQUIT")
 """Signals of which the third ends training at once."""
 
-STOPPING = (*BY_A_PERSON, *named("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"))
+STOPPING = (*BY_A_PERSON, *signals_named("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"))
 """Signals that stop training. The kernel repeats SIGXCPU each second, and a terminal may repeat SIGHUP."""
 
 

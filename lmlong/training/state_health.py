@@ -1,4 +1,4 @@
-"""What each head of the recurrences keeps of the past, measured while a model is validated.
+"""The health of recurrent states, measured while a model is validated: how much of the past each head keeps.
 
 B batch, H heads, T time, C channels, or 1.
 """
@@ -48,7 +48,7 @@ class StateHealth:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Count what the attentions read while this lasts."""
+        """Measure what the attentions read within the block."""
         with ExitStack() as hooks:
             for layer, attention in self.layers.items():
                 hooks.callback(attention.register_forward_pre_hook(self._counter(layer)).remove)
@@ -83,6 +83,6 @@ class StateHealth:
         memory = torch.where(rate < 0, -self.block_sizes[layer] / rate, torch.inf).median(-1).values
         numbers = {"effective_memory": [round(tokens, 1) if tokens < torch.inf else None for tokens in memory.tolist()]}
         if isinstance(self.layers[layer], LinearAttention):
-            found = smallest.amin((0, -1)).tolist()
-            numbers["smallest_denominator"] = [float(f"{x:.4g}") if x < torch.inf else None for x in found]
+            smallest_of_head = smallest.amin((0, -1)).tolist()
+            numbers["smallest_denominator"] = [float(f"{x:.4g}") if x < torch.inf else None for x in smallest_of_head]
         return numbers

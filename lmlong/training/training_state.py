@@ -18,11 +18,13 @@ from torch.amp import GradScaler
 
 from lmlong import recipe
 from lmlong.attention.base import state_tensors
+from lmlong.attention.state_check import StateError
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import REAL, read_training
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.model.base import TextModel
-from lmlong.training.distributed import all_gather, print_once, rank_slice
+from lmlong.model.state import rebuild_state
+from lmlong.training.distributed import all_gather, all_reduce_max, print_once, rank_slice
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import make_optimizer, moments_of, parameter_groups
 
@@ -34,6 +36,8 @@ INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 
 ADDED = {"seconds": 0.0, "teacher": ""}
 """Parts that older checkpoints do not have, with the values that they stand for."""
+
+LARGEST_COUNT = 1 << 40
 
 NEVER_NEGATIVE = {"step", "exp_avg_sq"}
 
@@ -58,15 +62,43 @@ def restore(module: TrainingModule, state: dict[str, Any]) -> None:
     """Restore a state before the first step of a resumed run: the weights are those of the checkpoint already. The
     moments are moved out of it, since they may take much memory."""
     trainer = module.trainer
+    _check_same_checkpoint(module)
     options = make_optimizer(module.model, module.recipe.training).state_dict()["param_groups"]
     moments = {"state": state.pop("optimizer"), "param_groups": options}
     trainer.strategy.load_optimizer_state_dict({"optimizer_states": [moments]})
     if state["scaler"] is not None:
         trainer.precision_plugin.load_state_dict(state["scaler"])
     module.skipped = state["skipped"]
-    module.carried = [rank_slice(trainer, tensor) for tensor in state["carried"]] or None
+    module.carried = _carried_state(module, [rank_slice(trainer, tensor) for tensor in state["carried"]])
     module.recent.extend(state["recent"])
     restore_random_states(state["random"])
+
+
+def _carried_state(module: TrainingModule, tensors: list[Tensor]) -> Any:
+    """Return the state after the previous batch, given its tensors; None where none is carried."""
+    if not tensors:
+        return None
+    empty = module.model.init_state(module.recipe.training.batch_size)
+    try:
+        if len(tensors) != len(list(state_tensors(empty))):
+            raise StateError("another number of tensors")
+        state = rebuild_state(empty, iter([tensor.to(module.device) for tensor in tensors]))
+        module.model.check_state(state, empty)
+    except StateError as error:
+        raise CheckpointError(f"the carried states are not of this model ({error}). Use another one.") from None
+    return state
+
+
+def _check_same_checkpoint(module: TrainingModule) -> None:
+    """Refuse to train where the ranks have read different checkpoints: only the main process verifies digests, and may
+    have skipped one that is damaged."""
+    number = int(module.prepared.weights_hash[:12], 16)
+    largest, smallest = all_reduce_max(module.trainer, number), -all_reduce_max(module.trainer, -number)
+    if largest != smallest:
+        raise CheckpointError(
+            "--resume: the processes have read different checkpoints: the newest is damaged, or the run folder is not "
+            "the same on all machines. Start again: damaged checkpoints have been moved aside."
+        )
 
 
 def read_state(
@@ -166,15 +198,11 @@ def _has_form_of(own: Any, value: Any) -> bool:
     return type(value) is type(own)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 40
-
-
 PARTS: dict[str, Callable[[Any], bool]] = {
-    "step": lambda value: _is_count(value) and value > 0,
+    "step": lambda value: type(value) is int and 0 < value < LARGEST_COUNT,
     "scaler": _is_scaler,
-    "skipped": _is_count,
-    "carried": lambda value: isinstance(value, list) and all(map(_is_finite, value)),  # `TrainingModule` checks shapes
+    "skipped": lambda value: type(value) is int and 0 <= value < LARGEST_COUNT,
+    "carried": lambda value: isinstance(value, list) and all(map(_is_finite, value)),  # shapes: `_carried_state`
     "seconds": lambda value: type(value) is float and 0 <= value < math.inf,
     "recent": lambda value: (
         isinstance(value, list) and all(type(loss) is float and math.isfinite(loss) for loss in value)

@@ -48,7 +48,8 @@ def _forms() -> list[recipe.Attention]:
         recipe.Attention(kind="linear", parallel_window=5, decay="channel"),
         recipe.Attention(kind="delta", parallel_window=30),
     ]
-    return linear + favor[1:] + deltas + beside + windows + [recipe.Attention(kind="softmax"), *ngrams]
+    forms = linear + favor[1:] + deltas + beside + windows + ngrams
+    return forms + [recipe.Attention(kind=kind) for kind in CAUSAL if kind not in {form.kind for form in forms}]
 
 
 def name(options: recipe.Attention) -> str:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention.encoder.linear import BidirectionalLinearAttention
+from lmlong.attention.encoder.kinds import BidirectionalLinearAttention
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.registry import CAUSAL
-from lmlong.model.loss import summed_nll
+from lmlong.model.loss import chunked_cross_entropy
 
 
 def one_token(x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def encoder(x: Tensor) -> Tensor:
 
 
 def loss(x: Tensor) -> Tensor:
-    return summed_nll(x.view(-1, 4), torch.eye(4, dtype=x.dtype), torch.arange(12) % 4).square()
+    return chunked_cross_entropy(x.view(-1, 4), torch.eye(4, dtype=x.dtype), torch.arange(12) % 4).square()
 
 
 @pytest.mark.parametrize("function", [one_token, many_tokens, encoder, loss])

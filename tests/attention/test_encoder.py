@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.projections import PROJECTIONS
+from lmlong.attention.encoder.linformer import PROJECTIONS
 from lmlong.attention.registry import CAUSAL, ENCODER, FEATURE_MAPS
 from lmlong.errors import UsageError
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import torch
 from attention.cases import HEAD_DIM, HEADS, VALUE_DIM
+from attention.scans import Identity, ScanInputs
+from attention.scans import delta_scan as scan_delta
+from attention.scans import linear_scan as scan_linear
 from machine import needs_compiler
 from torch import Tensor
 
-from lmlong.attention.delta import native as delta
 from lmlong.attention.delta.features import Silu, UnitFeatures
+from lmlong.attention.delta.native import NativeDelta
 from lmlong.attention.feature_maps import Elu
-from lmlong.attention.linear import native as linear
+from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.ngram.hashing import ngram_hashes
-from lmlong.attention.ngram.native.kernel import scan as ngram_scan
+from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.state import empty_state
-from lmlong.attention.scan import IdentityFeatures, ScanInputs
 
 pytestmark = needs_compiler
 
@@ -29,22 +31,22 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 def linear_scan(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, S: Tensor, z: Tensor) -> Sequence[Tensor]:
-    return linear.scan(Elu(HEAD_DIM), ScanInputs(q, k, v, None, log_decay), S, z)
+    return scan_linear(NativeLinear(), Elu(HEAD_DIM), ScanInputs(q, k, v, None, log_decay), S, z)
 
 
 def linear_scan_of_features(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor) -> Sequence[Tensor]:
-    return linear.scan(IdentityFeatures(), ScanInputs(q.abs(), k.abs(), v, None, None), S, z)
+    return scan_linear(NativeLinear(), Identity(), ScanInputs(q.abs(), k.abs(), v, None, None), S, z)
 
 
 def delta_scan(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, starts: Tensor, S: Tensor
 ) -> Sequence[Tensor]:
-    return delta.scan(UnitFeatures(Silu(HEAD_DIM)), ScanInputs(q, k, v, starts, log_decay, beta), S)
+    return scan_delta(NativeDelta(), UnitFeatures(Silu(HEAD_DIM)), ScanInputs(q, k, v, starts, log_decay, beta), S)
 
 
 def ngram(v: Tensor, hashes: Tensor, S: Tensor, number: Tensor, ngrams: Tensor) -> Sequence[Tensor]:
     empty = empty_state(number.shape, S.shape[-1], S.device, S.dtype)
-    sums, numbers, state = ngram_scan(v, hashes, None, empty._replace(S=S, number=number, ngram=ngrams))
+    sums, numbers, state = NativeNgram().read(v, hashes, None, empty._replace(S=S, number=number, ngram=ngrams))
     return sums, numbers, *state[:3]
 
 
@@ -77,7 +79,7 @@ def arguments(function: Function) -> dict[str, Tensor]:
 
 
 def linear_by_channel(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, S: Tensor, z: Tensor) -> Sequence[Tensor]:
-    return linear.scan(Elu(HEAD_DIM), ScanInputs(q, k, v, None, log_decay), S, z)
+    return scan_linear(NativeLinear(), Elu(HEAD_DIM), ScanInputs(q, k, v, None, log_decay), S, z)
 
 
 FUNCTIONS: list[Function] = [linear_scan, linear_by_channel, linear_scan_of_features, delta_scan, ngram]

@@ -1,4 +1,4 @@
-"""The demonstration of docs/why-linformer-is-not-causal.md, run by the command that the page gives."""
+"""The demonstration of docs/reference/why-linformer-is-not-causal.md, run by the command that the page gives."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "why-linformer-is-not-causal.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "why-linformer-is-not-causal.md").read_text(encoding="utf-8")
 
 
 def test_masked_linformer_leaks_and_linear_attention_does_not() -> None:

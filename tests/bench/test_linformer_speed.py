@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from lmlong.attention.encoder.full import FullAttention
+from lmlong.attention.encoder.kinds import FullAttention
 from lmlong.bench import linformer_speed as linformer
 from lmlong.bench.linformer_grid import LinformerGrid
 from lmlong.bench.linformer_report import figure, table
@@ -147,7 +147,7 @@ def test_the_command_tabulates_draws_and_writes_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--slots", "x"], "--slots: 'x' is no list of numbers. Write them like 128,256."),
+        (["--slots", "x"], "--slots: 'x' is not a list of numbers. Write it like 8,16."),
         (["--slots", "0"], "--slots: 0 cannot be used. Give numbers above 0."),
         (["--slots", "128"], "--slots: 128 are more than the 64 tokens of the longest input"),
         (["--heads", "3"], "--heads: 3 do not divide a width of 8. Use a divisor."),

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from lmlong.checkpoint import manifest, read, write
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
-from lmlong.io.manifest import LARGEST, make
+from lmlong.io.folder_manifest import LARGEST, manifest_text
 from lmlong.recipe import file as recipe_file
 
 from .conftest import RECIPE
@@ -26,7 +26,7 @@ def sign(checkpoint: Path) -> None:
     """Rewrite the manifest, as an attacker would."""
     says = manifest.read(checkpoint)
     about = {"step": says.step, "validation": says.validation}
-    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, about))
+    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, about))
 
 
 def test_every_cut_and_every_changed_bit_is_found(checkpoint: Path) -> None:

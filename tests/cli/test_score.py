@@ -90,7 +90,7 @@ def test_tomorrow_goes_on_where_today_ended(run: Path, tmp_path: Path) -> None:
     for name in ("bits", "mean"):
         assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-4)
     assert [row["z"] is None for row in found] == [row["z"] is None for row in whole]
-    with pytest.raises(UsageError, match="remembers a score by line"):
+    with pytest.raises(UsageError, match="holds a score by line"):
         scored(run, "--load-state", tmp_path / "log.state", "--by", "token", piped=data)
 
 
@@ -111,16 +111,16 @@ def test_records_and_streams(run: Path, tmp_path: Path) -> None:
     data = "".join(json.dumps(line) + "\n" for line in lines).encode() + b"no json\n"
     out, err = scored(run, "--by", "record", "--field", "message", piped=data)
     assert [row["text"] for row in rows(out)] == [line["message"] for line in lines]
-    assert "skipped 1 records: no JSON" in err
+    assert "skipped 1 records: not JSON" in err
     streams = ("--by", "record", "--field", "message", "--streams", "host")
     one, _ = scored(run, *streams, "--streams-memory", "1", piped=data)
     many, _ = scored(run, *streams, piped=data)
     assert one == many != out
-    assert "6 streams were forgotten" not in err
+    assert "6 streams were dropped" not in err
     _, err = scored(run, *streams, "--streams-memory", "1", "--most-streams", "2", piped=data)
-    assert "streams were forgotten" in err
+    assert "streams were dropped" in err
     _, err = scored(run, *streams, "--most-streams", "1", piped=data)  # all of them in memory
-    assert "8 streams were forgotten" in err
+    assert "8 streams were dropped" in err
 
 
 STREAMS = ("--by", "record", "--field", "message", "--streams", "host")
@@ -158,14 +158,14 @@ def test_a_log_of_records_is_read_on_where_it_has_grown(run: Path, tmp_path: Pat
 def test_what_was_saved_of_other_records_is_refused(run: Path, tmp_path: Path) -> None:
     state = tmp_path / "hosts.state"
     scored(run, *STREAMS, "--save-state", state, piped=b'{"host": 1, "message": "to be"}\n' * 3)
-    with pytest.raises(UsageError, match=r"remembers records by --streams host\. Give --streams host"):
+    with pytest.raises(UsageError, match=r"holds records scored with --streams host\. Give --streams host"):
         scored(run, *STREAMS[:4], "--load-state", state)
     with pytest.raises(CheckpointError, match="no state file"):
         scored(run, "--load-state", state)
     whole = state.read_bytes()
     for damaged in (whole[:-30], whole[:100], b"", whole.replace(b'"held"', b'"hold"')):
         state.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match="no saved score of records, or damaged"):
+        with pytest.raises(CheckpointError, match="not a saved score of records, or damaged"):
             scored(run, *STREAMS, "--load-state", state)
     state.write_bytes(whole.replace(b"to be", b"to me"))  # a byte of the state of a stream
     with pytest.raises(CheckpointError):
@@ -181,7 +181,7 @@ def test_a_picture_is_drawn(run: Path, book: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--field", "x"), "--by record"),
-        (("/dev/null", "/dev/zero", "--save-state", "s"), "of one input"),
+        (("/dev/null", "/dev/zero", "--save-state", "s"), "to one input"),
         (("--save-state", "missing/s"), "folder is missing"),
         (("--follow",), "Name one"),
         (("nothing.txt",), "cannot be read"),

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             ["model.attention.kind=linformer"],
             2,
-            "so it cannot be causal (docs/why-linformer-is-not-causal.md). Use linear",
+            "so it cannot be causal (docs/reference/why-linformer-is-not-causal.md). Use linear",
         ),
         (["model.heads=3"], 2, "3 heads do not divide a width of 16."),
         (["text.sources.0.paths=[missing.txt]"], 2, "missing.txt: no such file or folder"),

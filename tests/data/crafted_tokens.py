@@ -17,7 +17,7 @@ from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import FORMAT, prepare
 from lmlong.errors import LmlongError
 from lmlong.io.files import with_checksum
-from lmlong.io.manifest import NAME, seal
+from lmlong.io.folder_manifest import NAME, seal
 
 TYPES = {".tokens": "<u2", ".starts": "<i8"}
 EDGES = (0, 1, -1, 257, 258, 65_535, 2**31, 2**62, -(2**62))

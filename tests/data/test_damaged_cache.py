@@ -13,7 +13,7 @@ from lmlong.data.token_dataset import FORMAT, prepare
 from lmlong.data.token_files import TokenFiles
 from lmlong.errors import UsageError
 from lmlong.io.files import with_checksum
-from lmlong.io.manifest import NAME, seal
+from lmlong.io.folder_manifest import NAME, seal
 
 Change = Callable[[np.ndarray], np.ndarray]
 

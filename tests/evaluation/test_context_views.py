@@ -107,5 +107,5 @@ def test_spans_of_one_block_grow_with_the_context() -> None:
         assert (spans.end - spans.first).tolist() == expected * 2
         assert (spans.first - spans.begin == context).all()
         targets = spans.targets()
-        assert targets.place.tolist() == [*range(5000, 5600), *range(9000, 9600)]
+        assert targets.position.tolist() == [*range(5000, 5600), *range(9000, 9600)]
         assert targets.document.tolist() == [0] * 600 + [3] * 600

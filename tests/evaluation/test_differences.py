@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from evaluation.reports import LINEAR
 
-from lmlong.evaluation import differences
 from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.perplexity_report import difference_lines, differences
 from lmlong.evaluation.results import AtLength, PerplexityReport
 
 NATS = [300.0, 100.0, 800.0]
@@ -23,14 +23,14 @@ def report(name: str, nats: list[float], sizes: list[int] = BYTES, text: str = "
 
 def test_a_difference_has_the_error_of_the_differences() -> None:
     less = [nats - 0.1 * size for nats, size in zip(NATS, BYTES, strict=True)]
-    (found,) = differences.of([report("a", NATS), report("b", less)])
+    (found,) = differences([report("a", NATS), report("b", less)])
     assert [row.length for row in found.rows] == [256, None]
     for row in found.rows:
         assert row.bits.value == pytest.approx(-0.1)
         assert row.bits.error == pytest.approx(0, abs=1e-9)  # while each run has an error of its own
         assert row.sums.bits_error > 0.1
-    assert "below 0 the first is better" in differences.lines(found)[1]
-    assert differences.lines(found)[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
+    assert "below 0 the first is better" in difference_lines(found)[1]
+    assert difference_lines(found)[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,5 @@ def test_a_difference_has_the_error_of_the_differences() -> None:
     ],
 )
 def test_runs_on_other_targets_are_not_subtracted(other: PerplexityReport, why: str) -> None:
-    (found,) = differences.of([report("a", NATS), other])
-    assert differences.lines(found) == [why]
+    (found,) = differences([report("a", NATS), other])
+    assert difference_lines(found) == [why]

@@ -75,8 +75,8 @@ def test_files_are_written_beside_the_table(run: Path, tmp_path: Path) -> None:
     [
         (["--lengths", "1k,2x"], "^--lengths: '2x' is no length"),
         (["--by", "contxt"], r"^--by: there is no 'contxt'\. Did you mean 'context'\?$"),
-        (["--by", "state", "--plot", "a.png"], "^--plot: draws all views but the state"),
-        (["--lengths", "64"], "^--lengths: the shortest takes documents of 96 tokens, and 10 of them"),
+        (["--by", "state", "--plot", "a.png"], "^--plot: the state view has no plot"),
+        (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),
         (["--plot", "nowhere/plot.png"], r"^nowhere/plot\.png: its folder is missing"),
@@ -148,11 +148,11 @@ def test_views_of_the_same_targets_are_told_drawn_and_written(run: Path, tmp_pat
 
 def test_a_cache_takes_the_text_that_the_run_was_trained_on(run: Path, tmp_path: Path) -> None:
     words = [*OF_TARGETS, "--data", tmp_path / "validation-0.txt"]
-    with pytest.raises(UsageError, match=r"^--cache-baseline: .* no document of that has 128 tokens before a target"):
+    with pytest.raises(UsageError, match=r"^--cache-baseline: .* of which no document has 128 tokens before a target"):
         evaluated(run, *words[:-6], "--lengths", "128", "--by", "context", *FEW, "--cache-baseline")
     (tmp_path / "train.txt").unlink()
     with pytest.raises(
-        UsageError, match=r"^--cache-baseline: .* of that .*train\.txt: no such file .* leave the option"
+        UsageError, match=r"^--cache-baseline: .* cannot be read: .*train\.txt: no such file .* leave the option"
     ):
         evaluated(run, *words)
 
@@ -200,14 +200,14 @@ def test_texts_in_memory_are_documents_like_files(run: Path, tmp_path: Path) -> 
     ("options", "message"),
     [
         ({"views": ["contxt"]}, r"^views: there is no 'contxt'\. Did you mean 'context'\?"),
-        ({"lengths": [16, 0]}, r"^lengths: \[16, 0\] are no lengths"),
-        ({"lengths": []}, r"^lengths: \[\] are no lengths"),
-        ({"files": "a.txt", "texts": ["a"]}, "^files, texts: both given"),
-        ({"texts": []}, "^files, texts: no text in them"),
-        ({"texts": ""}, "^files, texts: no text in them"),
-        ({"files": []}, "^files, texts: no text in them"),
+        ({"lengths": [16, 0]}, r"^lengths: \[16, 0\] are not lengths"),
+        ({"lengths": []}, r"^lengths: \[\] are not lengths"),
+        ({"files": "a.txt", "texts": ["a"]}, "^files, texts: both are given"),
+        ({"texts": []}, "^files, texts: empty"),
+        ({"texts": ""}, "^files, texts: empty"),
+        ({"files": []}, "^files, texts: empty"),
         ({"files": "nowhere.txt"}, r"^nowhere\.txt: no such file"),
-        ({"texts": ["short"]}, "the longest document has 7 tokens"),
+        ({"texts": ["short"]}, "the longest has 7 tokens"),
     ],
 )
 def test_a_mistake_in_python_is_named(run: Path, options: dict[str, Any], message: str) -> None:

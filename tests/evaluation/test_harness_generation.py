@@ -86,7 +86,10 @@ def test_sampling_is_what_a_task_asks_for(given: dict[str, Any], temperature: fl
 
 @pytest.mark.parametrize(
     ("given", "complaint"),
-    [({"top_ks": 3}, "top_ks is none of .* Did you mean 'top_k'"), ({"num_beams": 4}, "no beam")],
+    [
+        ({"top_ks": 3}, "top_ks is not one of .* Did you mean 'top_k'"),
+        ({"num_beams": 4}, "beam search is not supported"),
+    ],
 )
 def test_what_sampling_has_not_is_told(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):

@@ -150,7 +150,7 @@ def test_mistakes_are_told(tmp_path: Path, offline: None) -> None:
     for names, options, complaint in [
         (["my_documents"], {"limit": 0}, "--limit: 0"),
         (["my_documents"], {"batch_size": 0}, "batch_size: 0"),
-        (["my_documents"], {"include_path": tmp_path / "none"}, "is no folder"),
+        (["my_documents"], {"include_path": tmp_path / "none"}, "is not a folder"),
         (["my_document"], {}, "no 'my_document'. Did you mean 'my_documents'?"),
         (["my_choices"], {}, r"my_choices cannot be loaded \(.*choices.jsonl"),
     ]:
@@ -187,4 +187,4 @@ def test_a_missing_harness_is_told(tmp_path: Path) -> None:
     words = [sys.executable, "-c", code, "lm-eval", str(tmp_path / "run"), "--tasks", "arc_easy"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: lm-eval: is not installed. Install it by pip install 'lmlong[lm-eval]'.\n"
+    assert done.stderr == "error: lm-eval: is not installed. Install it with pip install 'lmlong[lm-eval]'.\n"

@@ -20,7 +20,7 @@ from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.evaluation.law_check import LawReport, check
 from lmlong.evaluation.state_health import denominators
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.sampled_text import sampled_text
+from lmlong.inference.samples import sampled_text
 from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.native import build
@@ -72,7 +72,7 @@ def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) 
 @pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No native code, which changes in Python would not reach."""
-    monkeypatch.setattr(native, "scan", chunk.scan)
+    monkeypatch.setattr(layer.LinearAttention, "kernels", {"native": chunk.ChunkKernel})
 
 
 @pytest.mark.usefixtures("by_torch")

@@ -98,8 +98,10 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
     (found,) = json.loads((tmp_path / "found.json").read_text())["runs"]
     assert found["objective"] == "masked"
     assert found["perplexity"] == pytest.approx(math.exp(found["nats_per_token"]))
-    line = output.splitlines()[1]
+    title, columns, line = output.splitlines()
+    assert title == "prediction of hidden tokens, precision 32" and len(columns) <= 80
     assert f"{found['perplexity']:.3f}" in line and f"{found['hidden_tokens']:,}" in line
+    assert len(line.removesuffix(found["name"])) <= 80
     output, error = invoke("eval", encoder, encoder, "--data", tmp_path / "train.txt", "--tokens", 64, "--json", "-")
     assert error is None and [run["hidden_share"] for run in json.loads(output)["runs"]] == [0.15, 0.15]
 
@@ -120,7 +122,7 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
 def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
     _, error = invoke("eval", encoder, *option.split())
     assert isinstance(error, UsageError) and error.exit_code == 2
-    assert str(error).startswith(f"{option.split()[0]}: ") and "reads its text at once" in str(error)
+    assert str(error).startswith(f"{option.split()[0]}: ") and "reads both sides of each token at once" in str(error)
 
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)

@@ -178,7 +178,7 @@ def test_a_model_that_knows_nothing_loses_log_of_the_vocabulary(loaded: TrainedL
 
 def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
-    with pytest.raises(UsageError, match=r"and 10 of them .* There are 2, and the longest document has 416 tokens"):
+    with pytest.raises(UsageError, match=r"takes 10 documents .* There are 2, the longest has 416 tokens"):
         measure_perplexity("tiny", loaded, text, PerplexityOptions(lengths=(64,)))
     report = measure_perplexity("tiny", loaded, text, PerplexityOptions(min_documents=1))
     assert [point.length for point in report.context] == [64, 256]

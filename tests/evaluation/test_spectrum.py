@@ -159,7 +159,7 @@ def test_layers_that_read_blocks_have_smaller_matrices() -> None:
             assert np.abs(curves - np.arange(1, size + 1) / size).max() < 1e-12
             assert (needed == np.ceil(0.9 * size)).all()
             assert quarter == pytest.approx([max(size // 4, 1) / size] * HEADS)
-    with pytest.raises(UsageError, match=r"--lengths: 3 tokens fill no block of 4, .* Give longer ones"):
+    with pytest.raises(UsageError, match=r"--lengths: 3 tokens are fewer than a block of 4, .* Give longer ones"):
         spectrum_of(3, model={**BLOCKS, "attention": alone})
 
 

@@ -17,8 +17,8 @@ from lmlong.experiments.approximation import (
     approximation_cases,
     measure_error,
     study_approximation,
+    table,
 )
-from lmlong.experiments.approximation_report import table
 
 
 @pytest.mark.parametrize("form", ["positive", "hyperbolic", "trig"])

@@ -8,12 +8,18 @@ import torch
 
 from lmlong.errors import DivergedError
 from lmlong.experiments import compare
-from lmlong.experiments.compare import CANDIDATES, CandidateResult, ComparedRun, compare_attentions
-from lmlong.experiments.compare_report import figure, table
-from lmlong.experiments.copies import write_copies
+from lmlong.experiments.compare import (
+    CandidateResult,
+    ComparedRun,
+    compare_attentions,
+    figure,
+    table,
+    write_copies,
+)
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.candidates import CANDIDATES
 from lmlong.report.figure import Panel
 
 TINY = ["model.width=16", "model.layers=2", "model.heads=2", "training.steps=3", "training.batch_size=2"]
@@ -22,7 +28,7 @@ TINY = ["model.width=16", "model.layers=2", "model.heads=2", "training.steps=3",
 def test_all_candidates_are_of_one_size() -> None:
     counts = {}
     for name, options in CANDIDATES.items():
-        chosen = recipe_file.load("compare", [f"model.attention.{option}" for option in options])
+        chosen = recipe_file.load("compare", [f"model.attention.{key}={value}" for key, value in options.items()])
         with torch.device("meta"):
             counts[name] = count_parameters(LanguageModel(chosen.model, chosen.text.tokenizer.vocabulary))
     assert max(counts.values()) / min(counts.values()) < 1.05, counts  # n-gram heads have no queries and keys

@@ -14,11 +14,18 @@ from lmlong.attention.registry import CAUSAL
 from lmlong.cli.bench import bench
 from lmlong.errors import UsageError
 from lmlong.experiments import recall
-from lmlong.experiments.recall import RecallResult, study_recall, to_json
-from lmlong.experiments.recall_data import FILLER, RecallScore
+from lmlong.experiments.recall import RecallResult, figure, study_recall, table, to_json
 from lmlong.experiments.recall_grid import DEFAULT_CANDIDATES, LARGE, SMALL, RecallGrid
-from lmlong.experiments.recall_model import TESTS, answers_of, pairs_batch, recall_options, recall_scores, train_recall
-from lmlong.experiments.recall_report import figure, table
+from lmlong.experiments.recall_model import (
+    FILLER,
+    TESTS,
+    RecallScore,
+    answers_of,
+    pairs_batch,
+    recall_options,
+    recall_scores,
+    train_recall,
+)
 from lmlong.model.language_model import LanguageModel
 from lmlong.report.figure import Panel
 
@@ -169,7 +176,7 @@ def test_the_command_tabulates_and_writes_json(tmp_path: Path) -> None:
     ("words", "complaint"),
     [
         (["--pairs", "4,40"], "--vocabulary: of 64 tokens 31 can be keys, too few for 40 pairs. Give 82 or more"),
-        (["--pairs", "4,x"], "--pairs: '4,x' is no list of numbers. Write them like 4,8,16."),
+        (["--pairs", "4,x"], "--pairs: '4,x' is not a list of numbers. Write it like 8,16."),
         (["--pairs", "0,4"], "--pairs: 0 cannot be used. Give numbers above 0."),
         (["--widths", "-8"], "--widths: -8 cannot be used"),
         (["--rates", "nan"], "--rates: nan cannot be used"),

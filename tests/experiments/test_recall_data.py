@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlong.experiments.recall_data import FILLER, RecallBatch, RecallScore, keys, make_batch, score_answers, values
+from lmlong.experiments.recall_model import FILLER, RecallBatch, RecallScore, keys, make_batch, score_answers, values
 from lmlong.model.loss import IGNORED
 
 SHAPES = [(1, 4, 4), (4, 16, 64), (4, 50, 12), (16, 64, 64), (31, 124, 64)]

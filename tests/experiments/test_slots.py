@@ -12,10 +12,9 @@ from click.testing import CliRunner, Result
 from lmlong.cli.bench import bench
 from lmlong.errors import UsageError
 from lmlong.experiments import slots
-from lmlong.experiments.slots import EncoderResult, score_block, study_slots, train_encoder
+from lmlong.experiments.slots import EncoderResult, figure, score_block, study_slots, table, train_encoder
 from lmlong.experiments.slots_data import SYMBOLS, TESTS, MaskedBatch, copies, encoder_options, words
 from lmlong.experiments.slots_grid import AT_ONCE, DEFAULT, SHARINGS, EncoderSetting, SlotsGrid, encoder_settings
-from lmlong.experiments.slots_report import figure, table
 from lmlong.model.encoder import Encoder
 from lmlong.model.loss import IGNORED
 from lmlong.report.plot import draw
@@ -147,7 +146,7 @@ def test_the_command_tabulates_draws_and_writes_json(tmp_path: Path) -> None:
         (["--slots", "65"], "--slots: 65 are more than the 64 tokens of the shortest text"),
         (["--lengths", "96"], "--lengths: 96 tokens cannot be used. Give powers of 2, from 8 to 4,096."),
         (["--copies", "4"], "--copies: 4 tokens cannot be used"),
-        (["--copies", "x"], "--copies: 'x' is no list of numbers. Write them like 64,128."),
+        (["--copies", "x"], "--copies: 'x' is not a list of numbers. Write it like 8,16."),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(given: list[str], complaint: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import session as sessions
-from lmlong.inference.generation import Generation, Text
+from lmlong.inference.generation import Generation, StreamedText
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session, next_logits, prefill, repeat_rows
 from lmlong.model.language_model import LanguageModel
@@ -54,7 +54,7 @@ def stream(
 
 def text_of(tokens: Iterable[int], stop: list[str]) -> list[str]:
     """The pieces of text that tokens come out as; none is asked for after a stop string."""
-    text, pieces = Text(BYTES, stop), []
+    text, pieces = StreamedText(BYTES, stop), []
     for token in tokens:
         pieces.append(text.feed(token))
         if text.stopped:
@@ -63,7 +63,7 @@ def text_of(tokens: Iterable[int], stop: list[str]) -> list[str]:
 
 
 def until(pieces: Iterable[str], stop: list[str]) -> list[str]:
-    text = Text(BYTES, stop)
+    text = StreamedText(BYTES, stop)
     return [piece for piece in [*map(text.add, pieces), text.finish()] if piece]
 
 

@@ -19,6 +19,7 @@ from loops import find_loop
 
 import lmlong
 from lmlong.attention.feature_maps import Elu
+from lmlong.attention.registry import CAUSAL
 from lmlong.cli.main import lmlong as command
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import CheckpointError, UsageError
@@ -38,6 +39,7 @@ FORMS_HERE = {
         "kv_heads": 2,
     },
     "n-grams alone": {"attention": {"kind": "ngram", "ngram": {"sizes": [3, 1], "buckets": 5}}, "kv_heads": 2},
+    **{f"{kind} alone": {"attention": {"kind": kind}} for kind in CAUSAL if kind != "ngram"},
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from lmlong.errors import UsageError
 from lmlong.io import cache, files
 from lmlong.io.cache import fetch
-from lmlong.io.manifest import Format
+from lmlong.io.folder_manifest import Format
 
 FORMAT = Format("thing", 1)
 
@@ -84,7 +84,7 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from lmlong.io.cache import fetch
-from lmlong.io.manifest import Format
+from lmlong.io.folder_manifest import Format
 fetch(Path(sys.argv[1]), Format("thing", 1), lambda folder: os.kill(os.getpid(), signal.SIGKILL))
 """
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lmlong import recipe
-from lmlong.attention.encoder.linformer import Linformer
-from lmlong.attention.encoder.projections import PROJECTIONS
+from lmlong.attention.encoder.linformer import PROJECTIONS, Linformer
 from lmlong.attention.registry import ENCODER, FEATURE_MAPS
 from lmlong.checkpoint import read, write
 from lmlong.model.base import count_parameters

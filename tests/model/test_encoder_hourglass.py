@@ -141,7 +141,8 @@ def test_a_fresh_funnel_adds_nothing_and_learns() -> None:
     assert model.hourglass is not None and model.hourglass.convolution is not None
     assert float(model.hourglass.convolution.weight.detach().std()) == pytest.approx((4 * 8) ** -0.5, rel=0.1)
     x = torch.randn(2, 9, 8)
-    assert torch.equal(model.hourglass(x, None, lambda blocks, _: blocks), x)
+    pooled, _ = model.hourglass.downsample(x, None)
+    assert torch.equal(model.hourglass.upsample(x, pooled), x)
     model.loss(tokens, torch.where(padding, IGNORED, tokens % VOCABULARY), padding)[0].backward()
     grad = model.hourglass.out_proj.weight.grad
     assert grad is not None and grad.any()

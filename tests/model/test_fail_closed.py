@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.inputs import Gate, GateProjection
-from lmlong.attention.registry import CAUSAL, NATIVE_DECODE
+from lmlong.attention.registry import CAUSAL, native_kinds
 from lmlong.model import block, native_step
 from lmlong.model.fast_step import StepMismatch, make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
@@ -110,8 +110,8 @@ PLANTED = {
     "a shorter window": ("key_values.h", "Int begin = 0, end;", "Int begin = 1, end;"),
     "a tap of the convolution": ("mixer.h", "t < past; t++, tail", "t < past - 1; t++, tail"),
     "a lost head norm": ("mixer.h", "y[i] *= factor * layer", "y[i] *= layer"),
-    "a value read before it is written": ("ngram/decode.h", "if (found.now) add(v);", ""),
-    "a count of one head alone": ("ngram/decode.h", "head * heads + other]", "head * heads + head]"),
+    "a value read before it is written": ("ngram/decode.h", "if (match.now) add(v);", ""),
+    "a count of one head alone": ("ngram/decode.h", "head * heads + h]", "head * heads + head]"),
 }
 
 
@@ -137,21 +137,29 @@ PLANTED_BESIDE = {
 GROWING: dict[str, Any] = {**GROUPED, "attention": Attention(kind="softmax")}
 PLANTED_IN_GROWING = {
     "a key that is not kept": (
-        "softmax/decode.h",
-        "append(before.keys, after.keys, line, recent, input.k, head_dim);",
+        "key_values.h",
+        "copy(past.cached.k, input.k, head_dim, after.k);",
         "",
     ),
-    "the values of another head": ("softmax/decode.h", "line = row * layer.kv_heads + input.kv_head;", "line = row;"),
+    "the values of another head": (
+        "softmax/decode.h",
+        "line = input.row * kv_heads + input.kv_head;",
+        "line = input.row;",
+    ),
     "logits that are not scaled": ("key_values.h", "scale = 1 / std::sqrt(float(head_dim))", "scale = 1"),
-    "a new token that no other sees": ("softmax/decode.h", "current_after[t] = t == recent ||", "current_after[t] ="),
-    "keys appended by one head alone": ("softmax/decode.h", "if (head % sharing) return;", "if (head) return;"),
+    "a new token that no other sees": ("key_values.h", "current_after[kept] = true;", "current_after[kept] = false;"),
+    "keys appended by one head alone": (
+        "softmax/decode.h",
+        "if (input.head % sharing) return;",
+        "if (input.head) return;",
+    ),
 }
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, before: str, after: str) -> None:
     """Compile a copy of the sources with one difference, in the engine or in the header of a kind of attention."""
     shutil.copytree(step.CODE, folder / "decode", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    kinds = [kind for kind in NATIVE_DECODE.values() if kind.header == kind.headers.get(file)]
+    kinds = [kind for kind in native_kinds().values() if kind.header == kind.headers.get(file)]
     source = folder / "decode" / file
     if kinds:
         source.parent.mkdir()

@@ -101,9 +101,8 @@ def in_all(x: Tensor) -> Tensor:
     return x.cumsum(-2).tanh() * torch.linspace(1, 2, x.shape[-1], dtype=x.dtype)
 
 
-def restarting(x: Tensor, states: tuple, positions: Positions) -> tuple[Tensor, tuple]:
+def restarting(x: Tensor, before: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     """The same over documents packed in rows, from the sum of those before."""
-    (before,) = states
     rows = []
     for row, total in enumerate(before):
         made = []
@@ -112,14 +111,14 @@ def restarting(x: Tensor, states: tuple, positions: Positions) -> tuple[Tensor, 
             made.append(total)
         rows.append(torch.stack(made))
     sums = torch.stack(rows)
-    return sums.tanh() * torch.linspace(1, 2, x.shape[-1], dtype=x.dtype), (sums[:, -1],)
+    return sums.tanh() * torch.linspace(1, 2, x.shape[-1], dtype=x.dtype), sums[:, -1]
 
 
 @every_cut
 @pytest.mark.parametrize("spaced", [True, False], ids=["even", "uneven"])
 def test_values_and_gradients_are_those_of_the_definition(cut: recipe.Downsample, spaced: bool) -> None:
     width, time = 6, 37
-    hourglass = stirred(Hourglass(width, cut, 1e-6)).double()
+    hourglass = stirred(Hourglass(recipe.Model(width=width, heads=1, downsample=cut))).double()
     x = torch.randn(2, time, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x.requires_grad_()
     documents = [[0, 4 * cut.factor], [0, 8 * cut.factor]] if spaced else [[0, 1, 17], [0, 9, 20]]
@@ -131,7 +130,7 @@ def test_values_and_gradients_are_those_of_the_definition(cut: recipe.Downsample
     assert phase.even == spaced
     state = hourglass.init_state(2, x.device, x.dtype)
     positions, inside = Positions(document_positions(starts, position, time), starts), (torch.zeros_like(x[:, 0]),)
-    y, _, _ = hourglass(x, state, inside, positions, phase, restarting)  # type: ignore[arg-type]
+    y, _, _ = hourglass(x, state, positions, phase, [restarting], inside)  # type: ignore[arg-type]
 
     def pool(block: Tensor) -> Tensor:
         if hourglass.convolution is not None:

@@ -12,9 +12,9 @@ from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.attention.laws import Subject, Text
-from lmlong.experiments.compare import CANDIDATES
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.candidates import CANDIDATES
 from lmlong.recipe.parsed import shipped_recipes
 
 VOCABULARY, TIME = 50, 131
@@ -89,9 +89,9 @@ CAUSAL_RECIPES = [
 def test_every_recipe_keeps_the_laws(recipe_name: str) -> None:
     """Its own pattern of layers, convolution and positions, at a small width."""
     shelf_name, _, candidate = recipe_name.partition(" ")
-    options = CANDIDATES[candidate] if candidate else []
+    options = CANDIDATES[candidate] if candidate else {}
     chosen = recipe_file.load(
-        shelf_name, [*overrides_of(shelf_name), *(f"model.attention.{option}" for option in options)]
+        shelf_name, [*overrides_of(shelf_name), *(f"model.attention.{key}={value}" for key, value in options.items())]
     ).model
     model = stirred(LanguageModel(chosen.model_copy(update={"width": 16, "heads": 2}), VOCABULARY), 0.3).double().eval()
     reader, x, other = subject(model), text(), text(seed=1)

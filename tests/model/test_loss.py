@@ -7,7 +7,15 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmlong.model.loss import CPU_LOGITS, IGNORED, LOGITS_CHUNK, Softening, distilled_nll, summed_nll, token_nll
+from lmlong.model.loss import (
+    CPU_LOGITS,
+    IGNORED,
+    LOGITS_CHUNK,
+    Softening,
+    TeacherOutput,
+    chunked_cross_entropy,
+    token_nll,
+)
 
 
 @pytest.mark.parametrize("tokens", [1, LOGITS_CHUNK - 1, LOGITS_CHUNK, 2 * LOGITS_CHUNK + 3])
@@ -18,7 +26,7 @@ def test_value_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torc
     targets = torch.randint(30, (tokens,), generator=draw)
     targets[::7] = IGNORED
     results = []
-    for kind, function in ((torch.float64, _truth), (dtype, summed_nll)):
+    for kind, function in ((torch.float64, _truth), (dtype, chunked_cross_entropy)):
         leaves = [hidden.to(kind).requires_grad_(), weight.to(kind).requires_grad_()]
         loss = function(*leaves, targets)
         results.append([loss.detach(), *torch.autograd.grad(3 * loss, leaves)])
@@ -34,10 +42,13 @@ def _truth(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
 def test_the_logits_of_a_large_vocabulary_are_of_fewer_tokens_at_a_time() -> None:
     vocabulary = CPU_LOGITS // 100
     hidden, weight = torch.randn(250, 4, requires_grad=True), torch.randn(vocabulary, 4, requires_grad=True)
-    theirs, targets, soft = torch.randn(250, 4), torch.randint(vocabulary, (250,)), Softening(0.0, 1.0)
+    targets, teacher = (
+        torch.randint(vocabulary, (250,)),
+        TeacherOutput(torch.randn(250, 4), weight, Softening(0.0, 1.0)),
+    )
     truth = torch.autograd.grad(_truth(hidden, weight, targets), (hidden, weight))
-    alone = torch.autograd.grad(summed_nll(hidden, weight, targets), (hidden, weight))
-    taught = torch.autograd.grad(distilled_nll(hidden, weight, targets, theirs, weight, soft)[0], (hidden, weight))
+    alone = torch.autograd.grad(chunked_cross_entropy(hidden, weight, targets), (hidden, weight))
+    taught = torch.autograd.grad(chunked_cross_entropy(hidden, weight, targets, teacher)[0], (hidden, weight))
     for exact, *found in zip(truth, alone, taught, strict=True):
         assert max((each - exact).norm() for each in found) <= 1e-5 * exact.norm()
 
@@ -66,7 +77,8 @@ def test_with_a_teacher_they_are_those_of_cross_entropy_and_divergence(
         return torch.stack([(1 - soft.share) * nll + soft.share * soft.temperature**2 * divergence, nll])
 
     def measured(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return distilled_nll(hidden, weight, targets, theirs.to(hidden), their_weight.to(hidden), soft)
+        teacher = TeacherOutput(theirs.to(hidden), their_weight.to(hidden), soft)
+        return chunked_cross_entropy(hidden, weight, targets, teacher)
 
     results = []
     for kind, function in ((torch.float64, truth), (dtype, measured)):
@@ -80,7 +92,8 @@ def test_with_a_teacher_they_are_those_of_cross_entropy_and_divergence(
 
 def test_who_is_its_own_teacher_has_nothing_to_learn_from_it() -> None:
     hidden, weight = torch.randn(50, 8, requires_grad=True), torch.randn(30, 8)
-    losses = distilled_nll(hidden, weight, torch.arange(50) % 30, hidden.detach(), weight, Softening(1.0, 2.0))
+    itself = TeacherOutput(hidden.detach(), weight, Softening(1.0, 2.0))
+    losses = chunked_cross_entropy(hidden, weight, torch.arange(50) % 30, itself)
     (gradient,) = torch.autograd.grad(losses[0], hidden)
     assert (losses[0].item(), gradient.abs().max()) == (pytest.approx(0, abs=1e-5), pytest.approx(0, abs=1e-6))
     assert losses[1] > 50
@@ -96,13 +109,13 @@ def test_each_target_has_its_own_nats() -> None:
 
 
 def test_equal_logits_cost_the_log_of_the_vocabulary() -> None:
-    loss = summed_nll(torch.zeros(10, 4), torch.zeros(64, 4), torch.arange(10))
+    loss = chunked_cross_entropy(torch.zeros(10, 4), torch.zeros(64, 4), torch.arange(10))
     assert math.isclose(float(loss), 10 * math.log(64), rel_tol=1e-6)
 
 
 def test_bfloat16_keeps_its_sum_in_float32() -> None:
     hidden, weight = torch.zeros(5000, 4, dtype=torch.bfloat16), torch.zeros(64, 4, dtype=torch.bfloat16)
-    loss = summed_nll(hidden, weight, torch.zeros(5000, dtype=torch.long))
+    loss = chunked_cross_entropy(hidden, weight, torch.zeros(5000, dtype=torch.long))
     assert loss.dtype == torch.float32
     assert math.isclose(float(loss), 5000 * math.log(64), rel_tol=1e-4)
 
@@ -112,6 +125,6 @@ def test_gradients_are_computed_only_where_they_are_wanted() -> None:
     flops = []
     for learning in (False, True):
         with torch.set_grad_enabled(learning), FlopCounterMode(display=False) as counter:
-            summed_nll(hidden, weight, torch.zeros(600, dtype=torch.long))
+            chunked_cross_entropy(hidden, weight, torch.zeros(600, dtype=torch.long))
         flops.append(counter.get_total_flops())
     assert flops == [2 * 600 * 50 * 8, 3 * 2 * 600 * 50 * 8]

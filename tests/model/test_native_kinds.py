@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
-from lmlong.attention.registry import CAUSAL, NATIVE_DECODE
+from lmlong.attention.registry import CAUSAL
 from lmlong.model import native_step
 from lmlong.model.fast_step import StepMismatch, make_fast_step, why_no_fast_step
 from lmlong.model.native_step import NativeStep
-from lmlong.native.decode.kind import DecodeKind, Packer, structure
-from lmlong.native.decode.structures import pointers
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import pointers, structure
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe import Attention
 
@@ -57,13 +57,10 @@ class FadingState(NamedTuple):
 class FadingDecode(DecodeKind[FadingState]):
     name = "FadingSum"
     weights = structure("FadingSum::Weights", ("kept", ctypes.c_float))
-    state = structure("FadingSum::State", *pointers("S"))
+    state = structure("FadingSum::State", *pointers(*FadingState._fields))
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         return self.weights(packer.open(attention, "fading_sum").options["kept"])
-
-    def fields(self, state: FadingState) -> tuple[int, ...]:
-        return (state.S.data_ptr(),)
 
 
 class FadingSum(CausalAttention[FadingState]):
@@ -96,9 +93,6 @@ class FadingSum(CausalAttention[FadingState]):
     def reference(self, *arguments: Any) -> Tensor:
         raise NotImplementedError
 
-    def state_numbers(self, tokens: int) -> int:
-        return self.heads * self.value_dim
-
     def native_spec(self) -> NativeSpec:
         return NativeSpec("fading_sum", {"kept": 0.5})
 
@@ -120,25 +114,23 @@ def header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 MIXED = {"layers": 4, "attention": Attention(kind=["window", "linear", "ngram", "softmax"])}
 
 
-def test_a_kind_with_a_header_of_its_own_is_decoded_by_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_with_a_header_of_its_own_is_decoded_by_native_code() -> None:
     """`make_fast_step` compares its steps, among layers of other kinds, with those of torch."""
-    monkeypatch.setitem(NATIVE_DECODE, "FadingSum", FadingSum.native_decode)
     assert isinstance(make_fast_step(shaped(MIXED)), NativeStep)
 
 
-def test_what_its_header_computes_is_compared_with_torch(monkeypatch: pytest.MonkeyPatch, header: Path) -> None:
-    monkeypatch.setitem(NATIVE_DECODE, "FadingSum", FadingSum.native_decode)
+def test_what_its_header_computes_is_compared_with_torch(header: Path) -> None:
     header.write_text(HEADER.replace("+ input.v[i]", "+ 1.01f * input.v[i]"))
     with pytest.raises(StepMismatch):
         make_fast_step(shaped(MIXED))
 
 
-def test_a_state_of_another_layout_does_not_compile(monkeypatch: pytest.MonkeyPatch, header: Path) -> None:
-    monkeypatch.setitem(NATIVE_DECODE, "FadingSum", FadingSum.native_decode)
+def test_a_state_of_another_layout_does_not_compile(header: Path) -> None:
     header.write_text(HEADER.replace("struct State { float* S; }", "struct State { float *S, *z; }"))
     with pytest.warns(UserWarning, match="FadingSum::State has other fields in Python"):
         assert native_step.library() is None
 
 
-def test_a_kind_that_is_not_compiled_in_is_left_to_torch() -> None:
+def test_a_kind_without_one_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FadingSum, "native_decode", None)
     assert "FadingSum has no native decode step" in str(why_no_fast_step(shaped(MIXED)))

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
+from lmlong.attention.registry import CAUSAL
 from lmlong.attention.softmax import state as softmax
 from lmlong.model import native_step as step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
@@ -126,7 +127,7 @@ def test_these_have_native_code() -> None:
     """So that none of them is skipped below."""
     maps = ("elu", "relu", "cosine", "softmax", "hedgehog", "taylor", "favor")
     known = [Attention(kind="linear", feature_map=feature_map) for feature_map in maps]  # type: ignore[arg-type]
-    known += [Attention(kind="window"), Attention(kind="delta"), SOFTMAX]
+    known += [Attention(kind=kind) for kind in CAUSAL if kind != "linear"]
     assert [why_no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
 
 

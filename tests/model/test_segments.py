@@ -13,6 +13,8 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.loss import Softening, TeacherOutput
+from lmlong.model.segments import Segment
 from lmlong.model.state import detach_state
 
 TIME = 300
@@ -33,6 +35,19 @@ def gradients(model: LanguageModel, segment: int | None, seed: int = 0) -> tuple
     nats, _ = model.loss(tokens, targets, starts, segment=segment)
     scored = (targets != -100).sum()
     return nats.detach(), list(torch.autograd.grad(nats / scored, list(model.parameters())))
+
+
+def test_a_split_cuts_all_that_belongs_to_a_token() -> None:
+    tokens, hidden, weight = torch.arange(14).view(2, 7), torch.randn(2, 7, 4), torch.randn(5, 4)
+    teacher = TeacherOutput(hidden, weight, Softening(0.5, 1.0))
+    parts = Segment(tokens, tokens + 1, tokens == 3, teacher).split(3)
+    assert [part.tokens.shape[1] for part in parts] == [3, 3, 1]
+    for x, cut in zip((tokens, tokens + 1, tokens == 3), list(zip(*parts, strict=True))[:3], strict=True):
+        assert torch.equal(torch.cat(cut, 1), x)
+    teachers = [part.teacher for part in parts if part.teacher is not None]
+    assert torch.equal(torch.cat([part.hidden for part in teachers], 1), hidden)
+    assert all(part.weight is weight for part in teachers)
+    assert Segment(tokens, tokens).split(7)[0].teacher is None
 
 
 @thinned(
@@ -136,6 +151,8 @@ PEAK = """
 import resource, torch
 from lmlong import recipe
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.loss import Softening, TeacherOutput
+from lmlong.model.segments import Segment
 torch.set_num_threads(1)
 model = LanguageModel(recipe.Model(width=64, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 300)
 for time in (2048, 65_536):

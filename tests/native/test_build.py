@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from machine import needs_compiler, needs_root
 
-from lmlong.io import manifest
+from lmlong.io import folder_manifest
 from lmlong.native.build import CODE, LIBRARY, MORE_FLAGS, find_compiler
 
 pytestmark = needs_compiler
@@ -48,7 +48,7 @@ def plant(folder: Path, witness: Path) -> None:
     assert compiler is not None
     subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(folder / CODE)], check=True)
     source.unlink()
-    manifest.seal(folder, LIBRARY, {})
+    folder_manifest.seal(folder, LIBRARY, {})
 
 
 @pytest.mark.parametrize("where", ["cache", "library"])
@@ -110,7 +110,7 @@ def test_damaged_code_is_compiled_again(compiled: Path, tmp_path: Path, damage: 
     done = ask(compiled.parents[1], tmp_path)
     assert (done.returncode, done.stdout) == (0, "native\n"), done.stderr
     assert "It is made again." in done.stderr
-    manifest.verify(compiled, LIBRARY)
+    folder_manifest.verify(compiled, LIBRARY)
 
 
 def test_without_a_compiler_it_is_told_once(tmp_path: Path) -> None:

@@ -69,8 +69,5 @@ class TwoGates(CausalAttention[TwoGatesState]):
         weights = torch.einsum("bhtd,bhtsd,bhsd->bhts", q, decay.to(q.dtype), k)
         return (weights * inputs["beta"][:, :, None].to(q.dtype)) @ v
 
-    def state_numbers(self, tokens: int) -> int:
-        return self.heads * self.head_dim * self.value_dim
-
 
 ATTENTIONS = {"two_gates": TwoGates}

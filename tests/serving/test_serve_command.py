@@ -205,19 +205,20 @@ def test_without_its_libraries_it_says_what_to_install(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_every_curl_line_of_the_page_works(run: Path, tmp_path: Path) -> None:
+def test_every_curl_line_of_the_pages_works(run: Path, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("a book of a few words. " * 50)
     (tmp_path / "book.epub").write_bytes(epub())
     session = "none"
-    page = (ROOT / "docs" / "serving.md").read_text()
-    blocks = re.findall(r"^```sh\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    pages = [ROOT / "docs" / "guides" / "serve.md", ROOT / "docs" / "tutorials" / "serve-a-model.md"]
+    text = "\n".join(page.read_text() for page in pages)
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("curl ")]
     assert len(lines) >= 4
     with serving(run) as (_, address):
         for line in lines:
             assert "http://localhost:8000/" in line
             command = line.replace("http://localhost:8000", address).replace("quickstart", run.name)
-            command = command.replace('"ID"', f'"{session}"')
+            command = command.replace('"ID"', f'"{session}"').replace("/ID/", f"/{session}/")
             found = subprocess.run(
                 command, shell=True, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
             )

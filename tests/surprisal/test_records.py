@@ -113,7 +113,7 @@ def test_what_is_no_record_is_counted_with_the_reason(trained: TrainedLanguageMo
     assert [(each.number, each.text) for each in found] == [(1, "fine")]
     assert records.skipped == {
         "empty": 1,
-        "no JSON": 3,
-        "no JSON object": 1,
+        "not JSON": 3,
+        "not a JSON object": 1,
         "no text in field 'message'": 2,
     }

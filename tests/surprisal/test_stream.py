@@ -7,6 +7,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,8 @@ def test_a_state_that_was_read_in_bf16_can_be_saved(subword_model: TrainedLangua
     again = TextScore(subword_model, session=session, precision="bf16")
     own, restored = ([line.bits for line in one.read(b"the end\n" * 9)][-5:] for one in (score, again))
     assert own == restored and len(own) == 5
+
+
+def test_no_module_hides_the_function() -> None:
+    """A package called lmlong.score would replace the function as soon as one of its modules is imported."""
+    assert find_spec("lmlong.score") is None and callable(lmlong.score)

@@ -22,7 +22,7 @@ from lmlong.checkpoint import manifest, read
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.errors import LmlongError
 from lmlong.inference.loading import load
-from lmlong.io.manifest import make
+from lmlong.io.folder_manifest import manifest_text
 from lmlong.recipe import file as recipe_file
 from lmlong.training.run import train
 
@@ -101,7 +101,7 @@ def craft(draw: Random, checkpoint: Path) -> str:
         for at in draw.sample(range(len(data)), min(len(data), draw.choice((1, 3)))):
             data[at] = draw.choice(b"0123456789-.:[]{}~\n \xff")
         file.write_bytes(data)
-    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, about))
+    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, about))
     return name
 
 

@@ -13,7 +13,7 @@ from lmlong.checkpoint import manifest, read
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
-from lmlong.io.manifest import make
+from lmlong.io.folder_manifest import manifest_text
 from lmlong.recipe import Recipe
 from lmlong.training.run import train
 
@@ -39,7 +39,7 @@ def checkpoint(trained: Path, tmp_path: Path) -> Path:
 
 def sign(checkpoint: Path) -> None:
     about = {"step": 2, "validation": None}
-    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, about))
+    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, about))
 
 
 def refused(checkpoint: Path, recipe_of: Recipes, loads: bool = False) -> None:

@@ -25,8 +25,8 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def together(commands: list[list[str]], environments: list[dict[str, str]]) -> list[str]:
-    """Run commands at the same time; what each said on stdout."""
+def together(commands: list[list[str]], environments: list[dict[str, str]], fails: str = "") -> list[str]:
+    """Run commands at the same time; what each said on stdout. With `fails`, each must end by a line with this text."""
     children = [
         subprocess.Popen(
             *(command,),
@@ -42,6 +42,9 @@ def together(commands: list[list[str]], environments: list[dict[str, str]]) -> l
     finally:
         for child in children:
             child.kill()
+    if fails:
+        assert all(fails in errors for _, errors in spoken) and all(child.returncode for child in children), spoken
+        return []
     assert [child.returncode for child in children] == [0] * len(children), spoken
     return [output for output, _ in spoken]
 
@@ -73,6 +76,25 @@ def test_two_tasks_under_slurm(tiny: Path, recipe_of: Recipes, tmp_path: Path) -
     assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(
         [loss for _, loss in losses(tmp_path / "one")], rel=1e-4
     )
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_under_slurm(tiny: Path, tmp_path: Path) -> None:
+    """Only the first task verifies digests: the second one, which has read the damaged checkpoint, may not train with
+    it, and the next start resumes from the one before."""
+    options = ["training.keep_last=5", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "lmlong", "train", str(tiny), *options]
+    subprocess.run(command, check=True, capture_output=True)
+    weights = tmp_path / "run" / "checkpoints" / "step-00000012" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"abcd")
+    job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
+           "SLURM_JOB_NAME": "books", "SLURM_NODELIST": "127.0.0.1"}  # fmt: skip
+    two = [*command, "devices=2", "training.batch_size=2", "training.steps=14", "--resume", "auto"]
+    for fails in ("have read different checkpoints", ""):
+        ports = {"MASTER_PORT": str(free_port())}
+        tasks = [{**job, **ports, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+        together([two] * 2, tasks, fails)
+    assert [step for step, _ in losses(tmp_path / "run")] == list(range(1, 15))
 
 
 LAUNCHES = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmlong.model.metrics import METRICS
-from lmlong.training.learning_curve import learning_curve
+from lmlong.training.loggers import learning_curve
 from lmlong.training.metrics_log import MetricsLog, last_validation, read_entries
 
 

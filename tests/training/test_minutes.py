@@ -9,9 +9,9 @@ import pytest
 from lmlong.checkpoint import read
 from lmlong.cli.report import after_training
 from lmlong.recipe import Recipe, Training
-from lmlong.training.clock import TrainingClock
 from lmlong.training.optimizer import ENDLESS, count_steps, learning_rate_factor
 from lmlong.training.plan import Plan, StepCost
+from lmlong.training.progress import TrainingClock
 from lmlong.training.run import train
 
 from .conftest import lmlong, metrics

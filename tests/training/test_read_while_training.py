@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from lmlong.checkpoint import manifest, read, write
 from lmlong.cli.main import lmlong
 from lmlong.inference.loading import load
-from lmlong.io.manifest import seal
+from lmlong.io.folder_manifest import seal
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import CheckpointStore

@@ -1,5 +1,6 @@
 """Going on with a run: what may change on the way, and what would make it another run."""
 
+import csv
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -7,16 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lmlong.checkpoint import manifest, read
 from lmlong.errors import CheckpointError, UsageError
-from lmlong.io.manifest import make
+from lmlong.io import folder_manifest
+from lmlong.io.folder_manifest import manifest_text
 from lmlong.recipe import Recipe
-from lmlong.training.resume import changes, resume_point, resumed_recipe
+from lmlong.training.resume import changes, prepare_resumed_run, resume_point, resumed_recipe
 from lmlong.training.run import train
 from lmlong.training.training_state import random_states, restore_random_states
 
-from .conftest import assert_resumes_exactly
+from .conftest import assert_resumes_exactly, metrics
 
 Recipes = Callable[..., Recipe]
 
@@ -71,6 +74,22 @@ def test_an_explicit_path_is_gone_on_from_and_what_came_after_is_cut(recipe_of: 
     assert all(torch.equal(mine[name], other[name]) for name in other)
 
 
+def test_logs_with_and_without_a_resume_are_equal(recipe_of: Recipes, tmp_path: Path) -> None:
+    """Metrics, validations and the rows of Lightning's loggers have the same steps and numbers, but for speeds."""
+    run = tmp_path / "run"
+    recipe = recipe_of("training.keep_last=5", "training.loggers=[csv]", "training.accumulate=2")
+    train(recipe, run)
+    before = [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in metrics(run)]
+    train(recipe, run, resume=str(run / "checkpoints" / "step-00000004"))
+    after = [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in metrics(run)]
+    assert after == before and after[-1]["step"] == 12
+    rows = []
+    for folder in ("from-00000000", "from-00000004"):
+        with (run / "csv" / folder / "metrics.csv").open(newline="") as file:
+            rows.append([{**row, "tokens_per_second": ""} for row in csv.DictReader(file) if int(row["step"]) > 4])
+    assert rows[0] == rows[1] and {int(row["step"]) for row in rows[1]} == set(range(5, 13))
+
+
 def test_a_damaged_checkpoint_named_by_its_path_is_refused(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.keep_last=5"), tmp_path / "run")
     bad = tmp_path / "run" / "checkpoints" / "step-00000012"
@@ -111,7 +130,7 @@ def test_a_run_resumes_on_another_number_of_gpus(
     here = len(state["random"]["cuda"])
     state["random"]["cuda"] = [torch.zeros(16, dtype=torch.uint8) for _ in range(here + gpus)]
     torch.save(state, checkpoint / manifest.TRAINING)
-    (checkpoint / manifest.NAME).write_text(make(checkpoint, manifest.FORMAT, {"step": 4, "validation": None}))
+    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, {"step": 4, "validation": None}))
     assert train(recipe_of("training.steps=6"), tmp_path / "run", resume="auto").step == 6
     assert f"has those of {here + gpus} GPUs and {here} are visible, {here} restored" in capsys.readouterr().err
 
@@ -162,3 +181,40 @@ def test_what_changed_is_told_by_one_process_of_all(
     monkeypatch.setenv("LOCAL_RANK", rank)
     resumed_recipe(recipe_of(), recipe_of("training.learning_rate=1e-4"))
     assert capsys.readouterr().err.count("changed since the checkpoint: training.learning_rate") == times
+
+
+def test_a_checkpoint_is_hashed_once_and_by_one_process(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    hashed, sha256 = [], folder_manifest.sha256
+    monkeypatch.setattr(folder_manifest, "sha256", lambda path: [hashed.append(path), sha256(path)][1])
+    train(recipe_of("training.steps=5"), tmp_path / "run", resume="auto")
+    resumed_from = tmp_path / "run" / "checkpoints" / "step-00000004"
+    assert sorted(path.name for path in hashed if path.parent == resumed_from) == sorted(manifest.FILES)
+    hashed.clear()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    checkpoint = resume_point(tmp_path / "run", "auto")
+    assert checkpoint is not None and prepare_resumed_run(recipe_of("training.steps=6"), checkpoint).first_step == 5
+    assert not hashed
+
+
+def test_each_process_validates_what_it_reads(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that verify no digests too: here the digests are those of other files."""
+    train(recipe_of("training.steps=4"), tmp_path / "run")
+    checkpoint = read.find(tmp_path / "run")
+    state = read.read_training(checkpoint)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for part, value in (("step", -1), ("step", 3), ("optimizer", {0: {}}), ("carried", [torch.tensor(np.nan)])):
+        torch.save({**state, part: value}, checkpoint / manifest.TRAINING)
+        with pytest.raises(CheckpointError):
+            prepare_resumed_run(recipe_of("training.steps=6"), checkpoint)
+    torch.save(state, checkpoint / manifest.TRAINING)
+    weights = read.read_weights(checkpoint)
+    name = "embedding.weight"
+    for changed in (weights[name][:-1].contiguous(), weights[name].int(), weights[name] * np.nan):
+        save_file({**weights, name: changed}, checkpoint / manifest.WEIGHTS)
+        with pytest.raises(CheckpointError):
+            prepare_resumed_run(recipe_of("training.steps=6"), checkpoint)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from machine import needs_triton
 
-from lmlong.attention.linear import triton
 from lmlong.checkpoint import manifest, read
 from lmlong.cli.report import after_training
 from lmlong.data.batches import scored_tokens, validation_batches
@@ -274,7 +273,7 @@ def test_a_run_by_kernels_learns_what_a_run_by_torch_learns(recipe_of: Recipes, 
     assert losses(tmp_path / "triton") == pytest.approx(losses(tmp_path / "torch"), rel=1e-5)
     model = prepare_run(recipe_of("training.kernel=triton")).model
     assert isinstance(model, LanguageModel)
-    assert all(block.mixer.attention.kernel is triton.load_scan() for block in model.blocks)
+    assert all(attention.kernel_name == "triton" for attention in model.attentions)
 
 
 def test_bfloat16_learns_what_float32_learns(recipe_of: Recipes, tmp_path: Path) -> None:

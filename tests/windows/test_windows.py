@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmlong.checkpoint import read
-from lmlong.io.links import POINTER, follow, is_link, point
+from lmlong.io.links import POINTER, follow_link, is_link, point_link
 from lmlong.recipe import file as recipe_file
 from lmlong.training.run import train
 
@@ -89,10 +89,10 @@ def test_a_link_is_a_file_where_there_are_no_links(tmp_path: Path, monkeypatch: 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     link = tmp_path / "latest"
-    point(link, tmp_path / "a")
-    assert link.is_symlink() and is_link(link) and follow(link).resolve() == (tmp_path / "a").resolve()
+    point_link(link, tmp_path / "a")
+    assert link.is_symlink() and is_link(link) and follow_link(link).resolve() == (tmp_path / "a").resolve()
     monkeypatch.setattr(os, "symlink", denied)
-    point(link, tmp_path / "b")
-    assert not link.is_symlink() and is_link(link) and follow(link) == tmp_path / "b"
+    point_link(link, tmp_path / "b")
+    assert not link.is_symlink() and is_link(link) and follow_link(link) == tmp_path / "b"
     (tmp_path / "c").write_bytes(POINTER + b"../b")
     assert not is_link(tmp_path / "c") and not is_link(tmp_path / "a") and not is_link(tmp_path / "missing")

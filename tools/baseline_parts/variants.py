@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from lmlong.recipe.kinds import ATTENTION_KINDS
+
 DECAYS = ("none", "fixed", "learned", "channel")
 
 FEATURE_MAPS = ("elu", "relu", "cosine", "softmax", "hedgehog", "taylor", "favor")
@@ -69,6 +71,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "hourglass softmax": attention("softmax") | model(layers=3, downsample={"factor": 3, "kind": "max"}),
 }
 """Causal models that are trained, decoded and saved."""
+
+_MEASURED = [options["model.attention"]["kind"] for options in KINDS.values()]
+KINDS |= {
+    kind: attention(kind)
+    for kind, about in ATTENTION_KINDS.items()
+    if about.causal and not any(kind == each or (isinstance(each, list) and kind in each) for each in _MEASURED)
+}
 
 DETAILS: dict[str, dict[str, Any]] = {
     "linear favor fixed-norms": linear("favor", favor={"norms": "fixed", "features": 24}),

@@ -25,8 +25,6 @@ from torch import Tensor
 from torch.nn.functional import elu, scaled_dot_product_attention
 
 from lmlong import recipe
-from lmlong.attention.linear import chunk
-from lmlong.attention.linear.autograd import Scan
 from lmlong.attention.linear.naive import quadratic
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.timer import time_once, time_rounds
@@ -49,14 +47,14 @@ class Contestant(NamedTuple):
     features: int | None  # of a head; None for softmax
 
 
-def ours(feature_map: str, by: Scan | None = None) -> Contestant:
+def ours(feature_map: str, by: str = "native") -> Contestant:
     options = recipe.Attention(
         feature_map=feature_map,  # type: ignore[arg-type]
         decay="none",
         favor=recipe.Favor(features=RANDOM_FEATURES),
     )
     attention = CAUSAL["linear"](HEADS, WIDTH, WIDTH, options)
-    attention.kernel = by or attention.kernel
+    attention.use_kernel(by)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention.to(q.device)(q, k, v, attention.init_state(ROWS, q.device, q.dtype))[0]
@@ -126,7 +124,7 @@ def flash_linear_attention(form: str) -> Callable[[], Contestant]:
 
 PROJECTS: dict[str, tuple[str | None, tuple[str, ...], Callable[[], Contestant]]] = {
     "lmlong elu": (None, ("cpu", "cuda"), lambda: ours("elu")),
-    "lmlong elu by torch": (None, ("cpu",), lambda: ours("elu", chunk.scan)),
+    "lmlong elu by torch": (None, ("cpu",), lambda: ours("elu", "torch")),
     "lmlong favor": (None, ("cpu", "cuda"), lambda: ours("favor")),
     "torch softmax": (None, ("cpu", "cuda"), torch_softmax),
     "fast-transformers elu": ("fast_transformers", ("cpu", "cuda"), fast_transformers),

@@ -21,15 +21,24 @@ from fla.ops.gla.naive import naive_recurrent_gla
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from lmlong.attention.delta import chunk as delta_chunk
-from lmlong.attention.delta import native as delta_native
-from lmlong.attention.linear import chunk as linear_chunk
-from lmlong.attention.linear import native as linear_native
-from lmlong.attention.scan import IdentityFeatures, ScanInputs
+from lmlong.attention.delta.layer import DeltaAttention
+from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.linear.layer import LinearAttention
+from lmlong.attention.scan import Kernel, Scan
 from lmlong.recipe.lengths import name_length, parse_lengths
 
 ROWS, HEADS, KEYS, VALUES = 2, 4, 64, 48
 AGREES = 1e-5
+ARGUMENTS = ("S", "q", "k", "v", "document_starts", "log_decay", "beta")
+"""Of the scan, in their order."""
+
+
+class Identity(FeatureMap):
+    """The map of queries and keys that are features already."""
+
+    def query(self, q: Tensor) -> Tensor:
+        return q
+
 
 Inputs = dict[str, Tensor]
 Rule = Callable[[Inputs], tuple[Tensor, Tensor]]
@@ -83,14 +92,13 @@ def linear_by_fla(x: Inputs) -> tuple[Tensor, Tensor]:
     return (n[..., :-1] / n[..., -1:]).transpose(1, 2), S  # its scale of queries cancels
 
 
-def delta_by(scan: delta_chunk.Scan, x: Inputs) -> tuple[Tensor, Tensor]:
-    return scan(IdentityFeatures(), ScanInputs(x["q"], x["k"], x["v"], None, x["log_decay"], x["beta"]), x["S"])
+def ours(kernel: type[Kernel]) -> Rule:
+    """Return the scan of a kernel, from features."""
 
+    def rule(x: Inputs) -> tuple[Tensor, Tensor]:
+        return Scan.apply(kernel(), Identity(KEYS), True, *(x.get(name) for name in ARGUMENTS))[:2]
 
-def linear_by(scan: linear_chunk.Scan, x: Inputs) -> tuple[Tensor, Tensor]:
-    inputs = ScanInputs(x["q"], x["k"], x["v"], None, x["log_decay"])
-    y, S, z = scan(IdentityFeatures(), inputs, x["S"][..., :-1], x["S"][..., -1])
-    return y, torch.cat([S, z[..., None]], dim=-1)
+    return rule
 
 
 def results(rule: Rule, x: Inputs, slopes: list[Tensor]) -> Inputs:
@@ -101,14 +109,10 @@ def results(rule: Rule, x: Inputs, slopes: list[Tensor]) -> Inputs:
     return {"y": y.detach(), "S after": S.detach(), **{f"d{name}": one for name, one in zip(x, grads, strict=True)}}
 
 
-DELTA = {
-    "native": lambda x: delta_by(delta_native.scan, x),
-    "torch": lambda x: delta_by(delta_chunk.scan, x),
-}
-LINEAR = {
-    "native": lambda x: linear_by(linear_native.scan, x),
-    "torch": lambda x: linear_by(linear_chunk.scan, x),
-}
+DELTA, LINEAR = (
+    {name: ours(attention.kernels[name]) for name in ("native", "torch")}
+    for attention in (DeltaAttention, LinearAttention)
+)
 RECURRENCES = {
     "delta": Recurrence(lambda length: draw_delta(length, False), delta_by_fla, DELTA),
     "delta, decaying": Recurrence(lambda length: draw_delta(length, True), delta_by_fla, DELTA),

@@ -14,8 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs, draw_inputs
-from lmlong.attention.linear.autograd import Scan
-from lmlong.bench.attention_speed import AttentionShape, build_attention
+from lmlong.bench.candidates import AttentionShape, build_attention
 
 
 class Text(NamedTuple):
@@ -52,11 +51,11 @@ Attend = Callable[[Text], Tensor]
 """From a text to outputs (B, H, T, V)."""
 
 
-def build(name: str, heads: int, head_dim: int, device: torch.device, kernel: Scan) -> CausalAttention:
+def build(name: str, heads: int, head_dim: int, device: torch.device, kernel: str) -> CausalAttention:
     """Return an attention, whose random features are the same each time."""
     torch.manual_seed(0)
     attention = build_attention(name, AttentionShape(rows=1, heads=heads, width=head_dim, forward_only=False))
-    attention.kernel = kernel
+    attention.use_kernel(kernel)
     return attention.to(device)
 
 

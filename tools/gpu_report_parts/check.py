@@ -11,7 +11,6 @@ from gpu_report_parts import attentions
 from gpu_report_parts.attentions import Text
 from gpu_report_parts.part import ATTENTIONS, Job
 from lmlong.attention import laws
-from lmlong.attention.linear import chunk, triton
 from lmlong.report.table import Column, format_table
 
 HEADS, ROWS = 2, 2
@@ -50,8 +49,8 @@ def check(job: Job) -> None:
 def against_definition(name: str, head_dim: int, precision: str, job: Job) -> dict[str, Any]:
     """Return the errors of outputs and gradients by the kernels and by torch's operations, and which are wrong."""
     found: dict[str, Any] = {}
-    for by, kernel in {"triton": triton.load_scan(), "torch": chunk.scan}.items():
-        attention = attentions.build(name, HEADS, head_dim, job.device, kernel)
+    for by in ("triton", "torch"):
+        attention = attentions.build(name, HEADS, head_dim, job.device, by)
         x = attentions.supplied(attention, text(job, head_dim, FORMATS[precision]))
         exact = partial(attentions.definition, copy.deepcopy(attention).double())
         truth = attentions.output_and_grads(exact, x.map(Tensor.double))
@@ -69,7 +68,7 @@ def against_definition(name: str, head_dim: int, precision: str, job: Job) -> di
 def errors_of_laws(name: str, job: Job) -> dict[str, float]:
     """Return how far the kernels, in float32, are from each law; by torch are single tokens."""
     time = job.sizes.checked
-    attention = attentions.build(name, HEADS, min(job.sizes.head_dims), job.device, triton.load_scan())
+    attention = attentions.build(name, HEADS, min(job.sizes.head_dims), job.device, "triton")
     texts = [text(job, min(job.sizes.head_dims), torch.float32, seed) for seed in (0, 1)]
     packed, other = (attentions.supplied(attention, one, seed) for seed, one in enumerate(texts))
     x, packed, other = (one.flat for one in (packed._replace(document_starts=None), packed, other))

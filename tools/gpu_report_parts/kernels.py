@@ -14,8 +14,6 @@ from gpu_report_parts.attentions import Attend, Text
 from gpu_report_parts.check import against_definition
 from gpu_report_parts.part import ATTENTIONS, Job, figures, lines, measure
 from lmlong.attention import laws
-from lmlong.attention.linear import chunk, triton
-from lmlong.attention.linear.autograd import Scan
 from lmlong.bench.speed import Candidate, Result
 
 OF_FLA = ("elu", "elu-learned")
@@ -83,7 +81,7 @@ def candidates(job: Job, length: int, group: Group) -> dict[str, Callable[[], Ca
     heads, rows = job.sizes.width // group.head_dim, max(1, job.sizes.tokens // length)
     x = attentions.draw((rows, heads, length, group.head_dim), torch.bfloat16, job.device)
 
-    def by(kernel: Scan, name: str) -> Candidate:
+    def by(kernel: str, name: str) -> Candidate:
         attention = attentions.build(name, heads, group.head_dim, job.device, kernel)
         attend = partial(attentions.forward, attention)
         return candidate(attend, attentions.supplied(attention, x), group.grads)
@@ -91,20 +89,20 @@ def candidates(job: Job, length: int, group: Group) -> dict[str, Callable[[], Ca
     def ours(name: str) -> Candidate:
         if wrong := against_definition(name, group.head_dim, "bf16", job)["wrong"]:
             raise WrongError(wrong[0])
-        one = by(triton.load_scan(), name)
-        compare(one, by(chunk.scan, name), group.grads)
+        one = by("triton", name)
+        compare(one, by("torch", name), group.grads)
         return one
 
     def by_fla(name: str) -> Candidate:
         check_fla(job, name, group.head_dim)
-        attention = attentions.build(name, heads, group.head_dim, job.device, chunk.scan)
+        attention = attentions.build(name, heads, group.head_dim, job.device, "torch")
         attend = partial(attentions.fla, attention)
         return candidate(attend, attentions.supplied(attention, x), group.grads)
 
     return {
         "softmax": lambda: candidate(attentions.flash, x, group.grads, growth=2),
         **{name: partial(ours, name) for name in ATTENTIONS},
-        f"{BY_TORCH} by torch": partial(by, chunk.scan, BY_TORCH),
+        f"{BY_TORCH} by torch": partial(by, "torch", BY_TORCH),
         **{f"{name} by fla": partial(by_fla, name) for name in OF_FLA if not no_fla(job)},
     }
 
@@ -145,7 +143,7 @@ def no_fla(job: Job) -> str | None:
 
 def check_fla(job: Job, name: str, head_dim: int) -> None:
     """Refuse flash-linear-attention where its outputs are not those of the definition."""
-    attention = attentions.build(name, 2, head_dim, job.device, chunk.scan)
+    attention = attentions.build(name, 2, head_dim, job.device, "torch")
     x = attentions.supplied(attention, attentions.draw((2, 2, job.sizes.checked, head_dim), torch.bfloat16, job.device))
     truth = attentions.definition(copy.deepcopy(attention).double(), x.map(Tensor.double))
     # with values of 1 an output is its denominator

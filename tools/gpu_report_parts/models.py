@@ -10,7 +10,7 @@ from gpu_report_parts.kernels import WrongError
 from gpu_report_parts.part import Job, LeftOutError, figures, lines, measure
 from lmlong import recipe
 from lmlong.attention import laws
-from lmlong.bench.model_speed import GENERATED, GenerationCandidates, training_candidate
+from lmlong.bench.candidates import GENERATED, GenerationCandidates, training_candidate
 from lmlong.bench.speed import Candidate, Result
 from lmlong.inference.session import append_token, next_logits, prefill
 from lmlong.model.fast_step import why_no_fast_step

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lmlong.bench.speed import Candidate, Result, forecast
-from lmlong.bench.speed_report import crossovers, ratio
+from lmlong.bench.speed import Candidate, Result, crossovers, forecast, ratio
 from lmlong.bench.timer import MAX_SECONDS, peak_bytes, time_rounds
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_table, three_digits

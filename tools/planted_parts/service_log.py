@@ -1,7 +1,7 @@
-"""A made-up log of a web service, the same for the same seed, into which anomalies can be planted.
+"""A synthetic log of a web service, the same for the same seed, into which anomalies can be planted.
 
-Requests pass through several components, whose lines share a request id; beside them stand lines that are rare and
-normal, such as a nightly job, and long ones. Users, paths, ids and times are drawn, so hardly any line is there twice.
+Requests pass through several components, whose lines share a request id; there are also normal lines that are rare,
+such as those of a nightly job, and long ones. Users, paths, ids and times are random, so hardly any line occurs twice.
 """
 
 import json
@@ -51,7 +51,7 @@ class ServiceLog(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What one line tells, and how it is written."""
+    """The content of one line, and its format."""
 
     component: str
     message: str
@@ -61,14 +61,14 @@ class Entry(NamedTuple):
 
 
 class Service:
-    """Draws what a service does, and how long it takes."""
+    """Draws the random values of a service, and keeps its clock."""
 
     def __init__(self, seed: int):
         self.draw = random.Random(seed)
         self._hours = 8.0
 
     def line(self, entry: Entry) -> str:
-        """Return the line of an entry, some milliseconds after the last."""
+        """Return the line of an entry, a random time after the last."""
         self.wait(self.draw.expovariate(1 / 40) / 3_600_000)
         days, milliseconds = divmod(int(self._hours * 3_600_000), 24 * 3_600_000)
         seconds, milliseconds = divmod(milliseconds, 1000)
@@ -96,7 +96,7 @@ class Service:
 
 
 def request(service: Service) -> list[Entry]:
-    """Return what one request writes, in its order."""
+    """Return the entries of one request, in order."""
     name = f"req={service.draw.randrange(16**6):06x}"
     kind = service.draw.choices([_search, _order, _basket, _login], [5, 2, 4, 1])[0]
     entries = [entry._replace(message=f"{name} {entry.message}") for entry in kind(service)]
@@ -145,7 +145,7 @@ def _login(service: Service) -> Iterator[Entry]:
 
 
 def nightly_job(service: Service) -> list[Entry]:
-    """Return what a job writes that is rare and normal."""
+    """Return the entries of a job, which are rare and normal."""
     draw = service.draw
     service.wait(12)
     dumps = [f"dumped table {table} rows={draw.randrange(10**4, 10**6)}" for table in TABLES]
@@ -153,8 +153,8 @@ def nightly_job(service: Service) -> list[Entry]:
     return [*(Entry("backup", message) for message in messages), Entry("cron", "logs rotated")]
 
 
-def happenings(service: Service) -> Iterator[list[Entry]]:
-    """Iterate over what happens, without end: each time a heartbeat, a request, two that overlap, or the job."""
+def events(service: Service) -> Iterator[list[Entry]]:
+    """Iterate endlessly over events: a heartbeat, a request, two overlapping requests, or the job."""
     draw = service.draw
     while True:
         for _ in range(400):
@@ -170,14 +170,14 @@ def happenings(service: Service) -> Iterator[list[Entry]]:
 
 
 def _merged(one: list[Entry], other: list[Entry], draw: random.Random) -> list[Entry]:
-    """Return the entries of both, each in their order."""
+    """Interleave two lists of entries."""
     of_one = set(draw.sample(range(len(one) + len(other)), len(one)))
     left, right = iter(one), iter(other)
     return [next(left if place in of_one else right) for place in range(len(one) + len(other))]
 
 
 Change = Callable[[list[Entry], random.Random], tuple[list[Entry], int, int]]
-"""Makes what happens anomalous: returns the entries, and which of them are so, from the first to the last."""
+"""Makes an event anomalous: returns its entries, and the first and last index of the anomalous ones."""
 
 NEW_MESSAGES = (
     ("kernel", "out of memory, killed process {} (java)"),
@@ -190,13 +190,13 @@ NEW_MESSAGES = (
 
 
 def new_message(entries: list[Entry], draw: random.Random) -> tuple[list[Entry], int, int]:
-    """A message that no program wrote before."""
+    """Insert a message that no program has written before."""
     component, message = draw.choice(NEW_MESSAGES)
     return _put_in(entries, Entry(component, message.format(draw.randrange(2, 9000))), draw)
 
 
 def impossible_value(entries: list[Entry], draw: random.Random) -> tuple[list[Entry], int, int]:
-    """A usual message with a number that cannot be, written as all are."""
+    """Insert a usual message with an impossible number."""
     name = f"req={draw.randrange(16**6):06x}"
     status, latency = draw.choice([(draw.randrange(600, 1000), draw.randrange(20, 60)), (200, draw.randrange(10**7))])
     of_request = Entry("gateway", f"{name} done status={status} latency={latency}ms")
@@ -205,34 +205,34 @@ def impossible_value(entries: list[Entry], draw: random.Random) -> tuple[list[En
 
 
 def wrong_place(entries: list[Entry], draw: random.Random) -> tuple[list[Entry], int, int]:
-    """A usual message out of its order: the end of a request before its middle, or of a job that never began."""
+    """Move a usual message: the end of a request before its middle, or the end of a job that never began."""
     if len(entries) >= 3:
         return [entries[0], entries[-1], *entries[1:-1]], 1, 1
     return _put_in(entries, Entry("backup", f"nightly dump finished in {draw.randrange(60, 400)}s"), draw)
 
 
 def other_format(entries: list[Entry], draw: random.Random) -> tuple[list[Entry], int, int]:
-    """A usual message, written as another program would."""
-    place, form = draw.randrange(len(entries)), draw.choice(FORMS)
-    return [*entries[:place], entries[place]._replace(form=form), *entries[place + 1 :]], place, place
+    """Write a usual message in another format."""
+    index, form = draw.randrange(len(entries)), draw.choice(FORMS)
+    return [*entries[:index], entries[index]._replace(form=form), *entries[index + 1 :]], index, index
 
 
 def truncated(entries: list[Entry], draw: random.Random) -> tuple[list[Entry], int, int]:
-    """A line that ends in its middle."""
-    place = draw.randrange(len(entries))
-    cut = entries[place]._replace(share=draw.uniform(0.45, 0.85))
-    return [*entries[:place], cut, *entries[place + 1 :]], place, place
+    """Cut a line short."""
+    index = draw.randrange(len(entries))
+    cut = entries[index]._replace(share=draw.uniform(0.45, 0.85))
+    return [*entries[:index], cut, *entries[index + 1 :]], index, index
 
 
 def burst(entries: list[Entry], draw: random.Random) -> tuple[list[Entry], int, int]:
-    """A usual line again and again."""
+    """Repeat a usual line."""
     times = draw.randrange(8, 16)
     return [*entries, *[entries[-1]] * times], len(entries), len(entries) + times - 1
 
 
 def _put_in(entries: list[Entry], entry: Entry, draw: random.Random) -> tuple[list[Entry], int, int]:
-    place = draw.randrange(len(entries) + 1)
-    return [*entries[:place], entry, *entries[place:]], place, place
+    index = draw.randrange(len(entries) + 1)
+    return [*entries[:index], entry, *entries[index:]], index, index
 
 
 FORMS: tuple[Literal["json", "syslog"], ...] = ("json", "syslog")
@@ -244,25 +244,25 @@ ANOMALIES: dict[str, Change] = {
     "cut short": truncated,
     "burst": burst,
 }
-"""How each kind of anomaly is planted."""
+"""The function that plants each kind of anomaly."""
 
 
 def write_log(lines: int, seed: int, each: int = 0, quiet: int = 500) -> ServiceLog:
-    """Return a log of at least so many lines with `each` anomalies of every kind at drawn places, none of them among
-    the first `quiet` lines, or the first quarter of fewer."""
+    """Return a log of at least `lines` lines with `each` anomalies of every kind at random positions, none of them
+    among the first `quiet` lines, or the first quarter if that is less."""
     quiet = min(quiet, lines // 4)
     service, draw = Service(seed), random.Random(f"anomalies {seed}")
     kinds = [kind for kind in ANOMALIES for _ in range(each)]
     draw.shuffle(kinds)
-    places = sorted(draw.sample(range(quiet, lines), len(kinds))) if kinds else []
-    found: list[str] = []
+    positions = sorted(draw.sample(range(quiet, lines), len(kinds))) if kinds else []
+    written: list[str] = []
     planted: list[Planted] = []
-    for entries in happenings(service):
-        if len(planted) < len(places) and len(found) >= places[len(planted)]:
+    for entries in events(service):
+        if len(planted) < len(positions) and len(written) >= positions[len(planted)]:
             kind = kinds[len(planted)]
             entries, first, last = ANOMALIES[kind](entries, draw)
-            planted.append(Planted(kind, len(found) + first + 1, len(found) + last + 1))
-        found += [service.line(entry) for entry in entries]
-        if len(found) >= lines and len(planted) == len(places):
-            return ServiceLog(found, planted)
-    raise AssertionError("it has no end")
+            planted.append(Planted(kind, len(written) + first + 1, len(written) + last + 1))
+        written += [service.line(entry) for entry in entries]
+        if len(written) >= lines and len(planted) == len(positions):
+            return ServiceLog(written, planted)
+    raise AssertionError("events are endless")

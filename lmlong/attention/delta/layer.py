@@ -8,16 +8,16 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from lmlong.attention.delta import chunk, native, triton
-from lmlong.attention.delta.chunk import Scan
+from lmlong.attention.delta.chunk import ChunkKernel
 from lmlong.attention.delta.features import UnitFeatures
 from lmlong.attention.delta.naive import DeltaState, recurrent
+from lmlong.attention.delta.native import NativeDelta
 from lmlong.attention.delta.native.decode import DECODE
 from lmlong.attention.delta.onnx import delta_graph
+from lmlong.attention.delta.triton import TritonDelta
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.scan import ScanInputs, without_autocast
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
@@ -36,8 +36,7 @@ class DeltaAttention(Recurrence[DeltaState]):
 
     starts_with_recall = True
     native_decode = DECODE
-    kernel: Scan
-    kernels = MappingProxyType({"native": lambda: native.scan, "torch": lambda: chunk.scan, "triton": triton.load_scan})
+    kernels = MappingProxyType({"native": NativeDelta, "torch": ChunkKernel, "triton": TritonDelta})
 
     def features_of(self, feature_map: FeatureMap) -> FeatureMap:
         return UnitFeatures(feature_map)
@@ -49,37 +48,25 @@ class DeltaAttention(Recurrence[DeltaState]):
         shape = (batch, self.heads, self.feature_map.features, self.value_dim)
         return DeltaState(torch.zeros(*shape, device=device, dtype=torch.promote_types(dtype, self.state_dtype)))
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: DeltaState,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+    def pack(self, state: DeltaState) -> Tensor:
+        return state.S
+
+    def unpack(self, packed: Tensor) -> DeltaState:
+        return DeltaState(packed)
+
+    def step(
+        self, fq: Tensor, fk: Tensor, v: Tensor, state: DeltaState, starts: Tensor | None, *gates: Tensor | None
     ) -> tuple[Tensor, DeltaState]:
-        log_decay, beta = self.token_log_decay(q, inputs), inputs["beta"]
-        if q.shape[2] != 1:
-            y, S = self.kernel(self.feature_map, ScanInputs(q, k, v, document_starts, log_decay, beta), state.S)
-            return y, DeltaState(S)
-        with without_autocast(q):
-            fq, fk = self.feature_map.query(q), self.feature_map.key(k)
-            return recurrent(fq, fk, v, beta, state, document_starts, log_decay)
+        log_decay, beta = gates
+        assert beta is not None
+        return recurrent(fq, fk, v, beta, state, starts, log_decay)
 
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
         empty = DeltaState(fk.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1]))  # values may be of any width here
         return recurrent(fq, fk, v, inputs["beta"], empty, document_starts, self.token_log_decay(q, inputs))[0]
-
-    def state_numbers(self, tokens: int) -> int:
-        return self.heads * self.feature_map.features * self.value_dim
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})

@@ -1,9 +1,12 @@
 """Linformer (Wang et al. 2020): softmax(Q (E K)^T / sqrt(D)) F V, which costs k n instead of n^2.
 
-B batch, H heads, T time, n longest input, k slots.
+E and F project keys and values from T tokens to k slots: by a matrix, by pooling or by a convolution.
+
+B batch, H heads, T time, D head dim, n longest input, k slots.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,44 +14,144 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.projections import PROJECTIONS, Projected, Projection
 from lmlong.errors import UsageError
 
 
+class Projection(nn.Module, ABC):
+    """(B, H, T, D) -> (B, H, k, D), over the tokens where `mask` (B, T) is true; None: over all."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor: ...
+
+    @abstractmethod
+    def definition(self, x: Tensor) -> Tensor:
+        """Return the slots (k, D) of one head of one row (T, D), by the formula."""
+
+    def filled(self, mask: Tensor | None) -> Tensor | None:
+        """Return (B, k), true for slots that hold a token of the mask; None: all do."""
+        return None
+
+
+class MatrixProjection(Projection):
+    """E x, with a column of E for each position and a row for each slot; shorter inputs use the first columns."""
+
+    def __init__(self, slots: int, longest: int, head_dim: int):
+        super().__init__()
+        # slots are then about as large as their tokens, for an input of the full length
+        self.matrix = nn.Parameter(torch.randn(slots, longest) * longest**-0.5)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.matrix[:, : x.shape[2]] @ _blank(x, mask)
+
+    def definition(self, x: Tensor) -> Tensor:
+        return self.matrix[:, : len(x)] @ x
+
+
+class SlotPooling(Projection):
+    """A projection whose slots are neighbouring tokens."""
+
+    def __init__(self, slots: int, longest: int, head_dim: int):
+        super().__init__()
+        self.slot_tokens = longest // slots
+
+    def filled(self, mask: Tensor | None) -> Tensor | None:
+        return None if mask is None else _in_slots(mask, 1, self.slot_tokens).any(2)
+
+
+class MeanPooling(SlotPooling):
+    """The mean of the tokens of each slot."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        total = _in_slots(_blank(x, mask), 2, self.slot_tokens).sum(3)
+        counted = x.new_ones(1, x.shape[2], dtype=torch.bool) if mask is None else mask
+        count = _in_slots(counted, 1, self.slot_tokens).sum(2)
+        return total / count.clamp(min=1)[:, None, :, None]
+
+    def definition(self, x: Tensor) -> Tensor:
+        return torch.stack([part.mean(0) for part in x.split(self.slot_tokens)])
+
+
+class MaxPooling(SlotPooling):
+    """The largest of the tokens of each slot, in each feature."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        lowest = torch.finfo(x.dtype).min
+        largest = _in_slots(_blank(x, mask, lowest), 2, self.slot_tokens, lowest).amax(3)
+        return _blank(largest, self.filled(mask))
+
+    def definition(self, x: Tensor) -> Tensor:
+        return torch.stack([part.amax(0) for part in x.split(self.slot_tokens)])
+
+
+class ConvolutionProjection(SlotPooling):
+    """A convolution over time and features, as wide as its stride: each slot sums W_r x_r over its tokens."""
+
+    def __init__(self, slots: int, longest: int, head_dim: int):
+        super().__init__(slots, longest, head_dim)
+        scale = (self.slot_tokens * head_dim) ** -0.5
+        self.weight = nn.Parameter(torch.randn(self.slot_tokens, head_dim, head_dim) * scale)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        parts = _in_slots(_blank(x, mask), 2, self.slot_tokens)
+        return torch.einsum("bhkrd,rde->bhke", parts, self.weight)
+
+    def definition(self, x: Tensor) -> Tensor:
+        parts = x.split(self.slot_tokens)
+        return torch.stack([sum(token @ w for token, w in zip(part, self.weight, strict=False)) for part in parts])
+
+
+PROJECTIONS: dict[str, Callable[[int, int, int], Projection]] = {
+    "linear": MatrixProjection,
+    "mean": MeanPooling,
+    "max": MaxPooling,
+    "conv": ConvolutionProjection,
+}
+"""(slots, longest input, head dim) -> the projection."""
+
+
 class Projections(nn.Module):
-    """The matrices E and F of one layer, each with one projection for all heads or one a head.
+    """The projections E and F of one layer, each with one for all heads or one a head.
 
     Layers that share them hold the same object.
     """
 
+    key: Sequence[Projection]
+    value: Sequence[Projection]
+
     def __init__(self, key: Sequence[Projection], value: Sequence[Projection]):
         super().__init__()
-        self.key = nn.ModuleList(key)
-        self.value = self.key if value is key else nn.ModuleList(value)
+        self.key = nn.ModuleList(key)  # type: ignore[assignment]
+        self.value = self.key if value is key else nn.ModuleList(value)  # type: ignore[assignment]
 
     def forward(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return projected keys and values (B, H, k, D), and (B or 1, 1 or H, k), true where a slot holds a token;
         None where all do."""
-        keys, filled = _projected(self.key, k, mask)
-        values, _ = _projected(self.value, v, mask)
-        return keys, values, filled
+        keys, values = _project(self.key, k, mask), _project(self.value, v, mask)
+        most = max(part.shape[2] for part in keys)
+        filled = [project.filled(mask) for project in self.key]
+        whole = all(slots is None and part.shape[2] == most for slots, part in zip(filled, keys, strict=True))
+        return _stack_heads(keys), _stack_heads(values), None if whole else _stack_filled(filled, keys, most)
 
 
-def _projected(projections: nn.ModuleList, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the slots of all heads, and which hold a token; heads with fewer slots are padded with empty ones."""
-    parts = [project(heads, mask) for project, heads in zip(projections, x.chunk(len(projections), 1), strict=True)]
-    most = max(part.x.shape[2] for part in parts)
-    slots = torch.cat([pad(part.x, (0, 0, 0, most - part.x.shape[2])) for part in parts], dim=1)
-    if all(part.filled is None and part.x.shape[2] == most for part in parts):
-        return slots, None
-    return slots, torch.stack([_padded(part, most) for part in parts], dim=1)
+def _project(projections: Sequence[Projection], x: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """Return the slots of each projection, for its heads."""
+    return [project(heads, mask) for project, heads in zip(projections, x.chunk(len(projections), 1), strict=True)]
 
 
-def _padded(part: Projected, most: int) -> Tensor:
-    """Return (B or 1, `most`), true for slots that exist and hold a token."""
-    slots = part.x.shape[2]
-    filled = part.x.new_ones(1, slots, dtype=torch.bool) if part.filled is None else part.filled
-    return pad(filled, (0, most - slots))
+def _stack_heads(parts: list[Tensor]) -> Tensor:
+    """Return the slots of all heads; heads with fewer slots are padded with empty ones."""
+    most = max(part.shape[2] for part in parts)
+    return torch.cat([pad(part, (0, 0, 0, most - part.shape[2])) for part in parts], dim=1)
+
+
+def _stack_filled(filled: list[Tensor | None], parts: list[Tensor], most: int) -> Tensor:
+    """Return (B or 1, 1 or H, `most`), true for slots that exist and hold a token."""
+    rows = []
+    for slots, part in zip(filled, parts, strict=True):
+        if slots is None:
+            slots = part.new_ones(1, part.shape[2], dtype=torch.bool)
+        rows.append(pad(slots, (0, most - part.shape[2])))
+    return torch.stack(rows, dim=1)
 
 
 class Linformer(EncoderAttention):
@@ -78,24 +181,36 @@ class Linformer(EncoderAttention):
 
 
 def linformer_layers(
-    longest: Sequence[int], heads: int, width: int, options: recipe.Linformer
+    longest: Sequence[int], heads: int, head_dim: int, options: recipe.Linformer
 ) -> list[EncoderAttention]:
-    """Return the Linformers of all layers, whose heads have `width` and whose inputs have at most `longest` tokens."""
+    """Return the Linformers of all layers, whose inputs have at most `longest` tokens."""
     if misfit := options.misfit(longest, heads):
         raise UsageError(": ".join(misfit))
     shapes = list(zip(options.slots(len(longest), heads), longest, strict=True))
-    made = [_projections(*shapes[0], width, options)] * len(shapes)
-    if options.sharing != "layerwise":
-        made[1:] = [_projections(*shape, width, options) for shape in shapes[1:]]
-    return [Linformer(most, projections) for most, projections in zip(longest, made, strict=True)]
+    if options.sharing == "layerwise":
+        projections = [_projections(*shapes[0], head_dim, options)] * len(shapes)
+    else:
+        projections = [_projections(*shape, head_dim, options) for shape in shapes]
+    return [Linformer(length, shared) for length, shared in zip(longest, projections, strict=True)]
 
 
-def _projections(slots: list[int], longest: int, width: int, options: recipe.Linformer) -> Projections:
+def _projections(slots: list[int], longest: int, head_dim: int, options: recipe.Linformer) -> Projections:
     """Return the projections of one layer, with the number of slots of each head."""
+    counts = slots if options.sharing == "none" else slots[:1]
+    make = PROJECTIONS[options.projection]
+    key = [make(count, longest, head_dim) for count in counts]
+    if options.sharing in ("key-value", "layerwise"):
+        return Projections(key, key)
+    return Projections(key, [make(count, longest, head_dim) for count in counts])
 
-    def make() -> list[Projection]:
-        own = slots if options.sharing == "none" else slots[:1]
-        return [PROJECTIONS[options.projection](count, longest, width) for count in own]
 
-    key = make()
-    return Projections(key, key if options.sharing in ("key-value", "layerwise") else make())
+def _blank(x: Tensor, mask: Tensor | None, value: float = 0) -> Tensor:
+    """Return x (B, H, T, D) with `value` where `mask` (B, T) is false."""
+    return x if mask is None else x.masked_fill(~mask[:, None, :, None], value)
+
+
+def _in_slots(x: Tensor, axis: int, tokens: int, fill: float = 0) -> Tensor:
+    """Split an axis of time into slots of `tokens` tokens, the last one padded."""
+    missing = -x.shape[axis] % tokens
+    after = [0, 0] * (x.ndim - 1 - axis) + [0, missing]
+    return pad(x, after, value=fill).unflatten(axis, (-1, tokens))

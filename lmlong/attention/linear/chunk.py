@@ -23,139 +23,108 @@ within the sums over them (channel_decay.py), where document starts alone are a 
 N chunks, B batch, H heads, C tokens in a chunk, T time, F features, V value dim.
 """
 
-from functools import partial
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.attention.chunks import Decay, add_matmul, decay_masks, flat_chunks, from_chunks, masked, to_chunks
-from lmlong.attention.linear import autograd
-from lmlong.attention.linear.autograd import MIN_DENOMINATOR, Scan
+from lmlong.attention.chunks import (
+    ChunkedKernel,
+    Decay,
+    add_matmul,
+    decay_masks,
+    from_chunks,
+    masked,
+    scaled,
+    to_chunks,
+)
 from lmlong.attention.linear.channel_decay import add_keys, add_queries, channel_decay_masks, pair_products
-from lmlong.attention.scan import FeatureVjp, QKFeatures, SavedSpan, ScanGrads, ScanInputs, ScanOutputs
+from lmlong.attention.linear.naive import MIN_DENOMINATOR
+from lmlong.attention.scan import Span
 
 
-class Chunks(NamedTuple):
-    """The tokens of a span; the last chunk is padded with zeros, which add nothing to any state."""
+class ChunkKernel(ChunkedKernel):
+    """A span in chunks of equal length. The last one is padded with zeros, which add nothing to any state."""
 
-    fq: Tensor  # (N, B, H, C, F)
-    fk: Tensor  # (N, B, H, C, F)
-    v: Tensor  # (N, B, H, C, V)
+    normalizes = True
 
-
-class ChunkGrads(NamedTuple):
-    """The gradients of a span."""
-
-    fq: Tensor  # (N, B, H, C, F)
-    fk: Tensor  # (N, B, H, C, F)
-    v: Tensor  # (N, B, H, C, V)
-    log_decay: Tensor | None  # (N, B, H, C), or (N, B, H, C, F)
-    S: Tensor  # (B, H, F, V + 1)
-
-
-class ChunkKernel:
-    """A span in chunks of equal length."""
-
-    has_denominators = True
-
-    def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
-        fq, fk = features.query(flat_chunks(inputs.q)), features.key(flat_chunks(inputs.k))
-        x = _feature_chunks(fq, fk, inputs)
-        decay = _decay(inputs, fq.dtype, state.dtype)
-        states = chunk_states(x, decay, state)
-        numerators, denominators = chunk_outputs(x, decay, states)
-        assert out.denominators is not None
-        from_chunks(denominators.clamp_(min=MIN_DENOMINATOR), out.denominators)
-        from_chunks(numerators / denominators[..., None], out.y)
+    def forward(self, x: Span, state: Tensor) -> Tensor:
+        fq, fk, v = _chunks(x)
+        decay = _decay(x, fq.dtype, state.dtype)
+        states = _states(fk, v, decay, state)
+        weights = masked(pair_products(fq, fk, decay.pairs), decay)
+        fq = scaled(fq, decay.from_state)
+        S, z = states[:-1, ..., :-1].to(fq.dtype), states[:-1, ..., None, :, -1].contiguous()
+        denominators = (fq * z).sum(-1)
+        numerators = add_matmul(fq @ S, weights, v)
+        denominators = denominators + weights.sum(-1, dtype=denominators.dtype)
+        assert x.denominators is not None
+        from_chunks(denominators.clamp_(min=MIN_DENOMINATOR), x.denominators)
+        from_chunks(numerators / denominators[..., None], x.y)
         # cloned: a view would keep the states of all chunks alive
         return states[-1].clone()
 
-    def backward(self, features: QKFeatures, weights: list[Tensor], saved: SavedSpan, out: ScanGrads) -> Tensor:
-        inputs, outputs, state, dy, dstate = saved
-        vjp = FeatureVjp(features, weights, flat_chunks(inputs.q), flat_chunks(inputs.k))
-        x = _feature_chunks(vjp.fq, vjp.fk, inputs)
-        decay = _decay(inputs, vjp.fq.dtype, dstate.dtype)
-        states = chunk_states(x, decay, state)
-        assert outputs.denominators is not None
-        y, denominators = to_chunks(outputs.y), to_chunks(outputs.denominators)
-        denominators = denominators.clamp(min=MIN_DENOMINATOR)  # the last chunk is padded with zeros
-        dn = to_chunks(dy) / denominators[..., None]
-        dm = (dn * y).sum(-1, keepdim=True).neg_().mul_((denominators > MIN_DENOMINATOR)[..., None])
-        dn = torch.cat([dn, dm], dim=-1).to(x.fq.dtype)
-        grads = chunk_grads(x, decay, states, dn, dstate, out.inputs.log_decay is not None)
-        dq, dk = vjp.backward(grads.fq.flatten(0, 1), grads.fk.flatten(0, 1), out.weights)
-        shape = x.v.shape[:2]
-        dinputs = (dq.unflatten(0, shape), dk.unflatten(0, shape), grads.v, None, grads.log_decay, None)
-        for into, grad in zip(out.inputs, dinputs, strict=True):
-            if into is not None and grad is not None:
-                from_chunks(grad, into)
-        return grads.S
+    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
+        fq, fk, v = _chunks(x)
+        decay = _decay(x, fq.dtype, dstate.dtype)
+        states, dn = _states(fk, v, decay, state), _output_grads(x, dx, fq.dtype)
+        v1 = pad(v, (0, 1), value=1)
+        from_queries = scaled(fq, decay.from_state).mT @ dn
+        dstates = _accumulate(torch.cat([from_queries, dstate[None]]), decay.chunk, backwards=True)
+        dS_after = dstates[1:].to(dn.dtype)
+        dfq, dfk = dn @ states[:-1].to(dn.dtype).mT, v1 @ dS_after.mT
+        if decay.from_state is not None and decay.to_end is not None:
+            dfq, dfk = dfq.mul_(decay.from_state), dfk.mul_(decay.to_end)
+        A = masked(dn @ v1.mT, decay)
+        dfq, dfk = add_keys(dfq, A, fk, decay.pairs), add_queries(dfk, A, fq, decay.pairs)
+        weights = masked(pair_products(fq, fk, decay.pairs), decay)
+        dv = scaled(fk, decay.to_end) @ dS_after[..., :-1]
+        dx.q.copy_(dfq.flatten(0, 1))
+        dx.k.copy_(dfk.flatten(0, 1))
+        from_chunks(add_matmul(dv, weights.mT, dn[..., :-1]), dx.v)
+        if dx.log_decay is not None:
+            of_tokens = fq.to(dstate.dtype) * dfq - fk.to(dstate.dtype) * dfk
+            of_states = (states[1:] * dstates[1:]).sum(-1)[..., None, :]
+            if decay.pairs is None:
+                of_tokens, of_states = of_tokens.sum(-1), of_states.sum(-1)
+            from_chunks(of_tokens.flip(3).cumsum(3).flip(3) + of_states, dx.log_decay)
+        return dstates[0]
 
 
-scan: Scan = partial(autograd.scan, ChunkKernel())
+def _chunks(x: Span) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features and values in chunks (N, B, H, C, ...), with zeros for the keys of the padding."""
+    v = to_chunks(x.v).to(x.q.dtype)
+    fq, fk = x.q.unflatten(0, v.shape[:2]), x.k.unflatten(0, v.shape[:2])
+    if missing := len(v) * v.shape[3] - x.v.shape[2]:
+        real = fk.new_ones(len(v), 1, 1, v.shape[3], 1)
+        real[-1, ..., -missing:, :] = 0
+        fk = fk * real
+    return fq, fk, v
 
 
-def chunk_states(x: Chunks, decay: Decay, S: Tensor) -> Tensor:
+def _decay(x: Span, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:
+    if x.log_decay is not None and x.log_decay.ndim == 4:
+        return channel_decay_masks(x.document_starts, x.log_decay, dtype, state_dtype)
+    return decay_masks(x.document_starts, x.log_decay, dtype, state_dtype)
+
+
+def _states(fk: Tensor, v: Tensor, decay: Decay, S: Tensor) -> Tensor:
     """Return the states before each chunk and after the last, (N + 1, B, H, F, V + 1), given the first."""
-    states = S.new_empty(len(x.v) + 1, *S.shape)
-    fk = x.fk if decay.to_end is None else x.fk * decay.to_end
+    states = S.new_empty(len(v) + 1, *S.shape)
+    fk = scaled(fk, decay.to_end)
     states[0] = S
-    states[1:, ..., :-1] = fk.mT @ x.v
+    states[1:, ..., :-1] = fk.mT @ v
     states[1:, ..., -1] = fk.sum(-2, dtype=S.dtype)  # summed exactly, where products would round
     return _accumulate(states, decay.chunk)
 
 
-def chunk_outputs(x: Chunks, decay: Decay, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numerators (N, B, H, C, V) and denominators (N, B, H, C)."""
-    fq = x.fq if decay.from_state is None else x.fq * decay.from_state
-    S, z = states[:-1, ..., :-1].to(fq.dtype), states[:-1, ..., None, :, -1].contiguous()
-    weights = masked(pair_products(x.fq, x.fk, decay.pairs), decay)
-    denominators = (fq * z).sum(-1)
-    return add_matmul(fq @ S, weights, x.v), denominators + weights.sum(-1, dtype=denominators.dtype)
-
-
-def chunk_grads(x: Chunks, decay: Decay, states: Tensor, dn: Tensor, dS: Tensor, decays: bool) -> ChunkGrads:
-    """Return the gradients of a span, from those of its outputs, dn (N, B, H, C, V + 1), and of the state after it."""
-    v = pad(x.v, (0, 1), value=1)
-    fq, fk = x.fq, x.fk
-    if decay.from_state is not None and decay.to_end is not None:
-        fq, fk = fq * decay.from_state, fk * decay.to_end
-    dstates = _accumulate(torch.cat([fq.mT @ dn, dS[None]]), decay.chunk, backwards=True)
-    dS_after = dstates[1:].to(dn.dtype)
-    dfq, dfk = dn @ states[:-1].to(dn.dtype).mT, v @ dS_after.mT
-    if decay.from_state is not None and decay.to_end is not None:
-        dfq, dfk = dfq.mul_(decay.from_state), dfk.mul_(decay.to_end)
-    A = masked(dn @ v.mT, decay)
-    dfq, dfk = add_keys(dfq, A, x.fk, decay.pairs), add_queries(dfk, A, x.fq, decay.pairs)
-    weights = masked(pair_products(x.fq, x.fk, decay.pairs), decay)
-    dv = add_matmul(fk @ dS_after[..., :-1], weights.mT, dn[..., :-1])
-    dlog_decay = None
-    if decays:
-        of_tokens = x.fq.to(dS.dtype) * dfq - x.fk.to(dS.dtype) * dfk
-        of_states = (states[1:] * dstates[1:]).sum(-1)[..., None, :]
-        if decay.pairs is None:
-            of_tokens, of_states = of_tokens.sum(-1), of_states.sum(-1)
-        dlog_decay = of_tokens.flip(3).cumsum(3).flip(3) + of_states
-    return ChunkGrads(dfq, dfk, dv, dlog_decay, dstates[0])
-
-
-def _decay(inputs: ScanInputs, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:
-    if inputs.log_decay is not None and inputs.log_decay.ndim == 4:
-        return channel_decay_masks(inputs.document_starts, inputs.log_decay, dtype, state_dtype)
-    return decay_masks(inputs.document_starts, inputs.log_decay, dtype, state_dtype)
-
-
-def _feature_chunks(fq: Tensor, fk: Tensor, inputs: ScanInputs) -> Chunks:
-    """Return the chunks of features (N B, H, C, F), with zeros for the padding of the last one."""
-    v = to_chunks(inputs.v).to(fq.dtype)
-    fq, fk = fq.unflatten(0, v.shape[:2]), fk.unflatten(0, v.shape[:2])
-    if missing := len(v) * v.shape[3] - inputs.v.shape[2]:
-        real = fk.new_ones(len(v), 1, 1, v.shape[3], 1)
-        real[-1, ..., -missing:, :] = 0
-        fk = fk * real
-    return Chunks(fq, fk, v)
+def _output_grads(x: Span, dx: Span, dtype: torch.dtype) -> Tensor:
+    """Return dn (N, B, H, C, V + 1), whose last entry is 0 where the denominator was clamped."""
+    assert x.denominators is not None
+    y, denominators = to_chunks(x.y), to_chunks(x.denominators)
+    denominators = denominators.clamp(min=MIN_DENOMINATOR)  # the last chunk is padded with zeros
+    dn = to_chunks(dx.y) / denominators[..., None]
+    dm = (dn * y).sum(-1, keepdim=True).neg_().mul_((denominators > MIN_DENOMINATOR)[..., None])
+    return torch.cat([dn, dm], dim=-1).to(dtype)
 
 
 def _accumulate(states: Tensor, decay: Tensor | None, backwards: bool = False) -> Tensor:

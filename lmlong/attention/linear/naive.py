@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.attention.linear.autograd import MIN_DENOMINATOR
+MIN_DENOMINATOR = 1e-30
+"""Lower bound of denominators, so that nothing is ever divided by 0."""
 
 
 class LinearState(NamedTuple):

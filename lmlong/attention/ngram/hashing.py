@@ -40,7 +40,7 @@ def row_of(hashes: Tensor, buckets: int) -> Tensor:
 
 def _hash(ngrams: Tensor) -> Tensor:
     """Return a hash (B, T) of each of (B, T, n) tokens."""
-    found = torch.zeros_like(ngrams[..., 0])
+    hashed = torch.zeros_like(ngrams[..., 0])
     for tokens in ngrams.unbind(-1):
-        found = (found * MULTIPLIER + tokens + 1) & MAX_HASH
-    return torch.where((ngrams >= 0).all(-1), found * GOLDEN & MAX_HASH, NO_NGRAM)
+        hashed = (hashed * MULTIPLIER + tokens + 1) & MAX_HASH
+    return torch.where((ngrams >= 0).all(-1), hashed * GOLDEN & MAX_HASH, NO_NGRAM)

@@ -14,10 +14,10 @@ from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
 from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.decode import DECODE
-from lmlong.attention.ngram.native.kernel import scan as native_scan
+from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.onnx import ngram_graph
-from lmlong.attention.ngram.scan import scan as torch_scan
-from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, check_integers, empty_state
+from lmlong.attention.ngram.sort import SortKernel
+from lmlong.attention.ngram.state import NgramState, empty_state
 from lmlong.attention.ngram.step import settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.onnx.graph import Value
@@ -33,7 +33,8 @@ class NgramAttention(CausalAttention[NgramState]):
     they are new. It has neither queries nor keys.
     """
 
-    kernels = MappingProxyType({"native": lambda: native_scan, "torch": lambda: torch_scan})
+    kernels = MappingProxyType({"native": NativeNgram, "torch": SortKernel})
+    kernel: SortKernel
     has_keys = ATTENTION_KINDS["ngram"].has_keys
     normalizes_heads = False
     native_decode = DECODE
@@ -66,30 +67,17 @@ class NgramAttention(CausalAttention[NgramState]):
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
             sums, numbers, state = step(v, hashes, state)
         else:
-            sums, numbers, state = self.kernel(v, hashes, document_starts, settle(state))
+            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, settle(state))
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
     def settle(self, state: NgramState) -> NgramState:
         return settle(state)
 
-    def check_state(self, state: NgramState, empty: NgramState) -> None:
-        super().check_state(state, empty)
-        check_integers(state)
-
     def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
-        return self._gated(*quadratic(v, inputs["ngram"], document_starts, self.buckets), inputs["read_gate"]).to(
-            v.dtype
-        )
-
-    def state_numbers(self, tokens: int) -> int:
-        return self.heads * (self.buckets * (self.value_dim + 2) + (WAITING + RECENT) * (self.value_dim + 1))
+        sums, numbers = quadratic(v, inputs["ngram"], document_starts, self.buckets)
+        return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype)
 
     def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
         """Return the means of the values, weighed by a gate that sees how many values every head has found."""

@@ -78,7 +78,7 @@ def ngram_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
     # read at once, before anything is written: a caller may let the table after the call take its memory
     before = table.at(rows)
     to_write, to_read = (Rows(*(x.slice(2, *part) for x in before)) for part in ((0, -1), (1,)))
-    found, numbers = written.find(hashes.slice(2, 1), rows.slice(2, 1), to_read, time <= time.unsqueeze(1))
+    sums, numbers = written.find(hashes.slice(2, 1), rows.slice(2, 1), to_read, time <= time.unsqueeze(1))
     for old, new in zip(table, table.put(written.row, _after(written, to_write)), strict=True):
         graph.set_state(old, new)
 
@@ -86,7 +86,7 @@ def ngram_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
     seen = number_weight @ graph.op("Log", numbers.reshape(0, 0, -1) + 1.0)
     smoothed = numbers + graph.op("Exp", raw_smoothing).unsqueeze(1, 2)
     share = graph.op("Sigmoid", x.gates["read_gate"].transpose(0, 2, 1) + seen).unsqueeze(3) / smoothed
-    return (found * share).transpose(0, 2, 1, 3)
+    return (sums * share).transpose(0, 2, 1, 3)
 
 
 def _after(written: Written, before: Rows) -> Rows:
@@ -100,16 +100,16 @@ def _after(written: Written, before: Rows) -> Rows:
 
 
 def _hashes(tokens: Tokens, size: int) -> Value:
-    """Return the hashes (B, 1, 1 + T) of so many tokens up to the last one before the call, and to each of the call."""
+    """Return the hashes (B, 1, 1 + T) of `size` tokens up to the last one before the call, and to each of the call."""
     graph, past = tokens.graph, tokens.past
-    oldest, *others = (
+    oldest, *newer = (
         tokens.with_past.slice(1, past - size + i, *([i - size + 1] if i < size - 1 else [])) for i in range(size)
     )
-    found = oldest
-    for token in others:
-        found = graph.op("BitwiseAnd", found * MULTIPLIER + token, MASK)
-    found = graph.op("BitwiseAnd", found * GOLDEN, MASK) + 1
-    return (oldest > 0).where(found, 0).unsqueeze(1)
+    hashes = oldest
+    for token in newer:
+        hashes = graph.op("BitwiseAnd", hashes * MULTIPLIER + token, MASK)
+    hashes = graph.op("BitwiseAnd", hashes * GOLDEN, MASK) + 1
+    return (oldest > 0).where(hashes, 0).unsqueeze(1)
 
 
 def _rows(hashes: Value, rows: int) -> Value:

@@ -31,6 +31,18 @@ class NgramState(NamedTuple):
     recent_ngram: Tensor  # (B, H, L) the same of values after them
     recent_v: Tensor  # (B, H, L, V)
 
+    def validate(self) -> None:
+        """Raise StateError unless hashes are in their range, and each n-gram of the table is in its own row."""
+        for name in ("ngram", "waiting_ngram", "recent_ngram"):
+            check_range(name, getattr(self, name), NO_NGRAM, MAX_HASH)
+        check_range("number", self.number, 0, torch.iinfo(self.number.dtype).max)
+        used = self.ngram != NO_NGRAM
+        if not torch.equal(used, self.number > 0):
+            raise StateError("number counts values of rows without an n-gram, or none of rows with one")
+        rows = torch.arange(self.ngram.shape[-1], device=used.device)
+        if bool((used & (row_of(self.ngram, len(rows)) != rows)).any()):
+            raise StateError("ngram has an n-gram in the row of another")
+
 
 def empty_state(shape: Sequence[int], value_dim: int, device: torch.device, dtype: torch.dtype) -> NgramState:
     """Return the state (B, H, R) in which no n-gram has been seen."""
@@ -47,19 +59,6 @@ def without_lists(state: NgramState) -> NgramState:
     """Return the state with no values but those of its table."""
     like = state.S.shape[:2], state.S.shape[-1], state.S.device, state.recent_v.dtype
     return NgramState(*state[:3], *_no_values(WAITING, *like), *_no_values(RECENT, *like))
-
-
-def check_integers(state: NgramState) -> None:
-    """Raise StateError unless hashes are in their range, and each n-gram of the table is in its own row."""
-    for name in ("ngram", "waiting_ngram", "recent_ngram"):
-        check_range(name, getattr(state, name), NO_NGRAM, MAX_HASH)
-    check_range("number", state.number, 0, torch.iinfo(state.number.dtype).max)
-    used = state.ngram != NO_NGRAM
-    if not torch.equal(used, state.number > 0):
-        raise StateError("number counts values of rows without an n-gram, or none of rows with one")
-    rows = torch.arange(state.ngram.shape[-1], device=used.device)
-    if bool((used & (row_of(state.ngram, len(rows)) != rows)).any()):
-        raise StateError("ngram has an n-gram in the row of another")
 
 
 def _no_values(

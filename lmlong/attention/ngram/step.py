@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
-from lmlong.attention.ngram.native.kernel import scan
+from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.state import RECENT, NgramState, rows_at, without_lists
 
 
@@ -40,7 +40,7 @@ def settle(state: NgramState) -> NgramState:
         return state
     ngrams, values = _listed(state)
     followed = pad(ngrams[..., 1:], (0, 1), value=NO_NGRAM)
-    return without_lists(scan(values, torch.stack([ngrams, followed], dim=-1), None, state)[2])
+    return without_lists(NativeNgram().read(values, torch.stack([ngrams, followed], dim=-1), None, state)[2])
 
 
 def _listed(state: NgramState) -> tuple[Tensor, Tensor]:
@@ -64,8 +64,8 @@ def _in_table(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Ten
         ngram=state.ngram.scatter(2, row, torch.where(writes, written, ngram)),
     )
     S, number, ngram = _at(row_of(read.clamp_min(0), state.number.shape[-1]), state)
-    found = (ngram == read) & (read != NO_NGRAM)
-    return S.masked_fill(~found[..., None], 0), (number * found).to(S.dtype), state
+    matches = (ngram == read) & (read != NO_NGRAM)
+    return S.masked_fill(~matches[..., None], 0), (number * matches).to(S.dtype), state
 
 
 def _at(row: Tensor, state: NgramState) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,6 @@ from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
 from lmlong.attention.parallel_window.native.decode import beside_window
 from lmlong.attention.parallel_window.state import ParallelState
 from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.state_check import StateError
 from lmlong.attention.window.layer import WindowAttention
 from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.onnx.graph import Value
@@ -73,16 +72,6 @@ class ParallelWindow(CausalAttention[ParallelState]):
     @property
     def parts(self) -> Sequence[CausalAttention[Any]]:
         return self.recurrence, self.window
-
-    def state_numbers(self, tokens: int) -> int:
-        return self.recurrence.state_numbers(tokens) + self.window.state_numbers(tokens)
-
-    def check_state(self, state: ParallelState, empty: ParallelState) -> None:
-        for name, part, of_part, like in zip(state._fields, self.parts, state, empty, strict=True):
-            try:
-                part.check_state(of_part, like)
-            except StateError as error:
-                raise error.inside(name) from None
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("parallel_window", parts={"recurrence": self.recurrence, "window": self.window})

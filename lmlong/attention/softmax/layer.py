@@ -22,7 +22,6 @@ from lmlong.attention.softmax.state import (
     with_room,
     without_unused,
 )
-from lmlong.attention.state_check import StateError
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
@@ -117,13 +116,6 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         unused = ~current[:, None, :, None]
         whole = KeyValues(k.masked_fill(unused, 0), v.masked_fill(unused, 0), current)
         return settle(KVCache(tokens_between(whole, 0, 0), whole))
-
-    def check_state(self, state: KVCache, empty: KVCache) -> None:
-        super().check_state(state, empty)
-        for name, (k, v, current) in zip(state._fields, state, strict=True):
-            if not k.shape[2] == v.shape[2] == current.shape[1]:
-                lengths = f"{k.shape[2]} keys, {v.shape[2]} values and {current.shape[1]} marks"
-                raise StateError(f"{name} has {lengths}, which must be as many of each")
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("softmax_attention")

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lmlong.attention.state_check import StateError
+
 BLOCK = 128
 """Recent tokens gathered before they are appended to the past ones: copying all of those for each new token would cost
 more than attending to them."""
@@ -19,6 +21,11 @@ class KeyValues(NamedTuple):
     k: Tensor  # (B, G, P, K)
     v: Tensor  # (B, G, P, V)
     current: Tensor  # (B, P) bool, true for tokens of the row's current document
+
+    def validate(self) -> None:
+        keys, values, marks = self.k.shape[2], self.v.shape[2], self.current.shape[1]
+        if not keys == values == marks:
+            raise StateError(f"current is of {marks} tokens, where there are {keys} keys and {values} values")
 
 
 class KVCache(NamedTuple):

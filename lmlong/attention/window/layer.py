@@ -70,9 +70,6 @@ class WindowAttention(CausalAttention[WindowState]):
     ) -> Tensor:
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device).triu(1 - self.window), document_starts)
 
-    def state_numbers(self, tokens: int) -> int:
-        return (self.window - 1) * (self.heads * (self.head_dim + self.value_dim) + 1)
-
     def native_spec(self) -> NativeSpec:
         return NativeSpec("window", {"window": self.window})
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from lmlong.data.tokenizers.boundaries import TokenBoundaries
 from lmlong.errors import UsageError
-from lmlong.io.system_errors import named
+from lmlong.io.system_errors import explain_errors
 
 BYTES_FILE = b"lmlong bytes tokenizer: 0-255 are bytes, 256 begins a document, 257 ends it\n"
 
@@ -104,7 +104,7 @@ class Tokenizer(ABC):
 
     def save(self, path: Path | str) -> None:
         """Write the tokenizer to a file for `load_tokenizer`."""
-        with named(Path(path)):
+        with explain_errors(Path(path)):
             Path(path).write_bytes(self.file)
 
 

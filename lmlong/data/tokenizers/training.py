@@ -12,7 +12,7 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.sentencepiece import lines
 from lmlong.io.cache import cache_folder, fetch, key_of
-from lmlong.io.manifest import Format
+from lmlong.io.folder_manifest import Format
 
 FORMAT = Format("tokenizer", 2)  # also raised when the same text and options give another tokenizer
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lmlong.interop.card import card
-from lmlong.interop.exporting import Source
+from lmlong.interop.exporting import RunSource
 from lmlong.model.state_size import StateSize
 
 USE = """## Use
@@ -27,7 +27,7 @@ batch are padded on the left.
 SPEED = "The module in this folder is plain torch; lmlong itself reads and writes the same model by native code.\n"
 
 
-def model_card(name: str, source: Source, state: StateSize | None, evaluation: dict[str, Any] | None) -> str:
+def model_card(name: str, source: RunSource, state: StateSize | None, evaluation: dict[str, Any] | None) -> str:
     """Return the text; `state` is given where the module of this folder reads the model."""
     use = USE.format(folder=name, remote="" if state is None else ", trust_remote_code=True")
     if state is None:

@@ -1,4 +1,4 @@
-"""The configuration of a model of ours as transformers reads it, and the names of its weights there."""
+"""The configuration of an exported model for transformers, and the names of its weights."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.interop.llama import ARCHITECTURE as LLAMA
-from lmlong.interop.llama import parts_of
+from lmlong.interop.llama import llama_names
+from lmlong.interop.llama_config import LLAMA3_ROPE
 from lmlong.model.language_model import LanguageModel
 
 MODULE, CONFIG, MODEL = "modeling_lmlong", "LmlongConfig", "LmlongForCausalLM"
@@ -32,13 +33,7 @@ def llama_config(chosen: recipe.Recipe, vocabulary: int) -> dict[str, Any]:
     model, scaling = chosen.model, chosen.model.rope.scaling
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope.base}
     if scaling:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-            "original_max_position_embeddings": scaling.original_length,
-        }
+        rope |= {"rope_type": "llama3", **{key: getattr(scaling, option) for key, option in LLAMA3_ROPE.items()}}
     return {
         "architectures": [LLAMA],
         "model_type": "llama",
@@ -111,7 +106,7 @@ def llama_weights(weights: dict[str, Tensor], model: recipe.Model) -> dict[str, 
 
 
 def _parts(name: str, weight: Tensor, model: recipe.Model) -> Iterator[tuple[str, Tensor]]:
-    names = parts_of(name)
+    names = llama_names(name)
     heads = [model.heads, *[model.kv_heads or model.heads] * 2]
     sizes = [weight.shape[0] // len(names)] * len(names)
     if len(names) == len(heads):

@@ -6,8 +6,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.write import NAMES
-from lmlong.interop.exporting import Exported, as_json, ends, open_run, write_folder
+from lmlong.interop.exporting import Exported, as_json, ends, open_export, write_folder
 from lmlong.interop.hf import config as configs
 from lmlong.interop.hf.card import model_card
 from lmlong.interop.hf.tokenizer import UNBOUNDED, tokenizer_files
@@ -31,24 +30,22 @@ NO_LOOPS: dict[str, float] = {"loop_penalty": DEFAULTS.effective_loop_penalty}
 NO_LOOPS_OF_LLAMA: dict[str, float] = {"no_repeat_ngram_size": 5}
 """What transformers' own Llama can do against them."""
 
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
 
 def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) -> Exported:
-    """Write a run as a folder for transformers, whole or not at all; `evaluation` is what `lmlong eval` told of it."""
-    source, state = open_run(run, folder), None
+    """Write a run as a folder for transformers, whole or not at all; `evaluation` is a result of `lmlong eval`."""
+    source, state = open_export(run, folder), None
     recipe, tokenizer, weights = source.recipe, source.tokenizer, source.weights
     if configs.is_llama(recipe.model):
         config, longest = configs.llama_config(recipe, tokenizer.vocabulary), recipe.text.sequence_length
-        theirs, module, no_loops = configs.llama_weights(weights, recipe.model), {}, NO_LOOPS_OF_LLAMA
+        named, module, no_loops = configs.llama_weights(weights, recipe.model), {}, NO_LOOPS_OF_LLAMA
     else:
         model = build(recipe, tokenizer.vocabulary)
         assert isinstance(model, LanguageModel)
         config, longest = configs.lmlong_config(recipe.model, model, tokenizer.vocabulary), UNBOUNDED
-        theirs, module = configs.lmlong_weights(weights), {MODULE.name: MODULE.read_text(encoding="utf-8")}
+        named, module = configs.lmlong_weights(weights), {MODULE.name: MODULE.read_text(encoding="utf-8")}
         no_loops = NO_LOOPS
         state = state_size(model)
-    dtype = DTYPES[NAMES[next(iter(weights.values())).dtype]]
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     files = {
         "config.json": as_json({**config, **ends(tokenizer), "dtype": dtype}),
         "generation_config.json": as_json({**ends(tokenizer), **SAMPLING, **no_loops}),
@@ -56,5 +53,5 @@ def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) 
         **module,
         "README.md": model_card(folder.name, source, state, evaluation),
     }
-    write_folder(folder, files, lambda into: save_file(theirs, into / manifest.WEIGHTS, metadata={"format": "pt"}))
+    write_folder(folder, files, lambda into: save_file(named, into / manifest.WEIGHTS, metadata={"format": "pt"}))
     return Exported(folder, sum(weight.numel() for weight in weights.values()), config["architectures"][0])

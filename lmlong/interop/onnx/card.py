@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lmlong.interop.card import card
-from lmlong.interop.exporting import Source
+from lmlong.interop.exporting import RunSource
 from lmlong.model.sampling_options import DEFAULTS
 from lmlong.native.onnx.graph import State
 
@@ -84,7 +84,7 @@ IN_PLACE = """The tables of n-gram heads are written in place: copy a state of w
 """
 
 
-def model_card(name: str, source: Source, states: Sequence[State], evaluation: dict[str, Any] | None) -> str:
+def model_card(name: str, source: RunSource, states: Sequence[State], evaluation: dict[str, Any] | None) -> str:
     """Return the text."""
     growing = [state for state in states if 0 in state.shape]
     in_place = any(state.in_place for state in states)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.errors import UsageError
-from lmlong.interop.exporting import Exported, as_json, ends, open_run, write_folder
+from lmlong.interop.exporting import Exported, as_json, ends, open_export, write_folder
 from lmlong.interop.hf.tokenizer import UNBOUNDED, tokenizer_files
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
@@ -13,7 +13,8 @@ MODEL, WEIGHTS = "model.onnx", "model.onnx.data"
 
 
 def export_onnx(run: str, folder: Path, evaluation: dict[str, Any] | None = None) -> Exported:
-    """Write a run as a folder for onnxruntime, whole or not at all; `evaluation` is what `lmlong eval` told of it."""
+    """Write a run as a folder for onnxruntime, whole or not at all; its card shows `evaluation`, an output of `lmlong
+    eval`."""
     try:
         import onnx
     except ImportError:
@@ -21,7 +22,7 @@ def export_onnx(run: str, folder: Path, evaluation: dict[str, Any] | None = None
     from lmlong.interop.onnx.card import model_card
     from lmlong.interop.onnx.model import onnx_model
 
-    source = open_run(run, folder)
+    source = open_export(run, folder)
     model = build(source.recipe, source.tokenizer.vocabulary)
     assert isinstance(model, LanguageModel)
     model.load_state_dict(source.weights)

@@ -155,7 +155,7 @@ def _gate(reader: GraphReader, module: object, x: Value) -> Value:
 
 def _rotate(x: Value, frequencies: Tensor, heads: int, tokens: Tokens) -> Value:
     """Rotate x (B, T, H D), pairs of the first and second half of each head."""
-    return x.graph.op("RotaryEmbedding", x, *tokens.waves(frequencies), num_heads=heads)
+    return x.graph.op("RotaryEmbedding", x, *tokens.cos_sin(frequencies), num_heads=heads)
 
 
 def _silu(x: Value) -> Value:

@@ -6,9 +6,13 @@
 
 namespace {
 
-struct KeyValues {  // of a run of past tokens
-    const float *keys, *values;  // (lines, size, head_dim) and (lines, size, value_dim)
-    const bool* current;         // (size) which of them belong to the current document
+struct KeyValues {  // of past tokens, as in softmax/state.py
+    float *k, *v;   // (lines, size, head_dim) and (lines, size, value_dim); a line is one head of one row
+    bool* current;  // (rows, size) which of them belong to the current document
+};
+
+struct PastTokens {
+    KeyValues cached;
     Int line, size;
 };
 
@@ -23,19 +27,22 @@ struct SoftmaxMean {
 
     // y = the mean of the values of the document so far, weighed by softmax. Tokens of other documents are left out
     // rather than masked, so that no bit depends on how many there are. This scales the query
-    void operator()(const HeadInput& input, const KeyValues& older, const KeyValues& newer, float* y) const {
+    void operator()(const HeadInput& input, const PastTokens& older, const PastTokens& newer, float* y) const {
         const float scale = 1 / std::sqrt(float(head_dim));
         for (Int i = 0; i < head_dim; i++) input.q[i] *= scale;
-        auto each_run = [&](auto call) {
-            for (const KeyValues* cached : {&older, &newer})
-                for (Int begin = 0, end; !input.token.starts_document && begin < cached->size; begin = end + 1) {
-                    for (end = begin; end < cached->size && cached->current[end];) end++;
-                    if (begin < end) call(*cached, cached->line * cached->size + begin, end - begin);
+        auto each_run = [&](auto call) {  // of tokens of the document
+            if (input.token.starts_document) return;
+            for (const PastTokens* past : {&older, &newer}) {
+                const bool* current = past->cached.current + input.row * past->size;
+                for (Int begin = 0, end; begin < past->size; begin = end + 1) {
+                    for (end = begin; end < past->size && current[end];) end++;
+                    if (begin < end) call(past->cached, past->line * past->size + begin, end - begin);
                 }
+            }
         };
         Int count = 0;
         each_run([&](const KeyValues& cached, Int first, Int size) {
-            const Matrix keys{cached.keys + first * head_dim, nullptr, FLOAT32, size, head_dim};
+            const Matrix keys{cached.k + first * head_dim, nullptr, FLOAT32, size, head_dim};
             matmul(keys, {0, size}, input.q, 0, 1, weights + count, 0, nullptr);
             count += size;
         });
@@ -44,11 +51,27 @@ struct SoftmaxMean {
         std::fill_n(y, value_dim, 0.0f), std::fill_n(numerators, value_dim, 0.0f);
         Int added = 0;
         each_run([&](const KeyValues& cached, Int first, Int size) {
-            add_values(cached.values + first * value_dim, size, weights + added, added, y);
+            add_values(cached.v + first * value_dim, size, weights + added, added, y);
             added += size;
         });
         const float inverse = 1 / sum_of(weights, count + 1);
         for (Int i = 0; i < value_dim; i++) y[i] = (y[i] + numerators[i] + weights[count] * input.v[i]) * inverse;
+    }
+
+    // Write past tokens to the state after, without the `dropped` oldest of them, and with the new one
+    void append(const HeadInput& input, const PastTokens& past, Int dropped, const KeyValues& after) const {
+        const Int kept = past.size - dropped;
+        auto copy = [&](const float* from, const float* x, Int width, float* into) {
+            from += (past.line * past.size + dropped) * width, into += past.line * (kept + 1) * width;
+            std::copy_n(from, kept * width, into), std::copy_n(x, width, into + kept * width);
+        };
+        copy(past.cached.k, input.k, head_dim, after.k);
+        copy(past.cached.v, input.v, value_dim, after.v);
+        if (input.head) return;
+        const bool* current = past.cached.current + input.row * past.size + dropped;
+        bool* current_after = after.current + input.row * (kept + 1);
+        for (Int t = 0; t < kept; t++) current_after[t] = current[t] && !input.token.starts_document;
+        current_after[kept] = true;
     }
 
     // Add values to the numerators after `added` others. Each time that these are the sum of many, they are added to y:

@@ -1,8 +1,8 @@
-"""What native code must know of a kind of attention to decode it. Each kind defines its own, beside its decode.h."""
+"""How native code decodes a kind of attention. Each kind defines its own, beside its decode.h."""
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -16,9 +16,10 @@ State = TypeVar("State", bound=tuple[Any, ...])
 
 
 class DecodeKind(ABC, Generic[State]):
-    """How native code decodes a kind of attention: its C++, its weights and its states.
+    """The C++ of a kind of attention, its weights and its states.
 
-    The methods fit states of constant size whose tensors are float32; a kind with others overrides them.
+    The methods fit states of constant size that are a tuple of tensors; a kind with others overrides them. They are
+    called for each layer at each token, where recursion over nested tuples would show.
     """
 
     name: str
@@ -30,11 +31,11 @@ class DecodeKind(ABC, Generic[State]):
     weights: type[ctypes.Structure]
     state: type[ctypes.Structure]
 
-    inputs: Collection[tuple[str, ...]] = ((),)
-    """The inputs that its attention may ask for, in their order."""
-
     constants: Mapping[str, float] = MappingProxyType({})
-    integers: Mapping[str, int] = MappingProxyType({})
+    """Those of its C++, floats and integers."""
+
+    takes_float64 = False
+    """Whether it computes in float64 where its state is in float64; State ends with an Int that says so."""
 
     grows = False
     """Whether each token needs a larger state."""
@@ -48,13 +49,17 @@ class DecodeKind(ABC, Generic[State]):
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         """Return the weights of an attention and of its gates, by the names of the inputs that they make."""
 
-    @abstractmethod
     def fields(self, state: State) -> Sequence[int]:
-        """Return the fields of the C++ State. Called for each layer at each token: written out rather than looped."""
+        """Return the fields of the C++ State."""
+        fields = [x.data_ptr() for x in state]
+        if self.takes_float64:
+            fields.append(state[0].dtype is torch.float64)
+        return fields
 
     def as_native(self, state: State) -> State:
         """Return the state in the dtypes of the C++ State, each tensor contiguous."""
-        return type(state)(*map(floats, state))
+        wide = self.takes_float64 and state[0].dtype is torch.float64
+        return type(state)(*map(floats64 if wide else native, state))
 
     def each_written(self, change: Callable[[Tensor], Tensor], state: State) -> State:
         """Return the state with `change` applied to each tensor that a step writes to."""
@@ -66,22 +71,16 @@ class DecodeKind(ABC, Generic[State]):
 
     def with_room(self, state: State, full: bool) -> State:
         """Return the state after a step with room for the next token; `full`: the step reports that a state of constant
-        size has none."""
+        size, of any row and layer, has none."""
         return state
 
-    def is_full(self, state: State) -> bool:
-        """Whether a state of constant size has no room for the next token."""
-        return False
+
+def native(x: Tensor) -> Tensor:
+    """Return a tensor as C++ reads it: contiguous, and floating-point numbers in float32."""
+    if x.dtype is torch.float32 and x.is_contiguous():  # asked first, which is quicker
+        return x
+    return (x.float() if x.is_floating_point() else x).contiguous()
 
 
-def structure(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
-    """Return a structure by its name in C++."""
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-def floats(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
-
-
-def integers(x: Tensor, dtype: torch.dtype = torch.long) -> Tensor:
-    return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()  # asked first, which is quicker
+def floats64(x: Tensor) -> Tensor:
+    return x.double().contiguous()

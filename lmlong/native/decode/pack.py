@@ -1,7 +1,7 @@
 """A model's weights in the memory layout of step.cpp, made from what its modules declare."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from lmlong.native.decode.structures import Pooling
 from lmlong.native.spec import NativeSpec, NoNativeForm
 
 
-def packed_for_decoding(model: nn.Module, kinds: Sequence[DecodeKind[Any]]) -> "PackedModel":
+def packed_for_decoding(model: nn.Module, kinds: Collection[DecodeKind[Any]]) -> "PackedModel":
     """Return a packed model whose matrices have been moved, so that they are in memory in the order of their use."""
     pack_in_huge_pages(PackedModel(model, kinds).matrices)
     return PackedModel(model, kinds)
@@ -24,10 +24,10 @@ class PackedModel:
     """A model as addresses of its weights, which stay in memory as long as this object. `kinds` are those of attention
     that native code is compiled with."""
 
-    def __init__(self, model: nn.Module, kinds: Sequence[DecodeKind[Any]]):
+    def __init__(self, model: nn.Module, kinds: Collection[DecodeKind[Any]]):
         self.kinds: list[DecodeKind[Any]] = []
         """The kind of each layer's attention."""
-        self._compiled, self._packer = kinds, Packer(model)
+        self._compiled, self._packer = list(kinds), Packer(model)
         self._attentions: list[ctypes.Structure] = []
         self.model = self._language_model(model)
         self._packer.check_all_read()
@@ -52,20 +52,14 @@ class PackedModel:
             embedding=self._packer.floats(module, embedding),
             norm=self._packer.norm(spec.parts["norm"]),
         )
-        self._layers = (structures.Layer * len(blocks))()
-        for layer, block in enumerate(blocks):
-            if hourglass is not None and layer == inside.start:
-                whole.hourglass = self._pooling(hourglass, inside)
-            if hourglass is not None and layer == inside.stop:
-                self._upsampling(hourglass, whole.hourglass)
-            self._layers[layer] = self._block(block, whole)
-        if hourglass is not None and inside.stop == len(blocks):
-            self._upsampling(hourglass, whole.hourglass)
+        if hourglass is not None:
+            whole.hourglass = self._hourglass(hourglass, inside)
+        self._layers = (structures.Layer * len(blocks))(*(self._block(block, whole) for block in blocks))
         whole.layer = self._layers
         whole.output = self._packer.matrix(self._packer.open(spec.parts["lm_head"], "lm_head").parts["matrix"])
         return whole
 
-    def _pooling(self, module: Any, layers: range) -> structures.Hourglass:
+    def _hourglass(self, module: Any, layers: range) -> structures.Hourglass:
         spec = self._packer.open(module, "hourglass")
         packed = structures.Hourglass(
             pooling=number_of(module, Pooling, spec.options["pooling"]),
@@ -73,13 +67,11 @@ class PackedModel:
             first_layer=layers.start,
             end_layer=layers.stop,
             norm=self._packer.norm(spec.parts["norm"]),
+            out_proj=self._packer.matrix(spec.parts["out_proj"]),
         )
         if spec.parts["convolution"] is not None:
             packed.conv = self._packer.matrix(spec.parts["convolution"])
         return packed
-
-    def _upsampling(self, module: Any, packed: structures.Hourglass) -> None:
-        packed.out_proj = self._packer.matrix(self._packer.open(module, "hourglass").parts["out_proj"])
 
     def _block(self, module: Any, whole: structures.Model) -> structures.Layer:
         spec = self._packer.open(module, "block")
@@ -110,11 +102,11 @@ class PackedModel:
         if spec.options["frequencies"] is not None:
             layer.rotates = whole.any_rope = True
             whole.frequencies = self._packer.address(spec.options["frequencies"])
-        kind = self._attention(module, spec, layer)
+        kind = self._attention(spec, layer)
         layer.state = whole.state_size
         whole.state_size += ctypes.sizeof(structures.LayerState) + ctypes.sizeof(kind.state)
 
-    def _attention(self, module: nn.Module, spec: NativeSpec, layer: structures.Layer) -> DecodeKind[Any]:
+    def _attention(self, spec: NativeSpec, layer: structures.Layer) -> DecodeKind[Any]:
         """Pack the attention of a layer and its gates; return its kind."""
         attention: Any = spec.parts["attention"]
         self._packer.open(attention)  # which refuses a class that declares no native form of its own
@@ -122,9 +114,6 @@ class PackedModel:
         if kind not in self._compiled:
             raise NoNativeForm(attention, f"{type(attention).__name__} has no native decode step")
         assert isinstance(kind, DecodeKind)
-        inputs = tuple(attention.inputs)
-        if inputs not in kind.inputs:
-            raise NoNativeForm(module, f"its attention asks for {', '.join(inputs)}, which native code does not make")
         gates = spec.parts["gates"]
         assert isinstance(gates, Sequence)
         weights = kind.pack(self._packer, attention, dict(zip(spec.options["gates"], gates, strict=True)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lmlong.native.decode import structures
 from lmlong.native.decode.structures import Dtype
 from lmlong.native.feature_maps import FeatureMap
-from lmlong.native.spec import ModelReader, NativeSpec, NoNativeForm
+from lmlong.native.spec import ModelReader, NoNativeForm
 
 DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16, torch.int8: Dtype.INT8}
 
@@ -36,12 +36,16 @@ class Packer(ModelReader):
                 setattr(packed, name, self.floats(feature_map, spec.weights[name]))
         return packed
 
-    def gate(self, module: Any, activation: str, *shape: int) -> structures.Gate:
+    def gate(self, module: Any, activation: str, *shape: int, low_rank: bool = False) -> structures.Gate:
         """Return a gate for each head (H,), or for each feature of it (H, F)."""
-        spec = self._open_gate(module, activation, shape)
-        if spec.weights["down"] is not None:
+        spec = self.open(module, "gate")
+        found, bias, down = spec.options["activation"], spec.weights["bias"], spec.weights["down"]
+        assert bias is not None
+        if (found, len(bias)) != (activation, prod(shape)):
+            raise NoNativeForm(module, f"native code has no {found} gate of {len(bias)} numbers here")
+        if down is not None and not low_rank:
             raise NoNativeForm(module, "native code has no such gate as a product of two matrices")
-        return self._projection(module, spec)
+        return structures.Gate(self.floats(module, spec.weights["weight"]), self.floats(module, bias))
 
     def forgetting(
         self, attention: Any, log_decay: Tensor | None, module: nn.Module | None, features: int = 0
@@ -50,28 +54,14 @@ class Packer(ModelReader):
         packed = structures.Forgetting()
         if log_decay is not None:
             packed.log_decay = self.floats(attention, log_decay)
-        if module is None:
-            return packed
-        down = self.open(module, "gate").weights["down"]
-        if down is None or not features:
-            packed.gate = self.gate(module, "log_sigmoid", attention.heads)
-            return packed
-        spec = self._open_gate(module, "log_sigmoid", (attention.heads, features))
-        packed.gate = self._projection(module, spec)
-        packed.gate_down, packed.rank = self.floats(module, down), len(down)
+        if module is not None:
+            down = self.open(module, "gate").weights["down"]
+            if down is None or not features:
+                packed.gate = self.gate(module, "log_sigmoid", attention.heads)
+            else:
+                packed.gate = self.gate(module, "log_sigmoid", attention.heads, features, low_rank=True)
+                packed.gate_down, packed.rank = self.floats(module, down), len(down)
         return packed
-
-    def _open_gate(self, module: Any, activation: str, shape: tuple[int, ...]) -> NativeSpec:
-        spec = self.open(module, "gate")
-        found, bias = spec.options["activation"], spec.weights["bias"]
-        assert bias is not None
-        size = len(bias)
-        if (found, size) != (activation, prod(shape)):
-            raise NoNativeForm(module, f"native code has no {found} gate of {size} numbers here")
-        return spec
-
-    def _projection(self, module: Any, spec: NativeSpec) -> structures.Gate:
-        return structures.Gate(*(self.floats(module, spec.weights[name]) for name in ("weight", "bias")))
 
     def norm(self, module: Any) -> int:
         spec = self.open(module, "rms_norm")

@@ -3,7 +3,6 @@
 import ctypes
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,36 +20,28 @@ from lmlong.native.threads import run_on_threads, thread_team
 CODE = Path(__file__).parent
 
 
-class HourglassTensors(NamedTuple):
-    tail: Tensor
-    upsampled: Tensor
-
-
 class States(NamedTuple):
     """The state of a model: tensors that are read, or that are written to."""
 
     layers: array
     """The fields of each layer's `LayerState` and of its attention's state, as plain numbers, since there are many, and
     new ones for each token. Where rows have states of their own, one row's layers follow another's."""
-    hourglass: HourglassTensors | None
+    hourglass: Sequence[Tensor] | None  # HourglassState, in hourglass.py
     last_tokens: Tensor | None
 
 
-def layer_states(fields: Iterable[Sequence[int]]) -> array:
-    """Return the fields of the states of some layers as memory."""
-    return array("q", chain.from_iterable(fields))
-
-
-def load(kinds: Sequence[DecodeKind[Any]], constants: Mapping[str, float]) -> ctypes.CDLL | None:
+def load(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> ctypes.CDLL | None:
     """Return the library with these kinds of attention, compiled at its first use on a machine; None where it cannot
     be."""
+    kinds = list(kinds)
     known = [structures.Matrix, structures.Features, structures.Gate, structures.Forgetting, structures.Layer]
     known += [structures.Hourglass, structures.Model, LayerState, DecodeJob]
-    integers: dict[str, int] = {}
     for kind in kinds:
         known += [each for each in (kind.weights, kind.state) if each._fields_]  # an empty one differs in C++
-        constants, integers = {**constants, **kind.constants}, {**integers, **kind.integers}
-    shared = Shared(constants, [Dtype, FeatureMap, Pooling], known, integers, kind_headers(kinds))
+        constants = {**constants, **kind.constants}
+    integers = {name: value for name, value in constants.items() if isinstance(value, int)}
+    floats = {name: value for name, value in constants.items() if name not in integers}
+    shared = Shared(floats, [Dtype, FeatureMap, Pooling], known, integers, kind_headers(kinds))
     functions = compiled(CODE, shared, "tokens are written by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]

@@ -26,6 +26,11 @@ def pointers(*names: str) -> list[tuple[str, Any]]:
     return [(name, ctypes.c_void_p) for name in names]
 
 
+def structure(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
+    """Return a structure by its name in C++."""
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
 class Matrix(ctypes.Structure):
     _fields_ = (*pointers("data", "scales"), *ints("dtype", "outputs", "inputs"))
 

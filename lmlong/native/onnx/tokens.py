@@ -19,7 +19,7 @@ class Tokens:
         self._position: Value | None = None
         self._with_past: Value | None = None
         self._masks: dict[int | None, Value] = {}
-        self._waves: dict[bytes, tuple[Value, Value]] = {}
+        self._cos_sin: dict[bytes, tuple[Value, Value]] = {}
 
     def range(self, end: Value) -> Value:
         """Return 0, 1, ... before a number (1,)."""
@@ -43,17 +43,17 @@ class Tokens:
             self.graph.set_state(before, self._with_past.slice(1, -self.past))
         return self._with_past
 
-    def waves(self, frequencies: Tensor) -> tuple[Value, Value]:
+    def cos_sin(self, frequencies: Tensor) -> tuple[Value, Value]:
         """Return the cosines and sines (B, T, D / 2) of rotary positions. Turns are counted in float64: far into a text
-        float32 is off by a part of a turn. What is left of a turn is float32, of which onnxruntime has the waves."""
+        float32 is off by a part of a turn. The rest of a turn is in float32, for which onnxruntime has cosines."""
         turns_per_token = frequencies.double().numpy() / (2 * np.pi)
         key = turns_per_token.tobytes()
-        if key not in self._waves:
+        if key not in self._cos_sin:
             positions = (self.position + self.range(self.time)).unsqueeze(2)
             turns = positions.cast(np.float64) * turns_per_token
             angles = (turns - self.graph.op("Floor", turns)).cast(np.float32) * (2 * np.pi)
-            self._waves[key] = self.graph.op("Cos", angles), self.graph.op("Sin", angles)
-        return self._waves[key]
+            self._cos_sin[key] = self.graph.op("Cos", angles), self.graph.op("Sin", angles)
+        return self._cos_sin[key]
 
     def visible(self, past: Value, window: int | None = None) -> Value:
         """Return which keys (B, 1, T, P + T) a query sees, of the `past` ones (1,) before the call and those of the

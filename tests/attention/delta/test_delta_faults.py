@@ -71,7 +71,7 @@ def document_starts_ignored_between_chunks(patch: pytest.MonkeyPatch) -> None:
     ids=lambda plant: plant.__name__,
 )
 def test_a_mistake_in_torch_is_found(monkeypatch: pytest.MonkeyPatch, plant: Patch) -> None:
-    monkeypatch.setattr(native, "scan", chunk.scan)
+    monkeypatch.setattr(layer.DeltaAttention, "kernels", {"native": chunk.ChunkKernel})
     assert broken(checked(DELTA, tokens=300)) == set()
     plant(monkeypatch)
     assert broken(checked(DELTA, tokens=300)) != set()

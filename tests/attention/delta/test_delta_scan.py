@@ -1,8 +1,12 @@
 """The delta rule in chunks and its own backward pass, against the recurrence and plain autograd."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from attention.cases import HEAD_DIM, HEADS, VALUE_DIM, assert_same_gradients
+from attention.scans import Identity, ScanInputs, delta_scan
 from grids import thinned
 from machine import needs_triton
 from torch import Tensor
@@ -10,13 +14,19 @@ from torch.nn.functional import normalize
 
 from lmlong.attention import chunks, laws
 from lmlong.attention import scan as spans
-from lmlong.attention.delta import chunk, native, triton
-from lmlong.attention.delta.chunk import Scan
+from lmlong.attention.delta.chunk import ChunkKernel
 from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.naive import DeltaState, recurrent
+from lmlong.attention.delta.native import NativeDelta
+from lmlong.attention.delta.triton import TritonDelta
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
 from lmlong.attention.inputs import MIN_LOG_DECAY
-from lmlong.attention.scan import IdentityFeatures, ScanInputs
+
+Scan = Callable[[FeatureMap, ScanInputs, Tensor], tuple[Tensor, Tensor]]
+"""From a feature map, inputs and a state to outputs and the state after."""
+
+NATIVE: Scan = partial(delta_scan, NativeDelta())
+TORCH: Scan = partial(delta_scan, ChunkKernel())
 
 
 @pytest.fixture
@@ -48,7 +58,7 @@ def case(time: int, starts: list[int] | None, decay: bool, draw: torch.Generator
 
 def scanned(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     inputs = ScanInputs(x["fq"], x["fk"], x["v"], x["starts"], x["log_decay"], x["beta"])
-    return chunk.scan(IdentityFeatures(), inputs, x["S"])
+    return delta_scan(ChunkKernel(), Identity(), inputs, x["S"])
 
 
 def folded(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -95,7 +105,7 @@ def test_native_code_is_the_recurrence(time: int, starts: list[int] | None, inne
     slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in (x["v"], x["S"])]
     read = [
         _read(x, features, scan, dtype, slopes)
-        for scan, dtype in ((native.scan, torch.float32), (chunk.scan, torch.float32), (chunk.scan, torch.float64))
+        for scan, dtype in ((NATIVE, torch.float32), (TORCH, torch.float32), (TORCH, torch.float64))
     ]
     for name in read[0]:
         exact = read[2][name]
@@ -115,7 +125,7 @@ EXTREMES: dict[str, dict[str, float]] = {
 }
 
 
-@pytest.mark.parametrize("scan", [native.scan, chunk.scan], ids=["native", "torch"])
+@pytest.mark.parametrize("scan", [NATIVE, TORCH], ids=["native", "torch"])
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_gates_and_keys_at_their_ends(scan: Scan, extreme: str) -> None:
     """All but every third token, in float32, against the recurrence in float64: values, state and gradients."""
@@ -151,6 +161,8 @@ def test_the_triton_kernel_is_the_recurrence_of_torch(
     x = {name: t.detach() if t is not None else None for name, t in case(time, starts, decay, draw).items()}
     features = UnitFeatures(Silu(HEAD_DIM))
     slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in (x["v"], x["S"])]
-    mine, torchs = (_read(x, features, scan, torch.float32, slopes) for scan in (triton.load_scan(), chunk.scan))
+    mine, torchs = (
+        _read(x, features, scan, torch.float32, slopes) for scan in (partial(delta_scan, TritonDelta()), TORCH)
+    )
     for name in mine:
         assert laws.error(mine[name], torchs[name]) < 1e-6, name

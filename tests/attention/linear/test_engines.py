@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention.cases import HEADS
+from attention.scans import Identity, ScanInputs, linear_scan
 from grids import thinned
 from machine import needs_compiler, on_older_processors
 from torch import Tensor
@@ -15,17 +16,17 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.linear import chunk, native
-from lmlong.attention.linear.autograd import Scan
-from lmlong.attention.native_kernel import Library
+from lmlong.attention.linear import native
+from lmlong.attention.linear.chunk import ChunkKernel
+from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.registry import FEATURE_MAPS
-from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
+from lmlong.attention.scan import Kernel
 from lmlong.native import build
 
 KEYS, VALUES = 20, 11
 """Widths: no multiples of anything, and not the same."""
 
-ENGINES = {"native": native.scan, "torch": chunk.scan}
+ENGINES = {kernel.name: kernel for kernel in (NativeLinear(), ChunkKernel())}
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 4e-2}
 
 
@@ -46,7 +47,7 @@ class Text:
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.draw, dtype=torch.float64)
 
-    def read(self, by: Scan, features: QKFeatures, dtype: torch.dtype, size: int) -> Iterator[tuple[str, Tensor]]:
+    def read(self, by: Kernel, features: FeatureMap, dtype: torch.dtype, size: int) -> Iterator[tuple[str, Tensor]]:
         """By name, outputs, states and all gradients; `size` is that of the features."""
         sums = torch.promote_types(dtype, torch.float32)
         draw = torch.Generator().manual_seed(0)
@@ -55,7 +56,7 @@ class Text:
         x = [x.to(dtype).requires_grad_() for x in (self.q, self.k, self.v)]
         gates = None if self.log_decay is None else self.log_decay.to(sums).requires_grad_()
         leaves = {"q": x[0], "k": x[1], "v": x[2], "S": S, "z": z} | ({} if gates is None else {"gates": gates})
-        y, *state = by(features, ScanInputs(x[0], x[1], x[2], self.starts, gates), S, z)
+        y, *state = linear_scan(by, features, ScanInputs(x[0], x[1], x[2], self.starts, gates), S, z)
         yield from zip(("y", "S after", "z after"), (y, *state), strict=True)
         weights = list(features.parameters())
         loss = (y * self.dy.to(y.dtype)).sum() + sum(one.sum() for one in state) / 10
@@ -63,10 +64,10 @@ class Text:
         yield from zip((*(f"d{name}" for name in leaves), *(f"dw{n}" for n in range(len(weights)))), found, strict=True)
 
 
-def assert_exact(text: Text, by: Scan, features: QKFeatures, dtype: torch.dtype, size: int = KEYS) -> None:
-    wide = features.double() if isinstance(features, FeatureMap) else features
-    truth = dict(text.read(chunk.scan, wide, torch.float64, size))
-    narrow = features.to(torch.float32) if isinstance(features, FeatureMap) else features
+def assert_exact(text: Text, by: Kernel, features: FeatureMap, dtype: torch.dtype, size: int = KEYS) -> None:
+    wide = features.double()
+    truth = dict(text.read(ChunkKernel(), wide, torch.float64, size))
+    narrow = features.float()
     for name, found in text.read(by, narrow, dtype, size):
         assert laws.error(found.detach(), truth[name].detach()) < EXACT[dtype], name
 
@@ -88,7 +89,7 @@ each_type = pytest.mark.parametrize("dtype", EXACT, ids=str)
     pytest.mark.parametrize("decay", [False, True, KEYS], ids=["kept", "decaying", "by-channel"]),
 )
 def test_outputs_states_and_gradients(
-    by: Scan, dtype: torch.dtype, time: int, starts: list[int] | None, decay: bool | int
+    by: Kernel, dtype: torch.dtype, time: int, starts: list[int] | None, decay: bool | int
 ) -> None:
     assert_exact(Text(time, starts, decay), by, feature_map("elu"), dtype)
 
@@ -96,22 +97,22 @@ def test_outputs_states_and_gradients(
 @every_engine
 @each_type
 @pytest.mark.parametrize("name", FEATURE_MAPS)
-def test_every_feature_map(by: Scan, dtype: torch.dtype, name: str) -> None:
+def test_every_feature_map(by: Kernel, dtype: torch.dtype, name: str) -> None:
     features = feature_map(name)
     # what torch makes of bfloat16 inputs is rounded to it
     assert_exact(Text(70, [50], decay=True), by, features, dtype, features.features)
 
 
 @every_engine
-def test_features_that_are_given(by: Scan) -> None:
+def test_features_that_are_given(by: Kernel) -> None:
     text = Text(40)
     text.q, text.k = text.q.abs(), text.k.abs()
-    assert_exact(text, by, IdentityFeatures(), torch.float32)
+    assert_exact(text, by, Identity(), torch.float32)
 
 
 @every_engine
 @pytest.mark.parametrize("channels", [(), (KEYS,)], ids=["by-head", "by-channel"])
-def test_long_memories_are_exact(by: Scan, channels: tuple[int, ...]) -> None:
+def test_long_memories_are_exact(by: Kernel, channels: tuple[int, ...]) -> None:
     """A rounding of what a chunk keeps of the state is one of every later token."""
     text = Text(6000)
     text.log_decay = torch.full((2, HEADS, 6000, *channels), -1 / 8192)
@@ -123,7 +124,7 @@ def test_long_memories_are_exact(by: Scan, channels: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("width", [2, 16, 33])
 def test_any_width(width: int) -> None:
     features = FEATURE_MAPS["relu"](HEADS, width, recipe.Attention())
-    assert_exact(Text(50, decay=True, width=width), native.scan, features, torch.float32, width)
+    assert_exact(Text(50, decay=True, width=width), NativeLinear(), features, torch.float32, width)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_any_width(width: int) -> None:
 def test_however_inputs_lie(lay) -> None:  # type: ignore[no-untyped-def]
     text, other = Text(600), Text(600)
     other.q, other.k, other.v, other.dy = (lay(x) for x in (text.q, text.k, text.v, text.dy))
-    pairs = zip(*(x.read(native.scan, feature_map("elu"), torch.float32, KEYS) for x in (text, other)), strict=True)
+    pairs = zip(*(x.read(NativeLinear(), feature_map("elu"), torch.float32, KEYS) for x in (text, other)), strict=True)
     assert all(torch.equal(mine, found) for (_, mine), (_, found) in pairs)
 
 
@@ -143,8 +144,8 @@ def test_gates_and_starts_of_other_types_are_converted(gates: torch.dtype, start
     q, k, v = (x.float() for x in (text.q, text.k, text.v))
     S, z = torch.zeros(2, HEADS, KEYS, VALUES), torch.zeros(2, HEADS, KEYS)
     other, same = text.log_decay.to(gates), text.log_decay.to(gates).float()
-    y, *_ = native.scan(feature_map("elu"), ScanInputs(q, k, v, text.starts.to(starts), other), S, z)
-    expected, *_ = native.scan(feature_map("elu"), ScanInputs(q, k, v, text.starts, same), S, z)
+    y, *_ = linear_scan(NativeLinear(), feature_map("elu"), ScanInputs(q, k, v, text.starts.to(starts), other), S, z)
+    expected, *_ = linear_scan(NativeLinear(), feature_map("elu"), ScanInputs(q, k, v, text.starts, same), S, z)
     assert torch.equal(y, expected)
 
 
@@ -153,7 +154,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     found = []
     for number in (1, 2, 5):
         torch.set_num_threads(number)
-        found.append(list(text.read(native.scan, feature_map("elu"), torch.float32, KEYS)))
+        found.append(list(text.read(NativeLinear(), feature_map("elu"), torch.float32, KEYS)))
     torch.set_num_threads(threads)
     for (_, one), (_, two), (_, five) in zip(*found, strict=True):
         assert torch.equal(one, two) and torch.equal(one, five)
@@ -165,7 +166,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 def test_what_is_no_number_is_not_hidden(dtype: torch.dtype, name: str, value: float) -> None:
     text = Text(40)
     text.k[0, 0, 20, 3] = value
-    (_, y), *_ = text.read(native.scan, feature_map(name), dtype, KEYS)
+    (_, y), *_ = text.read(NativeLinear(), feature_map(name), dtype, KEYS)
     assert not y[0, 0, 20:].isfinite().any(), "later outputs know of it"
     assert y[0, 0, :16].isfinite().all() and y[0, 1:].isfinite().all() and y[1].isfinite().all()
 
@@ -174,8 +175,8 @@ def test_what_is_no_number_is_not_hidden(dtype: torch.dtype, name: str, value: f
 def test_bfloat16_is_float32_rounded_at_the_end() -> None:
     text = Text(200, [70], decay=True)
     text.q, text.k, text.v = (x.bfloat16() for x in (text.q, text.k, text.v))
-    (_, y), (_, S), _, *_ = text.read(native.scan, feature_map("elu"), torch.bfloat16, KEYS)
-    (_, wide), (_, wide_S), _, *_ = text.read(native.scan, feature_map("elu"), torch.float32, KEYS)
+    (_, y), (_, S), _, *_ = text.read(NativeLinear(), feature_map("elu"), torch.bfloat16, KEYS)
+    (_, wide), (_, wide_S), _, *_ = text.read(NativeLinear(), feature_map("elu"), torch.float32, KEYS)
     assert torch.equal(y, wide.bfloat16()) and torch.equal(S, wide_S)
 
 
@@ -184,7 +185,7 @@ def test_no_number_with_all_bits_set_is_not_rounded_to_one() -> None:
     assert text.log_decay is not None
     text.log_decay = text.log_decay.float()
     text.log_decay[0, 0, 20] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
-    (_, y), *_ = text.read(native.scan, feature_map("elu"), torch.bfloat16, KEYS)
+    (_, y), *_ = text.read(NativeLinear(), feature_map("elu"), torch.bfloat16, KEYS)
     assert y[0, 0, 20:].isnan().all() and y[0, 0, :16].isfinite().all()
 
 
@@ -195,7 +196,7 @@ def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     found = compiled_anew(monkeypatch, tmp_path, flags=(*others, *flags))
     assert found is not None and list(tmp_path.glob("native/*/code.so"))
     for decay in (True, KEYS):
-        assert_exact(Text(100, [40], decay), native.scan, feature_map("elu"), torch.float32)
+        assert_exact(Text(100, [40], decay), NativeLinear(), feature_map("elu"), torch.float32)
 
 
 @needs_compiler
@@ -211,7 +212,7 @@ def test_without_a_compiler_torch_takes_over(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "none")
     assert compiled_anew(monkeypatch, tmp_path) is None
-    assert_exact(Text(40), native.scan, feature_map("elu"), torch.float32)
+    assert_exact(Text(40), NativeLinear(), feature_map("elu"), torch.float32)
 
 
 def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
         UserWarning, match=r"by torch, slower, for .*broken-compiler made no native code:\nno such header"
     ):
         assert compiled_anew(monkeypatch, tmp_path) is None
-    assert_exact(Text(40), native.scan, feature_map("elu"), torch.float32)
+    assert_exact(Text(40), NativeLinear(), feature_map("elu"), torch.float32)
     assert not [path for path in (tmp_path / "native").iterdir() if shutil.which(path.name)]
 
 
@@ -242,9 +243,7 @@ def test_structures_of_another_layout_do_not_compile(monkeypatch: pytest.MonkeyP
         assert compiled_anew(monkeypatch, tmp_path) is None
 
 
-def compiled_anew(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, flags: tuple[str, ...] = build.FLAGS
-) -> Library | None:
+def compiled_anew(monkeypatch: pytest.MonkeyPatch, folder: Path, flags: tuple[str, ...] = build.FLAGS) -> object:
     """The library as a process would find it that begins now, with an empty cache in this folder."""
     monkeypatch.setenv("LMLONG_CACHE", str(folder))
     monkeypatch.setattr(build, "FLAGS", flags)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from attention.cases import HEAD_DIM, HEADS, VALUE_DIM, assert_same_gradients, build, inputs
+from attention.scans import Identity, ScanInputs, linear_scan
 from grids import thinned
 from machine import needs_compiler
 from torch import Tensor
@@ -13,9 +14,8 @@ from lmlong import recipe
 from lmlong.attention import chunks, laws
 from lmlong.attention import scan as spans
 from lmlong.attention.chunks import CHUNK_SIZE
-from lmlong.attention.linear import native
 from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
-from lmlong.attention.scan import IdentityFeatures, ScanInputs
+from lmlong.attention.linear.native import NativeLinear
 from lmlong.model.language_model import LanguageModel
 
 
@@ -54,7 +54,7 @@ def case(
 
 def scanned(x: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     inputs = ScanInputs(x["fq"], x["fk"], x["v"], x["starts"], x["log_decay"])
-    return native.scan(IdentityFeatures(), inputs, x["S"], x["z"])
+    return linear_scan(NativeLinear(), Identity(), inputs, x["S"], x["z"])
 
 
 def folded(x: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,7 +105,7 @@ def test_without_a_state_it_is_the_definition(short_spans: None) -> None:
     empty = LinearState(
         torch.zeros(2, HEADS, HEAD_DIM, VALUE_DIM, dtype=v.dtype), torch.zeros(2, HEADS, HEAD_DIM, dtype=v.dtype)
     )
-    y, *_ = native.scan(IdentityFeatures(), ScanInputs(fq, fk, v, starts, log_decay), *empty)
+    y, *_ = linear_scan(NativeLinear(), Identity(), ScanInputs(fq, fk, v, starts, log_decay), *empty)
     assert laws.error(y, quadratic(fq, fk, v, starts, log_decay)) < 1e-12
 
 

@@ -5,24 +5,25 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from attention.scans import ScanInputs, linear_scan
 from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention import scan as spans
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.linear import chunk
-from lmlong.attention.linear.autograd import Scan
+from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import quadratic
+from lmlong.attention.linear.triton import TritonLinear
 from lmlong.attention.registry import FEATURE_MAPS
-from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
+from lmlong.attention.scan import Kernel
 from lmlong.model.language_model import LanguageModel
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from lmlong.attention.linear.triton import scan as triton_scan
+from lmlong.attention.linear.triton import operation
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WIDTH, VALUES = 12, 10
@@ -34,8 +35,8 @@ AROUND = 20
 
 @pytest.fixture(params=[1, 2, None], ids=lambda tiles: f"{tiles or 'all'}-tiles-a-segment")
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_scan, "MIN_PROGRAMS", 1)
-    monkeypatch.setattr(triton_scan, "MAX_SEGMENT", triton_scan.TILE.value * (request.param or 1000))
+    monkeypatch.setattr(operation, "MIN_PROGRAMS", 1)
+    monkeypatch.setattr(operation, "MAX_SEGMENT", operation.TILE.value * (request.param or 1000))
 
 
 def text(
@@ -65,18 +66,20 @@ def part(x: ScanInputs, begin: int, stop: int, dtype: torch.dtype) -> ScanInputs
     return ScanInputs(q.to(dtype), k.to(dtype), v.to(dtype), starts, gates)
 
 
-def read(features: QKFeatures, x: ScanInputs, by: Scan, dtype: torch.dtype = torch.float32) -> Tensor:
+def read(features: FeatureMap, x: ScanInputs, by: Kernel, dtype: torch.dtype = torch.float32) -> Tensor:
     """A text whose first and last tokens are read in float64, and those between by another function and type."""
     rows, heads, time = x.q.shape[:3]
     width = features.key(x.k[:1, :, :1]).shape[-1]
     S, z = x.v.new_zeros(rows, heads, width, VALUES), x.v.new_zeros(rows, heads, width)
-    before, S, z = chunk.scan(features, part(x, 0, AROUND, torch.float64), S, z)
-    y, S, z = by(features, part(x, AROUND, time - AROUND, dtype), S.float(), z.float())
-    after, _, _ = chunk.scan(features, part(x, time - AROUND, time, torch.float64), S.double(), z.double())
+    before, S, z = linear_scan(ChunkKernel(), features, part(x, 0, AROUND, torch.float64), S, z)
+    y, S, z = linear_scan(by, features, part(x, AROUND, time - AROUND, dtype), S.float(), z.float())
+    after, _, _ = linear_scan(
+        ChunkKernel(), features, part(x, time - AROUND, time, torch.float64), S.double(), z.double()
+    )
     return torch.cat([before, y.double(), after], dim=2)
 
 
-def errors(features: QKFeatures, x: ScanInputs, measured: Tensor) -> Iterator[tuple[str, float]]:
+def errors(features: FeatureMap, x: ScanInputs, measured: Tensor) -> Iterator[tuple[str, float]]:
     """Of the outputs and of all gradients, against the definition in float64."""
     truth = quadratic(features.query(x.q), features.key(x.k), x.v, x.document_starts, x.log_decay)
     yield "y", laws.error(measured, truth)
@@ -87,8 +90,8 @@ def errors(features: QKFeatures, x: ScanInputs, measured: Tensor) -> Iterator[tu
     yield from zip(leaves, map(laws.error, mine, exact), strict=True)
 
 
-class Squares(IdentityFeatures):
-    """QKFeatures that no kernel knows."""
+class Squares(FeatureMap):
+    """A feature map that no kernel knows."""
 
     def query(self, q: Tensor) -> Tensor:
         return q * q + 0.1
@@ -107,14 +110,14 @@ def feature_map(name: str) -> FeatureMap:
 @pytest.mark.parametrize("decay", [False, True], ids=["kept", "decaying"])
 def test_outputs_and_gradients_are_those_of_the_definition(time: int, starts: list[int] | None, decay: bool) -> None:
     x, features = text(time, starts, decay, heads=1), feature_map("elu")
-    for name, error in errors(features, x, read(features, x, triton_scan.scan)):
+    for name, error in errors(features, x, read(features, x, TritonLinear())):
         assert error < 5e-6, name
 
 
-@pytest.mark.parametrize("name", sorted({*triton_scan.FUSED.values()} - {"identity"}))
+@pytest.mark.parametrize("name", sorted(operation.FUSED.values()))
 def test_every_map_in_segments_of_any_length(segments: None, name: str) -> None:
     x, features = text(150, [5, 64, 100], True), feature_map(name)
-    for name, error in errors(features, x, read(features, x, triton_scan.scan)):
+    for name, error in errors(features, x, read(features, x, TritonLinear())):
         assert error < 5e-6, name
 
 
@@ -123,30 +126,30 @@ def test_every_map_in_segments_of_any_length(segments: None, name: str) -> None:
 def test_a_decay_for_each_channel(monkeypatch: pytest.MonkeyPatch, time: int, starts: list[int] | None) -> None:
     monkeypatch.setattr(spans, "SPAN", 32)
     x, features = text(time, starts, True, channels=WIDTH), feature_map("elu")
-    for name, error in errors(features, x, read(features, x, triton_scan.scan)):
+    for name, error in errors(features, x, read(features, x, TritonLinear())):
         assert error < 5e-6, name
 
 
 def test_a_decay_for_each_channel_and_weights_of_a_feature_map() -> None:
     features = feature_map("favor")
     x = text(40, [5], True, rows=2, channels=features.features)
-    for name, error in errors(features, x, read(features, x, triton_scan.scan)):
+    for name, error in errors(features, x, read(features, x, TritonLinear())):
         assert error < 2e-5, name
-    mine, torchs = (read(features, x, by, torch.bfloat16) for by in (triton_scan.scan, chunk.scan))
+    mine, torchs = (read(features, x, by, torch.bfloat16) for by in (TritonLinear(), ChunkKernel()))
     for (name, error), (_, usual) in zip(errors(features, x, mine), errors(features, x, torchs), strict=True):
         assert error < 4 * usual, name
 
 
-@pytest.mark.parametrize("features", [Squares(), feature_map("taylor")], ids=["squares", "taylor"])
-def test_other_maps_are_left_to_torch(features: QKFeatures) -> None:
+@pytest.mark.parametrize("features", [Squares(WIDTH), feature_map("taylor")], ids=["squares", "taylor"])
+def test_other_maps_are_left_to_torch(features: FeatureMap) -> None:
     x = text(70, [5], True, rows=2)
-    for name, error in errors(features, x, read(features, x, triton_scan.scan)):
+    for name, error in errors(features, x, read(features, x, TritonLinear())):
         assert error < 2e-5, name
 
 
 def test_bfloat16_is_no_less_exact_than_by_torch() -> None:
     x, features = text(70, [40], True, rows=2), feature_map("elu")
-    mine, torchs = (read(features, x, by, torch.bfloat16) for by in (triton_scan.scan, chunk.scan))
+    mine, torchs = (read(features, x, by, torch.bfloat16) for by in (TritonLinear(), ChunkKernel()))
     for (name, error), (_, usual) in zip(errors(features, x, mine), errors(features, x, torchs), strict=True):
         assert error < 4 * usual, name  # the interpreter cuts digits off where a GPU rounds
 
@@ -157,7 +160,7 @@ def test_rows_may_lie_in_any_order() -> None:
     together = torch.cat([y.transpose(1, 2).flatten(2) for y in x[:3]], dim=-1)  # as a model makes them
     parts = together.split([2 * WIDTH, 2 * WIDTH, 2 * VALUES], dim=-1)
     q, k, v = (y.unflatten(-1, (2, -1)).transpose(1, 2) for y in parts)
-    here, there = triton_scan.scan(features, x, S, z)[0], triton_scan.scan(features, x._replace(q=q, k=k, v=v), S, z)[0]
+    here, there = (linear_scan(TritonLinear(), features, laid, S, z)[0] for laid in (x, x._replace(q=q, k=k, v=v)))
     assert torch.equal(here, there)
 
 
@@ -192,5 +195,5 @@ def test_a_model_read_by_kernels_is_the_same() -> None:
 def test_sums_in_float64_are_left_to_torch() -> None:
     x = part(text(10, None, False), 0, 50, torch.float32)
     S, z = (x.v.new_zeros(1, 2, WIDTH, *rest, dtype=torch.float64) for rest in ((VALUES,), ()))
-    found, usual = (by(feature_map("elu"), x, S, z) for by in (triton_scan.scan, chunk.scan))
+    found, usual = (linear_scan(by, feature_map("elu"), x, S, z) for by in (TritonLinear(), ChunkKernel()))
     assert all(map(torch.equal, found, usual))

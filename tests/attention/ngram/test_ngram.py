@@ -10,8 +10,8 @@ from lmlong import recipe
 from lmlong.attention.inputs import last_tokens
 from lmlong.attention.ngram import naive
 from lmlong.attention.ngram.hashing import GOLDEN, NO_NGRAM, ngram_hashes, row_of
-from lmlong.attention.ngram.native.kernel import scan as native_scan
-from lmlong.attention.ngram.scan import scan as torch_scan
+from lmlong.attention.ngram.native.kernel import NativeNgram
+from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import RECENT, WAITING, empty_state
 from lmlong.attention.ngram.step import _in_table as step_in_table
 from lmlong.attention.ngram.step import settle, step
@@ -68,11 +68,11 @@ def test_the_order_of_sums_depends_on_nothing_but_the_row(rows: int) -> None:
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(4, (300,), generator=draw).tolist()
     v, hashes = 1e3 * torch.randn(1, 3, 300, 8, generator=draw), hashes_of(tokens, [1, 2, 3])
-    whole, _, end = native_scan(v, hashes, None, empty_state((1, 3, rows), 8, v.device, v.dtype))
+    whole, _, end = NativeNgram().read(v, hashes, None, empty_state((1, 3, rows), 8, v.device, v.dtype))
     state = empty_state((1, 3, rows), 8, v.device, v.dtype)
     parts = []
     for cut in (slice(0, 1), slice(1, 130), slice(130, 131), slice(131, 300)):
-        sums, _, state = native_scan(v[:, :, cut], hashes[:, :, cut], None, state)
+        sums, _, state = NativeNgram().read(v[:, :, cut], hashes[:, :, cut], None, state)
         parts.append(sums)
     assert torch.equal(torch.cat(parts, dim=2), whole)
     assert all(map(torch.equal, state, end))
@@ -85,7 +85,7 @@ def test_more_tokens_than_both_lists_hold_by_steps(rows: int) -> None:
     tokens = torch.randint(3, (time,), generator=draw).tolist()
     v, hashes = torch.randn(1, 2, time, 4, generator=draw, dtype=torch.float64), hashes_of(tokens, [2, 3])
     state = empty_state((1, 2, rows), 4, v.device, v.dtype)
-    truth, count, end = torch_scan(v, hashes, None, state)
+    truth, count, end = SortKernel().read(v, hashes, None, state)
     for t in range(time):
         sums, numbers, state = step(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state)
         assert torch.allclose(sums, truth[:, :, t : t + 1], atol=1e-10) and torch.equal(numbers, count[:, :, t : t + 1])
@@ -104,7 +104,7 @@ def test_a_step_that_looks_at_no_value(rows: int) -> None:
     tokens = torch.randint(3, (60,), generator=draw).tolist()
     v, hashes = torch.randn(1, 2, 60, 4, generator=draw, dtype=torch.float64), hashes_of(tokens, [1, 3])
     state = empty_state((1, 2, rows), 4, v.device, v.dtype)
-    truth, count, end = torch_scan(v, hashes, None, state)
+    truth, count, end = SortKernel().read(v, hashes, None, state)
     for t in range(60):
         sums, numbers, state = step_in_table(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state)
         assert torch.allclose(sums, truth[:, :, t : t + 1], atol=1e-10) and torch.equal(numbers, count[:, :, t : t + 1])
@@ -116,7 +116,7 @@ def test_what_is_no_number_stays_in_its_row_and_document() -> None:
     v[:, :, 0], v[:, :, 5] = torch.nan, torch.inf  # of token 0, which nothing precedes, and what followed 0
     starts = torch.zeros(1, 40, dtype=torch.bool).index_fill(1, torch.tensor([20]), True)
     hashes[:, :, 20, 0] = NO_NGRAM
-    for scan in (native_scan, torch_scan):
+    for scan in (NativeNgram().read, SortKernel().read):
         sums, _, _ = scan(v, hashes, starts, empty_state((1, 1, 8), 2, v.device, v.dtype))
         infinite = ~sums.isfinite().all(-1)[0, 0]
         assert infinite.nonzero().flatten().tolist() == [*range(6, 20, 2)] and not sums.isnan().any()

@@ -25,7 +25,7 @@ struct Backward : DeltaPass {
 
     void run() {
         compute_states();
-        load_state(line, job.dstate_after, dstate);
+        load_state(line, 0, job.dstate_after, dstate);
         for (Int chunk = chunks - 1; chunk >= 0; chunk--) {
             const Int begin = chunk * TILE;
             state_before = states + chunk * size, state_after = state_before + size;
@@ -43,12 +43,12 @@ struct Backward : DeltaPass {
             backward_features(job.dq, begin, dqT, q, q_derivative, q_scale);
             backward_features(job.dk, begin, dk_beginT, k, k_derivative, k_scale);
         }
-        store_state(line, dstate, job.dstate_before);
+        store_state(line, 0, dstate, job.dstate_before);
     }
 
     void compute_states() {
         float* state = states;
-        load_state(line, job.state_before, state);
+        load_state(line, 0, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
             load_keys(begin), key_weights();
             changes(state, all_E + begin * V, all_U + begin * V);
@@ -118,14 +118,11 @@ struct Backward : DeltaPass {
     }
 
     void backward_log_decay(Int begin) {
-        float pairs[TILE] = {}, sum = dot(state_after, dstate, size);
+        float pairs[TILE] = {};
         for (Int i = 0; i < F * TILE; i += TILE)
             for (Int t = 0; t < TILE; t++)
                 pairs[t] += qT[i + t] * dqT[i + t] + kT[i + t] * (dk_endT[i + t] - dk_beginT[i + t]);
-        for (Int t = TILE - 1; t >= 0; t--) {
-            sum += pairs[t];
-            if (t < line.tokens(begin)) *line.pointer(job.dlog_decay, begin + t) = sum;
-        }
+        store_log_decay_grads(line, begin, pairs, dot(state_after, dstate, size));
     }
 
     // dS = r dS' + (a q)^T dY - (a k)^T (b dR)

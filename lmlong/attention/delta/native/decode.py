@@ -6,21 +6,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 
 from lmlong.attention.delta.features import TINY
 from lmlong.attention.delta.naive import DeltaState
-from lmlong.native.decode.kind import DecodeKind, Packer, floats, structure
-from lmlong.native.decode.structures import Features, Forgetting, Gate, ints, pointers
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import Features, Forgetting, Gate, ints, pointers, structure
 
 
 class DeltaDecode(DecodeKind[DeltaState]):
     name = "DeltaAttention"
     header = Path(__file__).with_suffix(".h")
     weights = structure("DeltaAttention::Weights", ("features", Features), ("forgetting", Forgetting), ("beta", Gate))
-    state = structure("DeltaAttention::State", *pointers("S"), *ints("float64"))
-    inputs = (("beta",), ("log_decay", "beta"))
+    state = structure("DeltaAttention::State", *pointers(*DeltaState._fields), *ints("float64"))
+    takes_float64 = True
     constants = MappingProxyType({"UNIT_TINY": TINY})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
@@ -29,14 +28,6 @@ class DeltaDecode(DecodeKind[DeltaState]):
         forgetting = packer.forgetting(attention, spec.weights["log_decay"], gates.get("log_decay"))
         beta = packer.gate(gates["beta"], "sigmoid", attention.heads)
         return self.weights(packer.features(unit.parts["inner"]), forgetting, beta)
-
-    def fields(self, state: DeltaState) -> tuple[int, ...]:
-        S = state.S
-        return S.data_ptr(), S.dtype is torch.float64
-
-    def as_native(self, state: DeltaState) -> DeltaState:
-        S = state.S
-        return DeltaState(S.contiguous() if S.dtype == torch.float64 else floats(S))
 
 
 DECODE = DeltaDecode()

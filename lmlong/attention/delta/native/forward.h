@@ -15,7 +15,7 @@ struct Forward : DeltaPass {
     }
 
     void run() {
-        load_state(line, job.state_before, state);
+        load_state(line, 0, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
             load_keys(begin), load_queries(begin);
             key_weights(), query_weights();
@@ -24,7 +24,7 @@ struct Forward : DeltaPass {
             line.store(job.y, begin, job.value_dim, y);
             update_state(U, state);
         }
-        store_state(line, state, job.state_after);
+        store_state(line, 0, state, job.state_after);
     }
 
     void outputs() {

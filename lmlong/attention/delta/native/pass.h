@@ -10,20 +10,7 @@
 
 namespace {
 
-Int state_size(const Line& line) { return line.F * line.V; }
-
-void load_state(const Line& line, const float* from, float* state) {
-    const Int features = line.job.features, value_dim = line.job.value_dim;
-    std::fill_n(state, state_size(line), 0.0f);
-    from += line.index * features * value_dim;
-    for (Int f = 0; f < features; f++) std::copy_n(from + f * value_dim, value_dim, state + f * line.V);
-}
-
-void store_state(const Line& line, const float* state, float* into) {
-    const Int features = line.job.features, value_dim = line.job.value_dim;
-    into += line.index * features * value_dim;
-    for (Int f = 0; f < features; f++) std::copy_n(state + f * line.V, value_dim, into + f * value_dim);
-}
+Int state_size(const Line& line) { return state_size(line, 0); }
 
 void scale(float* x, Int size, float factor) {
     if (factor != 1.0f)

@@ -1,16 +1,46 @@
-"""The recurrence over the chunks of the delta rule as a Triton kernel, for NVIDIA GPUs; torch computes all else.
+"""The delta rule with a Triton kernel for the recurrence over chunks, for NVIDIA GPUs; torch computes all else.
 
-Triton is imported only when the scan is loaded.
+B batch, H heads, F features, V value dim.
 """
 
-from functools import partial
+import torch
+from torch import Tensor
 
-from lmlong.attention import scan as spans
-from lmlong.attention.delta.chunk import ChunkKernel, Scan
+from lmlong.attention.delta.chunk import ChunkKernel
+
+COLUMNS = 32
+"""Columns of the state that a program has."""
 
 
-def load_scan() -> Scan:
-    """Return the scan by the Triton kernel."""
-    from lmlong.attention.delta.triton.recurrence import recurrence
+class TritonDelta(ChunkKernel):
+    """Chunks whose states one kernel computes; torch does in float64."""
 
-    return partial(spans.scan, ChunkKernel(recurrence))
+    name = "triton"
+
+    def recurrence(
+        self, S: Tensor, decay: Tensor | None, A: Tensor, B: Tensor, C: Tensor, E: Tensor | None, backwards: bool
+    ) -> tuple[Tensor, Tensor]:
+        if S.dtype != torch.float32:
+            return super().recurrence(S, decay, A, B, C, E, backwards)
+        from triton import cdiv, next_power_of_2  # imported where it is used: not every machine has it
+
+        from lmlong.attention.delta.triton.kernel import chunk_recurrence
+
+        chunks, batch, heads, tokens, value_dim = A.shape
+        features = B.shape[-1]
+        states, X = S.new_empty(chunks + 1, *S.shape), torch.empty_like(A)
+        states[-1 if backwards else 0] = S
+        each = None if decay is None else decay.expand(chunks, batch, heads, 1, 1).contiguous()
+        tensors = (states, each, A.contiguous(), B.contiguous(), C.contiguous(), None if E is None else E.contiguous())
+        sizes = (chunks, batch * heads, tokens, features, value_dim)
+        columns = min(COLUMNS, max(16, next_power_of_2(value_dim)))
+        chunk_recurrence[(batch * heads, cdiv(value_dim, columns))](
+            *tensors,
+            X,
+            *sizes,
+            BACKWARDS=backwards,
+            BLOCK_C=max(16, next_power_of_2(tokens)),
+            BLOCK_F=max(16, next_power_of_2(features)),
+            BLOCK_V=columns,
+        )
+        return states, X

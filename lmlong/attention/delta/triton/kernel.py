@@ -23,8 +23,6 @@ def chunk_recurrence(
     tokens,
     F,
     V,
-    DECAYS: tl.constexpr,
-    HAS_E: tl.constexpr,
     BACKWARDS: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -46,9 +44,9 @@ def chunk_recurrence(
         x = tl.load(A + values, mask=in_values, other=0.0)
         x += matmul(tl.load(B + keys, mask=in_keys, other=0.0), state)
         tl.store(X + values, x, mask=in_values)
-        if DECAYS:
+        if decay is not None:
             state *= tl.load(decay + chunk)
         state += matmul(tl.trans(tl.load(C + keys, mask=in_keys, other=0.0)), x)
-        if HAS_E:
+        if E is not None:
             state += tl.load(E + chunk * F * V + of_state, mask=in_state, other=0.0)
         tl.store(S + ((n if BACKWARDS else n + 1) * lines + line) * F * V + of_state, state, mask=in_state)

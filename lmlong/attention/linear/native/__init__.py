@@ -1,5 +1,6 @@
 """The scan of linear attention in C++, compiled for this machine's processor when it is first needed."""
 
+import ctypes
 from functools import cache
 from pathlib import Path
 
@@ -8,51 +9,56 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lmlong.attention.favor import Favor
-from lmlong.attention.feature_maps import RMS_EPS, Elu, Relu
-from lmlong.attention.linear import autograd, chunk
-from lmlong.attention.native_kernel import PADDED_TO, FusedFeatures, Library, NativeKernel, as_native, load_library
-from lmlong.attention.scan import IdentityFeatures, QKFeatures, ScanInputs
-from lmlong.native.feature_maps import FeatureMap
-
-FUSED = {IdentityFeatures: FeatureMap.IDENTITY, Elu: FeatureMap.ELU, Relu: FeatureMap.RELU}
+from lmlong.attention.feature_maps import RMS_EPS, Elu, FeatureMap, Relu
+from lmlong.attention.linear.chunk import ChunkKernel
+from lmlong.attention.linear.naive import MIN_DENOMINATOR
+from lmlong.attention.native_kernel import PADDED_TO, NativeKernel, load_library
+from lmlong.native.feature_maps import FeatureMap as NativeMap
 
 CODE = Path(__file__).parent
 
+FUSED: dict[type, NativeMap] = {Elu: NativeMap.ELU, Relu: NativeMap.RELU}
+
 
 @cache
-def library() -> Library | None:
-    constants = {"MIN_DENOMINATOR": autograd.MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS}
-    return load_library(CODE, "linear attention", constants)
+def library() -> ctypes.CDLL | None:
+    return load_library(CODE, "linear attention", {"MIN_DENOMINATOR": MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS})
 
 
-def scan(features: QKFeatures, inputs: ScanInputs, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the scan by native code, or by `chunk.scan` for other devices and dtypes and without a compiler."""
-    if (native := as_native(inputs, S)) and (compiled := library()):
-        return autograd.scan(NativeKernel(compiled, _fused(features), True), features, native, S, z)
-    return chunk.scan(features, inputs, S, z)
+class NativeLinear(NativeKernel):
+    """A span of linear attention; the features of `elu`, `relu` and FAVOR+ are computed within it."""
+
+    normalizes = True
+    by_torch = ChunkKernel
+
+    def library(self) -> ctypes.CDLL | None:
+        return library()
+
+    def mapped(self, features: FeatureMap) -> NativeKernel:
+        if type(features) is Favor:
+            return NativeFavor(features)
+        return NativeLinear(FUSED.get(type(features)))
 
 
-def _fused(features: QKFeatures) -> FusedFeatures | None:
-    """Return a map that native code computes, with its weights."""
-    if type(features) is Favor:
-        return _fused_favor(features)
-    known = FUSED.get(type(features))
-    return None if known is None else FusedFeatures(known)
-
-
-@torch.no_grad()
-def _fused_favor(features: Favor) -> FusedFeatures:
-    rows = features.projection.float()
-    if features.form == "hyperbolic":
-        rows = torch.cat([rows, -rows], dim=1)
-    rows = pad(rows, (0, -rows.shape[2] % PADDED_TO, 0, -rows.shape[1] % PADDED_TO))
-    constants = features.native_spec().weights["constants"]
-    assert constants is not None
-    weights = {"projection": rows, "projection_T": rows.mT, "favor_constants": constants.float()}
+class NativeFavor(NativeLinear):
+    """A span of linear attention with the features of FAVOR+."""
 
     @torch.no_grad()
-    def add_grads(dscale: Tensor, into: list[Tensor]) -> None:
-        share = features.raw_gain.float().sigmoid()
-        into[0] += dscale.sum(0) * features.projection.shape[-1] ** -0.25 * features.largest_gain * share * (1 - share)
+    def __init__(self, features: Favor):
+        super().__init__(NativeMap.FAVOR)
+        self.features = features
+        rows = features.projection.float()
+        if features.form == "hyperbolic":
+            rows = torch.cat([rows, -rows], dim=1)
+        rows = pad(rows, (0, -rows.shape[2] % PADDED_TO, 0, -rows.shape[1] % PADDED_TO))
+        constants = features.native_spec().weights["constants"]
+        assert constants is not None
+        weights = {"projection": rows, "projection_T": rows.mT, "favor_constants": constants.float()}
+        self.weights = {name: x.contiguous() for name, x in weights.items()}
+        """By their fields of a job."""
 
-    return FusedFeatures(FeatureMap.FAVOR, {name: x.contiguous() for name, x in weights.items()}, add_grads)
+    @torch.no_grad()
+    def add_weight_grads(self, dscale: Tensor, dweights: list[Tensor]) -> None:
+        favor = self.features
+        share = favor.raw_gain.float().sigmoid()
+        dweights[0] += dscale.sum(0) * favor.projection.shape[-1] ** -0.25 * favor.largest_gain * share * (1 - share)

@@ -33,7 +33,7 @@ struct Backward {
     void run() {
         DenormalsAreZero mode;
         compute_states();
-        load_state(line, job.dstate_after, dstate);
+        load_state(line, 1, job.dstate_after, dstate);
         for (Int begin = (chunks - 1) * TILE; begin >= 0; begin -= TILE) {
             state_before = states + begin / TILE * size, state_after = state_before + size;
             load(begin);
@@ -51,13 +51,13 @@ struct Backward {
             decay.scale_state(dstate);
             add_to_state(line, q, dn, dm, dstate);
         }
-        store_state(line, dstate, job.dstate_before);
+        store_state(line, 1, dstate, job.dstate_before);
         if (job.dscale) job.dscale[line.index] = queries.dscale + keys.dscale;
     }
 
     void compute_states() {
         float* state = states;
-        load_state(line, job.state_before, state);
+        load_state(line, 1, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
             std::copy_n(state, size, state + size);
             decay.load(begin);

@@ -55,20 +55,10 @@ struct ChunkDecay {
     }
 
     // Queries (in rows) times a
-    void scale_queries(float* q) const {
-        if (by_channel)
-            multiply(q, from_state);
-        else if (!masks.none)
-            scale_rows(q, F, masks.from_state);
-    }
+    void scale_queries(float* q) const { scale(q, from_state, masks.from_state); }
 
     // Keys times u
-    void scale_keys(float* k) const {
-        if (by_channel)
-            multiply(k, to_end);
-        else if (!masks.none)
-            scale_rows(k, F, masks.to_end);
-    }
+    void scale_keys(float* k) const { scale(k, to_end, masks.to_end); }
 
     // The state times r
     void scale_state(float* state) const {
@@ -96,11 +86,7 @@ struct ChunkDecay {
 
     // What S and dn make the gradient of queries, (F, TILE), becomes all of it, with A, [s][t]
     void backward_queries(const float* A, const float* k, float* dqT) {
-        if (!by_channel) {
-            if (!masks.none) scale_columns(dqT, F, masks.from_state);
-            add_matmul(dqT, F, TILE, {k, 1, F}, A, TILE);
-            return;
-        }
+        if (!by_channel) return backward_by_head(A, k, masks.from_state, dqT);
         transpose(dqT, F, TILE, rows);
         multiply(rows, from_state);
         for (Int f = 0; f < F; f += LANES) {
@@ -121,11 +107,7 @@ struct ChunkDecay {
 
     // The same of keys
     void backward_keys(const float* A, const float* AT, const float* q, float* dkT) {
-        if (!by_channel) {
-            if (!masks.none) scale_columns(dkT, F, masks.to_end);
-            add_matmul(dkT, F, TILE, {q, 1, F}, AT, TILE);
-            return;
-        }
+        if (!by_channel) return backward_by_head(AT, q, masks.to_end, dkT);
         transpose(dkT, F, TILE, rows);
         multiply(rows, to_end);
         for (Int f = 0; f < F; f += LANES) {
@@ -162,16 +144,25 @@ struct ChunkDecay {
             line.store(job.dlog_decay, begin, job.features, rows);
             return;
         }
-        float pairs[TILE] = {}, sum = dot(state, dstate, state_size(line));
+        float pairs[TILE] = {};
         for (Int i = 0; i < F * TILE; i += TILE)
             for (Int t = 0; t < TILE; t++) pairs[t] += qT[i + t] * dqT[i + t] - kT[i + t] * dkT[i + t];
-        for (Int t = TILE - 1; t >= 0; t--) {
-            sum += pairs[t];
-            if (t < line.tokens(begin)) *line.pointer(job.dlog_decay, begin + t) = sum;
-        }
+        store_log_decay_grads(line, begin, pairs, dot(state, dstate, state_size(line)));
     }
 
 private:
+    void scale(float* x, const float* by_number, const float* by_row) const {
+        if (by_channel)
+            multiply(x, by_number);
+        else if (!masks.none)
+            scale_rows(x, F, by_row);
+    }
+
+    void backward_by_head(const float* A, const float* x, const float* factors, float* gradT) const {
+        if (!masks.none) scale_columns(gradT, F, factors);
+        add_matmul(gradT, F, TILE, {x, 1, F}, A, TILE);
+    }
+
     void multiply(float* x, const float* by) const {
         for (Int i = 0; i < TILE * F; i += LANES) lanes(x + i) *= lanes(by + i);
     }

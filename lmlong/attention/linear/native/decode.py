@@ -6,21 +6,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 
-from lmlong.attention.linear.autograd import MIN_DENOMINATOR
-from lmlong.attention.linear.naive import LinearState
-from lmlong.native.decode.kind import DecodeKind, Packer, floats, structure
-from lmlong.native.decode.structures import Features, Forgetting, ints, pointers
+from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import Features, Forgetting, ints, pointers, structure
 
 
 class LinearDecode(DecodeKind[LinearState]):
     name = "LinearAttention"
     header = Path(__file__).with_suffix(".h")
     weights = structure("LinearAttention::Weights", ("features", Features), ("forgetting", Forgetting))
-    state = structure("LinearAttention::State", *pointers("S", "z"), *ints("float64"))
-    inputs = ((), ("log_decay",))
+    state = structure("LinearAttention::State", *pointers(*LinearState._fields), *ints("float64"))
+    takes_float64 = True
     constants = MappingProxyType({"MIN_DENOMINATOR": MIN_DENOMINATOR})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
@@ -28,16 +26,6 @@ class LinearDecode(DecodeKind[LinearState]):
         features = packer.features(spec.parts["feature_map"])
         gate = gates.get("log_decay")
         return self.weights(features, packer.forgetting(attention, spec.weights["log_decay"], gate, features.size))
-
-    def fields(self, state: LinearState) -> tuple[int, ...]:
-        S, z = state
-        return S.data_ptr(), z.data_ptr(), S.dtype is torch.float64
-
-    def as_native(self, state: LinearState) -> LinearState:
-        S, z = state
-        if S.dtype is torch.float64:
-            return LinearState(S.contiguous(), z.double().contiguous())
-        return LinearState(floats(S), floats(z))
 
 
 DECODE = LinearDecode()

@@ -33,8 +33,8 @@ struct Features {
         for (float** each : {&n, &dx}) *each = scratch.take(TILE * K);
     }
 
-    // Load a chunk and compute its features, or take those that are `known`; prefetch what is `ahead`
-    void load(Int begin, Int ahead = TILE, const float* known = nullptr) {
+    // Load a chunk and compute its features, or take those that are `computed` already; prefetch what is `ahead`
+    void load(Int begin, Int ahead = TILE, const float* computed = nullptr) {
         const StridedTensor& from = of_keys ? job.k : job.q;
         if (feature_map != FAVOR) {
             line.load(from, begin, job.features, rows, ahead);
@@ -43,8 +43,8 @@ struct Features {
         }
         line.load(from, begin, job.head_dim, n, ahead);
         normalize();
-        if (known)
-            std::copy_n(known, TILE * F, rows);
+        if (computed)
+            std::copy_n(computed, TILE * F, rows);
         else
             exponentials(line.tokens(begin));
     }

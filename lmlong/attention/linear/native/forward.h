@@ -26,7 +26,7 @@ struct Forward {
 
     void run() {
         DenormalsAreZero mode;
-        load_state(line, job.state_before, state);
+        load_state(line, 1, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
             decay.load(begin);
             queries.load(begin), keys.load(begin);
@@ -35,7 +35,7 @@ struct Forward {
             outputs();
             store(begin);
         }
-        store_state(line, state, job.state_after);
+        store_state(line, 1, state, job.state_after);
     }
 
     // The weights within the chunk, [s][t], and the denominators

@@ -3,7 +3,7 @@
 //
 // An x of a chunk lies in rows, one per token; xT is its transpose, one row per feature. With both at hand every matrix
 // product multiplies single numbers with vectors: `add_matmul`. All widths are padded with zeros to multiples of TILE.
-// Constants and enumerations that are not defined here come from library.py, by shared.h.
+// Constants and enumerations that are not defined here come from native_kernel.py, by shared.h.
 
 #include "backward.h"
 

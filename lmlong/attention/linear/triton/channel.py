@@ -1,74 +1,123 @@
-"""A span of linear attention with a decay for each channel, by the Triton kernels of its recurrence.
+"""The recurrence of linear attention with a decay for each channel, token by token, forwards and backwards.
 
-B batch, H heads, T time, F features, V value dim.
+Between tokens a channel decays by a number of its own, so what is left of a token is no factor of a matrix product. A
+program keeps the state of one head of one row where it computes, and goes through its tokens. Features are (B, H, T, F)
+and contiguous, as all tensors of tokens. dx is the gradient of x, n and m are numerators and denominators of outputs.
 """
 
-from typing import Any
+import triton
+import triton.language as tl
 
-import torch
-from torch import Tensor
-from triton import next_power_of_2
-
-from lmlong.attention.linear.triton.channel_kernels import recurrence, recurrence_backwards
-from lmlong.attention.scan import FeatureVjp, QKFeatures, SavedSpan, ScanGrads, ScanInputs, ScanOutputs
+from lmlong.attention.linear.triton.forward import MIN_DENOMINATOR
+from lmlong.attention.linear.triton.tiles import load_state, store_state
 
 
-class ChannelKernel:
-    """Features are computed by torch, and all sums over them by the kernels, in float32."""
-
-    has_denominators = True
-
-    def forward(self, features: QKFeatures, inputs: ScanInputs, state: Tensor, out: ScanOutputs) -> Tensor:
-        after, y = torch.empty_like(state), _empty(out.y)
-        assert out.denominators is not None
-        denominators = _empty(out.denominators)
-        of_tokens = _contiguous(inputs._replace(q=features.query(inputs.q), k=features.key(inputs.k)))
-        _launch(recurrence, state, of_tokens, (state.contiguous(), after, y, denominators, None, None))
-        out.y.copy_(y)
-        out.denominators.copy_(denominators)
-        return after
-
-    def backward(self, features: QKFeatures, weights: list[Tensor], saved: SavedSpan, out: ScanGrads) -> Tensor:
-        inputs, outputs, state, dy, dstate = saved
-        vjp = FeatureVjp(features, weights, inputs.q, inputs.k)
-        of_tokens = _contiguous(inputs._replace(q=vjp.fq, k=vjp.fk))
-        assert outputs.denominators is not None
-        of_outputs = outputs.y.contiguous(), outputs.denominators.contiguous(), dy.contiguous()
-        dfq, dfk, dv = (_empty(x, torch.float32) for x in (vjp.fq, vjp.fk, inputs.v))
-        after, dbefore = torch.empty_like(state), torch.empty_like(dstate)
-        _launch(recurrence, state, of_tokens, (state.contiguous(), after, *of_outputs, dfq))
-        _launch(recurrence_backwards, state, of_tokens, (dstate.contiguous(), dbefore, *of_outputs, dfk, dv))
-        dq, dk = vjp.backward(dfq.to(vjp.fq.dtype), dfk.to(vjp.fk.dtype), out.weights)
-        for into, grad in zip(out.inputs[:3], (dq, dk, dv), strict=True):
-            assert into is not None and grad is not None
-            into.copy_(grad)
-        if out.inputs.log_decay is not None:  # as in chunk.py, with the whole span for a chunk
-            pairs = vjp.fq * dfq - vjp.fk * dfk
-            later = (after * dstate).sum(-1)[:, :, None]
-            out.inputs.log_decay.copy_(pairs.flip(2).cumsum(2).flip(2) + later)
-        return dbefore
+@triton.jit
+def load_vector(x, token, columns, WIDTH):
+    """Load the numbers of a token in float32; 0 for padded columns."""
+    return tl.load(x + token * WIDTH + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
 
 
-def _launch(kernel: Any, state: Tensor, inputs: ScanInputs, others: tuple[Tensor | None, ...]) -> None:
-    batch, heads, features, value_dim = *state.shape[:3], state.shape[3] - 1
-    kernel[(batch * heads,)](
-        *inputs[:5],
-        *others,
-        inputs.q.shape[2],
-        heads,
-        features,
-        value_dim,
-        BLOCK_F=next_power_of_2(features),
-        BLOCK_V=next_power_of_2(value_dim),
-    )
+@triton.jit
+def load_gate(log_decay, document_starts, token, start, columns, F):
+    """Load what each channel keeps at a token: nothing where a document starts."""
+    gate = tl.exp(load_vector(log_decay, token, columns, F))
+    if document_starts is not None:
+        gate = tl.where(tl.load(document_starts + start) != 0, 0.0, gate)
+    return gate
 
 
-def _contiguous(inputs: ScanInputs) -> ScanInputs:
-    starts = None if inputs.document_starts is None else inputs.document_starts.to(torch.uint8).contiguous()
-    q, k, v = (x.contiguous() for x in inputs[:3])
-    assert inputs.log_decay is not None
-    return ScanInputs(q, k, v, starts, inputs.log_decay.contiguous())
+@triton.jit
+def decayed(x, gate):
+    """Return x times its gate, and 0 for a gate of 0, whatever x is."""
+    return tl.where(gate > 0, x * gate, 0.0)
 
 
-def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+@triton.jit
+def load_output_grads(dy, y, denominators, token, values, V):
+    """Load dn, and dm, which is 0 where m was bounded."""
+    denominator = tl.load(denominators + token)
+    dn = load_vector(dy, token, values, V) / denominator
+    dm = -tl.sum(dn * load_vector(y, token, values, V), 0)
+    return dn, tl.where(denominator > MIN_DENOMINATOR, dm, 0.0)
+
+
+@triton.jit
+def recurrence(
+    fq,
+    fk,
+    v,
+    document_starts,
+    log_decay,
+    before,
+    after,
+    y,
+    denominators,
+    dy,
+    dfq,
+    T,
+    H,
+    F,
+    V,
+    BLOCK_F: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """The outputs, their denominators and the state after; given `dy`, the gradients of queries in place of both."""
+    line = tl.program_id(0).to(tl.int64)
+    features, values = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_V)
+    S, z = load_state(before, line, 0, 1, F, V, BLOCK_F, BLOCK_V)
+    for t in range(T):
+        token, start = line * T + t, line // H * T + t
+        gate = load_gate(log_decay, document_starts, token, start, features, F)
+        key, query = load_vector(fk, token, features, F), load_vector(fq, token, features, F)
+        S = decayed(S, gate[:, None]) + key[:, None] * load_vector(v, token, values, V)[None, :]
+        z = decayed(z, gate) + key
+        if dy is None:
+            denominator = tl.sum(query * z, 0)
+            denominator = tl.where(denominator < MIN_DENOMINATOR, MIN_DENOMINATOR, denominator)
+            numerator = tl.sum(query[:, None] * S, 0)
+            tl.store(y + token * V + values, numerator / denominator, mask=values < V)
+            tl.store(denominators + token, denominator)
+        else:
+            dn, dm = load_output_grads(dy, y, denominators, token, values, V)
+            tl.store(dfq + token * F + features, tl.sum(S * dn[None, :], 1) + z * dm, mask=features < F)
+    store_state(after, S, z, line, 0, 1, F, V, BLOCK_F, BLOCK_V)
+
+
+@triton.jit
+def recurrence_backwards(
+    fq,
+    fk,
+    v,
+    document_starts,
+    log_decay,
+    dafter,
+    dbefore,
+    y,
+    denominators,
+    dy,
+    dfk,
+    dv,
+    T,
+    H,
+    F,
+    V,
+    BLOCK_F: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """The gradients of keys, values and the state before, from the last token to the first."""
+    line = tl.program_id(0).to(tl.int64)
+    features, values = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_V)
+    dS, dz = load_state(dafter, line, 0, 1, F, V, BLOCK_F, BLOCK_V)
+    for step in range(T):
+        token, start = line * T + T - 1 - step, line // H * T + T - 1 - step
+        dn, dm = load_output_grads(dy, y, denominators, token, values, V)
+        query, key = load_vector(fq, token, features, F), load_vector(fk, token, features, F)
+        dS += query[:, None] * dn[None, :]
+        dz += query * dm
+        of_key = tl.sum(dS * load_vector(v, token, values, V)[None, :], 1) + dz
+        tl.store(dfk + token * F + features, of_key, mask=features < F)
+        tl.store(dv + token * V + values, tl.sum(dS * key[:, None], 0), mask=values < V)
+        gate = load_gate(log_decay, document_starts, token, start, features, F)
+        dS, dz = decayed(dS, gate[:, None]), decayed(dz, gate)
+    store_state(dbefore, dS, dz, line, 0, 1, F, V, BLOCK_F, BLOCK_V)

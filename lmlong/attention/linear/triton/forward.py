@@ -7,7 +7,7 @@ of the GPU is busy. Letters are those of `tiles.py`.
 import triton
 import triton.language as tl
 
-from lmlong.attention.linear import autograd
+from lmlong.attention.linear import naive
 from lmlong.attention.linear.triton.tiles import (
     TILE,
     cumulative_decay,
@@ -23,7 +23,7 @@ from lmlong.attention.linear.triton.tiles import (
     store_tile,
 )
 
-MIN_DENOMINATOR: tl.constexpr = tl.constexpr(autograd.MIN_DENOMINATOR)
+MIN_DENOMINATOR: tl.constexpr = tl.constexpr(naive.MIN_DENOMINATOR)
 
 
 @triton.jit

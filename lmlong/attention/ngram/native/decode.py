@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lmlong.attention.ngram.hashing import NO_NGRAM
-from lmlong.attention.ngram.native.library import INTEGERS
+from lmlong.attention.ngram.native.kernel import INTEGERS
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState
 from lmlong.attention.ngram.step import make_room
-from lmlong.native.decode.kind import DecodeKind, Packer, floats, integers, structure
-from lmlong.native.decode.structures import Gate, ints, pointers
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import Gate, ints, pointers, structure
 from lmlong.recipe import MAX_NGRAM
 
 
@@ -28,12 +28,8 @@ class NgramDecode(DecodeKind[NgramState]):
         ("read_gate", Gate),
         *pointers("number_weight", "raw_smoothing"),
     )
-    state = structure(
-        "NgramAttention::State",
-        *pointers("S", "number", "ngram", "waiting_ngram", "waiting_v", "recent_ngram", "recent_v"),
-    )
-    inputs = (("ngram", "read_gate"),)
-    integers = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM})
+    state = structure("NgramAttention::State", *pointers(*NgramState._fields))
+    constants = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         spec = packer.open(attention, "ngram")
@@ -42,24 +38,12 @@ class NgramDecode(DecodeKind[NgramState]):
         weights = (packer.floats(attention, spec.weights[name]) for name in ("number_weight", "raw_smoothing"))
         return self.weights(spec.options["rows"], sizes, gate, *weights)
 
-    def fields(self, state: NgramState) -> tuple[int, ...]:
-        return tuple([x.data_ptr() for x in state])
-
-    def as_native(self, state: NgramState) -> NgramState:
-        S, number, ngram, waiting_ngram, waiting_v, recent_ngram, recent_v = state
-        table = floats(S), integers(number, torch.int32), integers(ngram)
-        waiting = integers(waiting_ngram), floats(waiting_v)
-        return NgramState(*table, *waiting, integers(recent_ngram), floats(recent_v))
-
     def each_written(self, change: Callable[[Tensor], Tensor], state: NgramState) -> NgramState:
         """Change the recent values alone: a step writes neither to the table nor to the waiting values."""
         return NgramState(*state[:5], *map(change, state[5:]))
 
     def with_room(self, state: NgramState, full: bool) -> NgramState:
-        return make_room(state) if full else state
-
-    def is_full(self, state: NgramState) -> bool:
-        return bool((state.recent_ngram[..., 0] != NO_NGRAM).any())
+        return make_room(state) if full and bool((state.recent_ngram[..., 0] != NO_NGRAM).any()) else state
 
 
 DECODE = NgramDecode()

@@ -4,30 +4,63 @@ B batch, H heads, T time, V value dim, R rows.
 """
 
 import ctypes
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmlong.attention.ngram.hashing import NO_NGRAM
-from lmlong.attention.ngram.native.library import NgramJob, library
-from lmlong.attention.ngram.scan import scan as scan_by_torch
+from lmlong.attention.ngram.hashing import BITS, GOLDEN, MULTIPLIER, NO_NGRAM
+from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import NgramState, untouched_zeros
+from lmlong.native.build import Shared, compiled
 from lmlong.native.threads import run_on_threads
 
-
-def scan(
-    v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
-) -> tuple[Tensor, Tensor, NgramState]:
-    """Run the scan by native code, or by torch for other devices and dtypes and without a compiler."""
-    if v.device.type != "cpu" or state.S.dtype != torch.float32 or (functions := library()) is None:
-        return scan_by_torch(v, hashes, document_starts, state)
-    sums, numbers, S, number, ngram = _NgramScan.apply(functions, v.float(), hashes, document_starts, *state[:3])
-    return sums, numbers, state._replace(S=S, number=number, ngram=ngram)
+CODE = Path(__file__).parent
+INTEGERS = {"HASH_BITS": BITS, "HASH_MULTIPLIER": MULTIPLIER, "HASH_GOLDEN": GOLDEN, "NO_NGRAM": NO_NGRAM}
 
 
-class _NgramScan(torch.autograd.Function):
+class NgramJob(ctypes.Structure):
+    """The arguments of a scan; its fields are explained in scan.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("lines", "heads", "time", "value_dim", "rows")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                *("hashes", "document_starts", "v", "sums", "numbers", "cleared"),
+                *("S_before", "number_before", "ngram_before", "S_after", "number_after", "ngram_after"),
+                *("dsums", "dv", "dS"),
+            )
+        ),
+        *((name, ctypes.c_int64) for name in ("lines_begun", "invalid")),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the library, compiled at its first use on a machine; None where it cannot be."""
+    shared = Shared({}, [], [NgramJob], INTEGERS)
+    return compiled(CODE, shared, "n-gram attention is computed by torch, slower")
+
+
+class NativeNgram(SortKernel):
+    """The lookup of many n-grams by native code, or by torch for other devices and dtypes and without a compiler."""
+
+    name = "native"
+
+    def read(
+        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
+    ) -> tuple[Tensor, Tensor, NgramState]:
+        if v.device.type != "cpu" or state.S.dtype != torch.float32 or (functions := library()) is None:
+            return super().read(v, hashes, document_starts, state)
+        sums, numbers, S, number, ngram = _Lookup.apply(functions, v.float(), hashes, document_starts, *state[:3])
+        return sums, numbers, state._replace(S=S, number=number, ngram=ngram)
+
+
+class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -1,6 +1,6 @@
 // n-gram attention over many tokens and its gradient: one row of the state is written and one read for each token.
 //
-// H heads, T time, V value dim, R rows. Constants that are not defined here come from library.py, by shared.h.
+// H heads, T time, V value dim, R rows. Constants that are not defined here come from kernel.py, by shared.h.
 
 #include <algorithm>
 #include <cstdint>
@@ -70,10 +70,10 @@ struct Line {
                 }
             }
             const Int ngram = read(t), at = ngram == NO_NGRAM ? 0 : state_row(ngram);
-            const bool found = ngram != NO_NGRAM && job.ngram_after[at] == ngram;
+            const bool matches = ngram != NO_NGRAM && job.ngram_after[at] == ngram;
             float* sums = job.sums + token(t);
-            job.numbers[index * job.time + t] = found ? job.number_after[at] : 0;
-            if (found)
+            job.numbers[index * job.time + t] = matches ? job.number_after[at] : 0;
+            if (matches)
                 std::copy_n(job.S_after + at * V, V, sums);
             else
                 std::fill_n(sums, V, 0.0f);
@@ -127,17 +127,14 @@ struct Line {
     static constexpr Int AHEAD = 8;
 };
 
-// Run by several workers at once: each takes line after line
 void run_lines(NgramJob* job, void (Line::*pass)() const) {
-    while (true) {
-        const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
-        if (index >= job->lines) return;
+    each_line(job, [&](Int index) {
         const Line line(*job, index);
         if (line.has_rows())
             (line.*pass)();
         else
             __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
-    }
+    });
 }
 
 }  // namespace

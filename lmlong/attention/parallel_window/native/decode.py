@@ -10,11 +10,8 @@ from torch import Tensor, nn
 
 from lmlong.attention.parallel_window.state import ParallelState
 from lmlong.attention.window.native.decode import DECODE as WINDOW
-from lmlong.native.decode.kind import DecodeKind, Packer, structure
-from lmlong.native.decode.structures import Gate
-
-SHARE = "window_share"
-ROTATED = ("rotated_q", "rotated_k")
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import Gate, structure
 
 
 class ParallelWindowDecode(DecodeKind[ParallelState]):
@@ -32,7 +29,6 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
             ("share", Gate),
         )
         self.state = structure(f"{self.name}::State", ("recurrence", recurrence.state), ("window", WINDOW.state))
-        self.inputs = [(*names, SHARE, *ROTATED) for names in recurrence.inputs]
 
     @property
     def headers(self) -> Mapping[str, Path]:
@@ -42,7 +38,7 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
         both = packer.open(attention, "parallel_window")
         recurrence = self.recurrence.pack(packer, both.parts["recurrence"], gates)
         window = WINDOW.pack(packer, both.parts["window"], {})
-        return self.weights(recurrence, window, packer.gate(gates[SHARE], "sigmoid", attention.heads))
+        return self.weights(recurrence, window, packer.gate(gates["window_share"], "sigmoid", attention.heads))
 
     def fields(self, state: ParallelState) -> Sequence[int]:
         return *self.recurrence.fields(state.recurrence), *WINDOW.fields(state.window)

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from lmlong.attention.softmax.state import KeyValues, KVCache, with_room
-from lmlong.native.decode.kind import DecodeKind, Packer, floats, structure
-from lmlong.native.decode.structures import ints, pointers
+from lmlong.native.decode.kind import DecodeKind, Packer, native
+from lmlong.native.decode.structures import ints, pointers, structure
+
+KEY_VALUES = structure("KeyValues", *pointers(*KeyValues._fields))
 
 
 class SoftmaxDecode(DecodeKind[KVCache]):
@@ -19,10 +21,8 @@ class SoftmaxDecode(DecodeKind[KVCache]):
     weights = structure("SoftmaxAttention::Weights")
     state = structure(
         "SoftmaxAttention::State",
-        *pointers("keys", "values", "current"),
-        *ints("recent"),
-        *pointers("settled_keys", "settled_values", "settled_current"),
-        *ints("settled"),
+        *((name, KEY_VALUES) for name in KVCache._fields),
+        *ints("settled_size", "recent_size"),
     )
     grows = True
 
@@ -30,11 +30,12 @@ class SoftmaxDecode(DecodeKind[KVCache]):
         packer.open(attention, "softmax_attention")
         return self.weights()
 
-    def fields(self, state: KVCache) -> tuple[int, ...]:
-        return *_fields(state.recent), *_fields(state.settled)
+    def fields(self, state: KVCache) -> list[int]:
+        addresses = [x.data_ptr() for part in state for x in part]
+        return [*addresses, state.settled.k.shape[2], state.recent.k.shape[2]]
 
     def as_native(self, state: KVCache) -> KVCache:
-        return KVCache(*(KeyValues(floats(k), floats(v), current.contiguous()) for k, v, current in state))
+        return self.each_written(native, state)
 
     def each_written(self, change: Callable[[Tensor], Tensor], state: KVCache) -> KVCache:
         return KVCache(*(KeyValues(*map(change, part)) for part in state))
@@ -53,10 +54,6 @@ class SoftmaxDecode(DecodeKind[KVCache]):
 
     def with_room(self, state: KVCache, full: bool) -> KVCache:
         return with_room(state)
-
-
-def _fields(cache: KeyValues) -> tuple[int, ...]:
-    return cache.k.data_ptr(), cache.v.data_ptr(), cache.current.data_ptr(), cache.k.shape[2]
 
 
 DECODE = SoftmaxDecode()

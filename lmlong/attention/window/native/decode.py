@@ -8,26 +8,18 @@ from typing import Any
 from torch import nn
 
 from lmlong.attention.window.state import WindowState
-from lmlong.native.decode.kind import DecodeKind, Packer, floats, structure
-from lmlong.native.decode.structures import ints, pointers
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import ints, pointers, structure
 
 
 class WindowDecode(DecodeKind[WindowState]):
     name = "WindowAttention"
     header = Path(__file__).with_suffix(".h")
     weights = structure("WindowAttention::Weights", *ints("window"))
-    state = structure("WindowAttention::State", *pointers("keys", "values", "current"))
+    state = structure("WindowAttention::State", *pointers(*WindowState._fields))
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         return self.weights(packer.open(attention, "window").options["window"])
-
-    def fields(self, state: WindowState) -> tuple[int, ...]:
-        k, v, current = state
-        return k.data_ptr(), v.data_ptr(), current.data_ptr()
-
-    def as_native(self, state: WindowState) -> WindowState:
-        k, v, current = state
-        return WindowState(floats(k), floats(v), current.contiguous())
 
 
 DECODE = WindowDecode()

@@ -1,0 +1,124 @@
+"""n-gram attention over many tokens by torch: tokens are sorted by row, and summed within runs of one n-gram.
+
+B batch, H heads, T time, V value dim, R rows.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
+from lmlong.attention.ngram.state import NgramState, rows_at
+
+
+class _Runs(NamedTuple):
+    """Tokens sorted by the row of the n-gram that ends with each, from the one before the first token on."""
+
+    order: Tensor  # (B, H, 1 + T) the tokens in the order of their rows, and in a row of their time
+    row: Tensor  # (B, H, 1 + T) all others are in this order
+    begins: Tensor  # where a run of the same n-gram begins
+    first: Tensor  # the run that continues what the state before has in its row
+    last: Tensor  # the last that is written to its row, of those that the state after has
+    begun: Tensor  # (B,) whether a document has begun, so that the state before no longer counts
+
+
+class SortKernel:
+    """The lookup of many n-grams by torch."""
+
+    name = "torch"
+
+    def read(
+        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
+    ) -> tuple[Tensor, Tensor, NgramState]:
+        """Return the sum (B, H, T, V) and the number (B, H, T) of the values in the row that each token reads, and the
+        state after. All that the state has must be in its table.
+
+        What follows an n-gram is the value of the next token: the tokens that end with one n-gram, in the order of
+        time, read what the earlier of them have written.
+        """
+        written, _ = hashes.unbind(-1)
+        buckets = state.number.shape[-1]
+        runs, ngrams = _sorted(hashes, document_starts, buckets)
+        follows = torch.cat([v.to(state.S.dtype), v.new_ones(v.shape[:3], dtype=state.S.dtype)[..., None]], dim=-1)
+        follows = follows.masked_fill((written == NO_NGRAM)[..., None], 0)
+        follows = pad(follows, (0, 0, 0, 1)).gather(2, rows_at(runs.order, follows))
+        carried = torch.cat([state.S, state.number[..., None].to(state.S.dtype)], dim=-1)
+        carried = carried.gather(2, rows_at(runs.row, follows))
+        is_carried = runs.first & (state.ngram.gather(2, runs.row) == ngrams)
+        carried = carried.masked_fill(~is_carried[..., None], 0)
+        before = torch.where(runs.begins[..., None], carried, follows.roll(1, dims=2))
+        before = _SegmentedSum.apply(before, runs.begins.cumsum(-1))
+        after = before + follows
+        in_time = runs.order.argsort(dim=-1)[..., 1:]
+        read = before.gather(2, rows_at(in_time, before)).masked_fill((hashes[..., 1] == NO_NGRAM)[..., None], 0)
+        return read[..., :-1], read[..., -1], _state_after(state, runs, ngrams, after)
+
+
+def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tuple[_Runs, Tensor]:
+    """Return the runs, and the n-gram of each token in their order."""
+    written, read = hashes.unbind(-1)
+    ngrams = torch.cat([written[..., :1], read], dim=-1)
+    writes = pad(written != NO_NGRAM, (0, 1))
+    document = torch.zeros_like(ngrams[:, 0])
+    if document_starts is not None:
+        document = pad(document_starts.long().cumsum(1), (1, 0))
+    last = document[:, -1:, None].mT
+    rows = row_of(ngrams, buckets)
+    document = document[:, None].expand_as(ngrams)
+    group, order = torch.where(ngrams == NO_NGRAM, -1, document * buckets + rows).sort(dim=-1, stable=True)
+    ngrams, writes, document = (x.gather(-1, order) for x in (ngrams, writes, document))
+    new_row = pad(group[..., 1:] != group[..., :-1], (1, 0), value=True)
+    begins = new_row | pad(ngrams[..., 1:] != ngrams[..., :-1], (1, 0), value=True)
+    run = begins.cumsum(-1)
+    of_row = run - torch.where(new_row, run, 0).cummax(-1).values  # the number of the run in its row
+    more = pad(writes[..., 1:] & ~new_row[..., 1:], (0, 1))
+    has_row = group >= 0
+    runs = _Runs(
+        order,
+        group.clamp_min(0) % buckets,
+        begins,
+        has_row & (of_row == 0) & (document == 0),
+        has_row & writes & ~more & (document == last),
+        last[:, 0, 0] > 0,
+    )
+    return runs, ngrams
+
+
+def _state_after(state: NgramState, runs: _Runs, ngrams: Tensor, after: Tensor) -> NgramState:
+    batch, head, position = runs.last.nonzero(as_tuple=True)
+    at = (batch, head, runs.row[batch, head, position])
+    sums = after[batch, head, position]
+    begun = runs.begun[:, None, None]
+    return state._replace(
+        S=state.S.masked_fill(begun[..., None], 0).index_put(at, sums[:, :-1]),
+        number=state.number.masked_fill(begun, 0).index_put(at, sums[:, -1].detach().to(state.number.dtype)),
+        ngram=state.ngram.masked_fill(begun, NO_NGRAM).index_put(at, ngrams[batch, head, position]),
+    )
+
+
+class _SegmentedSum(torch.autograd.Function):
+    """The sums (..., T, V) of what is up to each position in its segment; numbers of segments (..., T) never fall."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, segments: Tensor) -> Tensor:
+        ctx.save_for_backward(segments)
+        return _segmented_sum(x, segments)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (segments,) = ctx.saved_tensors
+        return _segmented_sum(grad.flip(-2), segments.flip(-1)).flip(-2), None
+
+
+def _segmented_sum(x: Tensor, segments: Tensor) -> Tensor:
+    """By doubling (Hillis and Steele 1986): the sum of 2, 4, 8 ... places, so that an error does not grow with T."""
+    distance, time = 1, segments.shape[-1]
+    while distance < time:
+        same = segments[..., distance:] == segments[..., :-distance]
+        x = x + pad(x[..., :-distance, :].masked_fill(~same[..., None], 0), (0, 0, distance, 0))
+        distance *= 2
+    return x

@@ -1,0 +1,12 @@
+"""A call that torch.compile does not trace. Importing this module loads the compiler, which takes a second."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+@torch.compiler.disable
+def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function beside what torch compiles: it would unroll the loop over spans, and cannot trace native code."""
+    return function(*arguments)

@@ -1,0 +1,148 @@
+"""The candidates of the speed benchmarks: attentions alone, and whole models in training and generation.
+
+B batch, H heads, T time.
+"""
+
+import copy
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from lmlong import recipe
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.inputs import draw_inputs
+from lmlong.attention.registry import CAUSAL
+from lmlong.bench.speed import Candidate
+from lmlong.inference.session import Session, append_token, next_logits, prefill
+from lmlong.model.fast_step import make_fast_step, why_no_fast_step
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import state_bytes
+from lmlong.recipe.candidates import single_kinds
+from lmlong.training.optimizer import make_optimizer
+from lmlong.training.prepare import check_kernel, set_kernel
+
+FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
+
+
+class AttentionShape(NamedTuple):
+    rows: int
+    heads: int
+    width: int  # of a head
+    forward_only: bool
+
+
+def attention_candidate(
+    name: str, precision: str, length: int, shape: AttentionShape, device: torch.device
+) -> Candidate:
+    """Return an attention on random inputs of one length; `softmax` is that of torch."""
+    torch.manual_seed(0)
+    size = (shape.rows, shape.heads, length, shape.width)
+    q, k, v, grad = (torch.randn(size, dtype=FORMATS[precision], device=device) for _ in range(4))
+    attention = build_attention(name, shape).to(device)
+    drawn = draw_inputs(attention.inputs, shape.rows, length, torch.Generator().manual_seed(0))
+    more = {name: x.to(device) for name, x in drawn.items()}
+    inputs = [q, k, v, *(x for x in more.values() if x.is_floating_point())]
+    if not shape.forward_only:
+        inputs = [x.requires_grad_() for x in inputs]
+
+    growth = 2 if attention.state_growth == "per token" else 1
+
+    def attend() -> Tensor:
+        if name == "softmax":
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+        return attention(q, k, v, attention.init_state(shape.rows, device, q.dtype), None, more)[0]
+
+    def work() -> object:
+        if shape.forward_only:
+            with torch.no_grad():
+                return attend()
+        return torch.autograd.grad(attend(), inputs, grad)
+
+    input_bytes, output_bytes = sum(x.nbytes for x in inputs), v.nbytes
+    if shape.forward_only:
+        return Candidate(work, shape.rows * length, input_bytes, input_bytes + output_bytes, growth)
+    return Candidate(work, shape.rows * length, input_bytes + grad.nbytes, 2 * (input_bytes + output_bytes), growth)
+
+
+def build_attention(name: str, shape: AttentionShape) -> CausalAttention:
+    options = recipe.Attention(**single_kinds()[name])  # type: ignore[arg-type]
+    kind = options.kind
+    assert isinstance(kind, str)
+    return CAUSAL[kind](shape.heads, shape.width, shape.width, options)
+
+
+GENERATED = 16
+"""Tokens that one pass generates."""
+
+
+def build_model(name: str, options: recipe.Recipe, device: torch.device) -> LanguageModel:
+    """Return the recipe's model with another attention in all layers and random weights, with the recipe's kernel."""
+    check_kernel(options.training.kernel, device)
+    changes: dict[str, object] = dict(single_kinds()[name])
+    attention = options.model.attention.model_copy(update=changes)
+    torch.manual_seed(options.seed)
+    model = LanguageModel(
+        options.model.model_copy(update={"attention": attention}),
+        options.text.tokenizer.most_tokens,
+        options.training.activation_checkpointing,
+    )
+    set_kernel(model, options.training.kernel)
+    return model.to(device)
+
+
+def training_candidate(
+    name: str, precision: str, length: int, options: recipe.Recipe, device: torch.device
+) -> Candidate:
+    """Return a training step on one row of random tokens: forward, backward, clipping, optimizer. It returns the loss
+    and the norm of the gradient."""
+    model = build_model(name, options, device)
+    optimizer = make_optimizer(model, options.training)
+    tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
+    dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(precision)
+    segment = options.training.segment if model.constant_state else None
+
+    def step() -> Tensor:
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            nll, _ = model.loss(tokens[:, :-1], tokens[:, 1:], segment=segment)
+        loss = nll / length
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.training.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.stack([loss.detach(), norm])
+
+    return Candidate(step, length, 0, 0, growth=1 if model.constant_state else 2)
+
+
+class GenerationCandidates:
+    """Candidates that generate text; each model is built and compiled once, for all lengths of the prompt."""
+
+    def __init__(self, options: recipe.Recipe, device: torch.device, compiled: bool):
+        self.options, self.device, self.compiled = options, device, compiled
+        self.model = lru_cache(maxsize=None)(self._model)
+
+    def candidate(self, name: str, precision: str, length: int) -> Candidate:
+        """Return the generation of GENERATED tokens after a prompt, which is prefilled here."""
+        model = self.model(name, precision)
+        prompt = torch.randint(model.embedding.num_embeddings, (length,)).tolist()
+        after_prompt: list[Session] = [prefill(model, [prompt])]
+
+        def generate() -> None:
+            session = after_prompt[0]
+            for _ in range(GENERATED):
+                logits, state = next_logits(model, session)
+                session = append_token(session, state, logits.argmax(-1))
+
+        generate()  # captures the graph
+        return Candidate(generate, GENERATED, state_bytes(after_prompt[0].state), 0, growth=0, measured=False)
+
+    def _model(self, name: str, precision: str) -> LanguageModel:
+        model = copy.deepcopy(build_model(name, self.options, self.device)).eval()
+        if precision != "32":
+            model.quantize({"bf16": torch.bfloat16, "int8": torch.int8}[precision])
+        if self.compiled and why_no_fast_step(model) is None:
+            model.fast_step = make_fast_step(model)
+        return model

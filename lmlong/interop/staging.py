@@ -1,0 +1,25 @@
+"""A folder that is written whole or not at all."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lmlong.io.system_errors import explain_errors
+
+
+@contextmanager
+def staged_folder(folder: Path, consequence: str) -> Iterator[Path]:
+    """Yield an empty folder that becomes `folder`, which is missing or empty, unless an error is raised; errors of the
+    system are reported with their `consequence`."""
+    staged = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        with explain_errors(folder, consequence):
+            staged.mkdir(parents=True)
+            yield staged
+            if folder.exists():
+                folder.rmdir()
+            staged.rename(folder)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)

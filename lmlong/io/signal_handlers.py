@@ -1,0 +1,56 @@
+"""Signal handlers that hold within a block of code, and are put back after it."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
+from typing import Any
+
+HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
+
+
+def signals_named(*names: str) -> tuple[int, ...]:
+    """Return the signals of these names that this system has."""
+    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+USER_DEFINED = signals_named("SIGUSR1", "SIGUSR2")
+
+
+class Handlers:
+    """Handle signals by a function within a `with` block; afterwards the handlers from before are back.
+
+    Only the main thread receives signals, so in another thread this changes nothing. SIGHUP stays ignored where it is,
+    as under nohup, and a program keeps its own handlers of SIGUSR1 and SIGUSR2, whose meaning programs define.
+    """
+
+    def __init__(self, numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> None:
+        self.numbers, self.receive = tuple(numbers), receive
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Handlers":
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in self.numbers}
+            self._before = {number: handler for number, handler in handlers.items() if _is_free(number, handler)}
+        self.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def install(self) -> None:
+        """Set the handlers, again where other code has replaced them within the block."""
+        for number in self._before:
+            signal.signal(number, self.receive)
+
+
+def _is_free(number: int, handler: Any) -> bool:
+    """Return whether a handler may be replaced."""
+    if handler is None:  # not set by Python, so it could not be put back
+        return False
+    is_ignored = number == HANGUP and handler == signal.SIG_IGN
+    is_taken = number in USER_DEFINED and handler != signal.SIG_DFL
+    return not is_ignored and not is_taken

@@ -1,0 +1,27 @@
+"""States as nested tuples of tensors."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+State = TypeVar("State")
+
+
+def state_tensors(state: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors of a state, however its tuples are nested."""
+    if isinstance(state, Tensor):
+        yield state
+    elif state is not None:
+        for part in state:
+            yield from state_tensors(part)
+
+
+def map_state(change: Callable[[Tensor], Tensor], state: State) -> State:
+    """Return a state of the same structure with `change` applied to each tensor."""
+    if isinstance(state, Tensor):
+        return change(state)  # type: ignore[return-value]
+    if state is None:
+        return state
+    parts = [map_state(change, part) for part in state]  # type: ignore[attr-defined]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)  # type: ignore[return-value]

@@ -1,0 +1,178 @@
+"""Bytes come as soon as they are there, from pipes and from files that grow, are moved, cut or gone."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lmlong.io.incoming_bytes import QUIET, FilePosition, follow_file, read_available
+
+
+def test_a_pipe_gives_what_is_there_and_tells_once_that_it_is_quiet() -> None:
+    reader, writer = os.pipe()
+    found = read_available(reader, 0.05)
+    os.write(writer, b"one")
+    assert next(found) == b"one"
+    assert next(found) == QUIET
+    threading.Timer(0.3, os.write, (writer, b"two")).start()
+    assert next(found) == b"two"  # and no second QUIET before it
+    os.close(writer)
+    assert [*found] == []
+    os.close(reader)
+
+
+def test_without_a_time_nothing_is_told_of_quiet() -> None:
+    reader, writer = os.pipe()
+    threading.Timer(0.3, os.close, (writer,)).start()
+    os.write(writer, b"one")
+    assert [*read_available(reader, None)] == [b"one"]
+    os.close(reader)
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[tuple[Path, Iterator[bytes]]]:
+    path = tmp_path / "app.log"
+    path.write_bytes(b"first\n")
+    yield path, follow_file(path, None, poll=0.01)
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_what_is_appended_follows(followed: tuple[Path, Iterator[bytes]]) -> None:
+    path, found = followed
+    assert next(found) == b"first\n"
+    append(path, b"second\n")
+    assert next(found) == b"second\n"
+
+
+def test_a_file_that_is_replaced_is_read_to_its_end_first(followed: tuple[Path, Iterator[bytes]]) -> None:
+    path, found = followed
+    assert next(found) == b"first\n"
+    append(path, b"last of the old\n")
+    path.rename(path.with_name("app.log.1"))
+    path.write_bytes(b"first of the new\n")
+    append(path.with_name("app.log.1"), b"after the move\n")
+    both = next(found)
+    while b"new" not in both:
+        both += next(found)
+    assert both == b"last of the old\nafter the move\nfirst of the new\n"
+
+
+def test_a_file_that_is_cut_is_read_from_its_beginning(followed: tuple[Path, Iterator[bytes]]) -> None:
+    path, found = followed
+    assert next(found) == b"first\n"
+    path.write_bytes(b"new\n")
+    assert next(found) == b"new\n"
+
+
+def test_a_file_that_is_gone_is_waited_for(followed: tuple[Path, Iterator[bytes]]) -> None:
+    path, found = followed
+    assert next(found) == b"first\n"
+    path.unlink()
+    threading.Timer(0.2, path.write_bytes, (b"back\n",)).start()
+    assert next(found) == b"back\n"
+
+
+def test_a_file_goes_on_where_its_reading_ended(tmp_path: Path) -> None:
+    path, position = tmp_path / "app.log", FilePosition()
+    path.write_bytes(b"first\nsecond\n")
+    found = follow_file(path, None, poll=0.01, position=position)
+    next(found)
+    found.close()
+    append(path, b"third\n")
+    again = follow_file(path, None, poll=0.01, position=position)
+    assert next(again) == b"third\n"
+    again.close()
+    assert position.offset == 19 and bytes.fromhex(position.last) == path.read_bytes()
+
+
+@pytest.mark.parametrize("data", [b"other\nsecond\nthird\n", b"cut\n", b""])
+def test_another_file_of_that_number_is_read_from_its_beginning(tmp_path: Path, data: bytes) -> None:
+    path, position = tmp_path / "app.log", FilePosition()
+    path.write_bytes(b"first\nsecond\n")
+    with path.open("rb", buffering=0) as file:
+        file.read()
+        position.note(file)
+        assert position.seek(file) and file.tell() == 13
+    path.write_bytes(data)  # keeps its number
+    with path.open("rb", buffering=0) as file:
+        assert not position.seek(file) and file.read() == data
+
+
+def test_a_pipe_has_no_place() -> None:
+    reader, writer = os.pipe()
+    position = FilePosition()
+    with open(reader, "rb", buffering=0) as file:
+        position.note(file)  # type: ignore[arg-type]
+        assert position == FilePosition() and not position.seek(file)  # type: ignore[arg-type]
+    os.close(writer)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_wait_that_is_interrupted_loses_nothing(tmp_path: Path) -> None:
+    """What interrupts reaches waits alone, and what was there before it is told."""
+    waits = 0
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        nonlocal waits
+        waits += 1
+        if waits == 3:
+            raise Interrupted
+        yield
+
+    reader, writer = os.pipe()
+    os.write(writer, b"one")
+    found = read_available(reader, 0.01, waiting)
+    assert [next(found), next(found)] == [b"one", QUIET]
+    os.write(writer, b"two")
+    with pytest.raises(Interrupted):
+        next(found)
+    assert os.read(reader, 10) == b"two"
+    os.close(writer)
+    os.close(reader)
+
+
+def test_a_file_that_is_moved_again_while_it_is_opened_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "app.log"
+    path.write_bytes(b"first\n")
+    found = follow_file(path, None, poll=0.001)
+    assert next(found) == b"first\n"
+    gone = threading.Event()
+
+    def rotate() -> None:
+        for _ in range(200):
+            path.unlink(missing_ok=True)
+            path.write_bytes(b"x\n")
+        path.unlink()
+        path.write_bytes(b"last\n")
+        gone.set()
+
+    thread = threading.Thread(target=rotate)
+    thread.start()
+    seen = b""
+    while not seen.endswith(b"last\n"):
+        seen += next(found)
+    thread.join()
+    assert gone.is_set()
+    found.close()
+
+
+def test_a_followed_file_tells_once_that_it_is_quiet(tmp_path: Path) -> None:
+    path = tmp_path / "app.log"
+    path.write_bytes(b"first\n")
+    found = follow_file(path, 0.05, poll=0.01)
+    assert [next(found), next(found)] == [b"first\n", QUIET]
+    begun = time.monotonic()
+    threading.Timer(0.3, append, (path, b"second\n")).start()
+    assert next(found) == b"second\n" and time.monotonic() - begun > 0.2

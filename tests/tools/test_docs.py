@@ -1,0 +1,36 @@
+"""The reference pages are those that tools/docs.py writes from the code."""
+
+import re
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
+
+import docs  # noqa: E402
+
+
+@pytest.mark.parametrize("name", docs.PAGES)
+def test_the_generated_pages_are_up_to_date(name: str) -> None:
+    written = (docs.FOLDER / name).read_text(encoding="utf-8")
+    assert written == docs.PAGES[name](), f"docs/reference/{name} is out of date: run `python tools/docs.py`"
+
+
+def test_the_pages_have_every_command_option_and_public_name() -> None:
+    import lmlong
+    from lmlong.recipe.file import recipe_class
+    from lmlong.recipe.reference import reference
+
+    text = {name: page() for name, page in docs.PAGES.items()}
+    for name, command, _ in docs.leaves(docs.command_line, "lmlong"):
+        assert f"\n## {name}\n" in text["commands.md"]
+        for option in {each.opts[0] for each in command.params if isinstance(each, click.Option)}:
+            assert re.search(rf"[`>, ]{option}[`<, ]", text["commands.md"]), (name, option)
+    for option in reference(recipe_class()):
+        same = next((prefix for prefix in docs.SAME_SECTIONS if option.key.startswith(prefix)), None)
+        assert f"`{same[:-1] if same else option.key}`" in text["recipe-options.md"]
+    for name in lmlong.__all__:
+        assert f"\n### {name}\n" in text["python.md"]
