@@ -1,11 +1,12 @@
-"""The bodies of answers, in OpenAI's shapes: whole, and in pieces of a stream."""
+"""Response bodies in OpenAI's formats, whole and as chunks of a stream."""
 
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.serving.inbox import Batch
@@ -18,18 +19,18 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Return a text without surrogates, which a model may write and JSON cannot hold."""
+    """Replace surrogates, which a model may generate but JSON cannot contain."""
     return SURROGATES.sub("\ufffd", text)
 
 
 def finite(log_probability: float) -> float:
-    """Return a log-probability as OpenAI tells it, for JSON has no -inf."""
+    """Return a log-probability as OpenAI reports it: JSON has no -inf."""
     return max(log_probability, -9999.0)
 
 
 @dataclass
 class Piece:
-    """What was written of one text."""
+    """The generated part of one text."""
 
     text: str = ""
     tokens: list[WrittenToken] = field(default_factory=list)
@@ -38,7 +39,7 @@ class Piece:
 
 @dataclass
 class Usage:
-    """Tokens that were read and written; a prompt counts once, however many texts follow it."""
+    """Token counts of a request; a prompt counts once, whatever the number of its texts."""
 
     texts_of_a_prompt: int
     read: int = 0
@@ -62,116 +63,113 @@ class Usage:
 
 
 def pieces(batch: Batch) -> dict[int, Piece]:
-    """Return what a batch of events adds to each text."""
-    found: dict[int, Piece] = {}
+    """Return the piece that a batch of events adds to each text."""
+    by_text: dict[int, Piece] = {}
     for number, event in batch:
-        piece = found.setdefault(number, Piece())
+        piece = by_text.setdefault(number, Piece())
         piece.text += event.text
         if event.token is not None:
             piece.tokens.append(event.token)
         if event.end is not None:
             piece.reason = REASONS[event.end]
-    return found
+    return by_text
 
 
 def session_body(info: SessionInfo) -> dict[str, Any]:
-    """Return what clients are told of a session."""
+    """Return a session as JSON."""
     about = {"id": info.id, "object": "session", "parent": info.parent, "created": int(info.made)}
     return {**about, "tokens": info.tokens, "bytes": info.bytes, "tail": printable(info.tail)}
 
 
-class Shape(Protocol):
-    """How texts look in an answer."""
+class ResponseFormat(ABC):
+    """How the texts of one endpoint are represented; `alternatives` is None if log-probabilities are not requested."""
 
     kind: str
     chunk_kind: str
     prefix: str
 
+    def __init__(self, tokenizer: Tokenizer, alternatives: int | None):
+        self._tokenizer, self._alternatives = tokenizer, alternatives
+
+    @abstractmethod
     def choice(self, number: int, piece: Piece) -> dict[str, Any]:
         """Return a whole text."""
 
-    def beginning(self, number: int) -> dict[str, Any] | None:
-        """Return what begins a stream of a text, if anything does."""
+    def first_chunk(self, number: int) -> dict[str, Any] | None:
+        """Return the first chunk of a text in a stream, if the endpoint has one without content."""
+        return None
 
-    def deltas(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        """Iterate over what a stream tells of a piece."""
+    @abstractmethod
+    def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Iterate over the chunks of a piece in a stream."""
 
 
-class CompletionShape:
+class CompletionFormat(ResponseFormat):
     """/v1/completions"""
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, tokenizer: Tokenizer, alternatives: int | None):
-        self._tokenizer, self._alternatives = tokenizer, alternatives
-
     def choice(self, number: int, piece: Piece) -> dict[str, Any]:
-        log_probabilities = None if self._alternatives is None else self._told(piece.tokens)
+        log_probabilities = None if self._alternatives is None else self._log_probabilities(piece.tokens)
         text = printable(piece.text)
         return {"index": number, "text": text, "logprobs": log_probabilities, "finish_reason": piece.reason}
 
-    def beginning(self, number: int) -> None:
-        return None
-
-    def deltas(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
         yield self.choice(number, piece)
 
-    def _told(self, tokens: Sequence[WrittenToken]) -> dict[str, list]:
-        def named(likely: Iterable[TokenLikelihood]) -> dict[str, float]:
-            return {token_name(self._tokenizer, token): finite(value) for token, value in likely}
+    def _log_probabilities(self, tokens: Sequence[WrittenToken]) -> dict[str, list]:
+        def by_name(alternatives: Iterable[TokenLikelihood]) -> dict[str, float]:
+            return {token_name(self._tokenizer, token): finite(value) for token, value in alternatives}
 
         return {
             "tokens": [token_name(self._tokenizer, written.token) for written in tokens],
             "token_logprobs": [finite(written.log_probability) for written in tokens],
-            "top_logprobs": [named(written.alternatives) for written in tokens],
+            "top_logprobs": [by_name(written.alternatives) for written in tokens],
         }
 
 
-class ChatShape:
+class ChatFormat(ResponseFormat):
     """/v1/chat/completions"""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, tokenizer: Tokenizer, alternatives: int | None):
-        self._tokenizer, self._alternatives = tokenizer, alternatives
-
     def choice(self, number: int, piece: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": printable(piece.text), "refusal": None}
-        rest = {"logprobs": self._told(piece.tokens), "finish_reason": piece.reason}
+        rest = {"logprobs": self._log_probabilities(piece.tokens), "finish_reason": piece.reason}
         return {"index": number, "message": message, **rest}
 
-    def beginning(self, number: int) -> dict[str, Any]:
-        return self._delta(number, {"role": "assistant", "content": ""})
+    def first_chunk(self, number: int) -> dict[str, Any]:
+        return self._chunk(number, {"role": "assistant", "content": ""})
 
-    def deltas(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
         if piece.text or piece.tokens:
-            told = self._told(piece.tokens)
-            yield {**self._delta(number, {"content": printable(piece.text)}), "logprobs": told}
+            content = self._chunk(number, {"content": printable(piece.text)})
+            yield {**content, "logprobs": self._log_probabilities(piece.tokens)}
         if piece.reason is not None:
-            yield {**self._delta(number, {}), "finish_reason": piece.reason}
+            yield {**self._chunk(number, {}), "finish_reason": piece.reason}
 
-    def _delta(self, number: int, delta: dict[str, str]) -> dict[str, Any]:
+    def _chunk(self, number: int, delta: dict[str, str]) -> dict[str, Any]:
         return {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _told(self, tokens: Sequence[WrittenToken]) -> dict[str, list] | None:
+    def _log_probabilities(self, tokens: Sequence[WrittenToken]) -> dict[str, list] | None:
         if self._alternatives is None:
             return None
-        content = [
-            {**self._likely(written[:2]), "top_logprobs": [self._likely(likely) for likely in written.alternatives]}
-            for written in tokens
-        ]
-        return {"content": content}
+        return {
+            "content": [
+                {**self._entry(*written[:2]), "top_logprobs": [self._entry(*other) for other in written.alternatives]}
+                for written in tokens
+            ]
+        }
 
-    def _likely(self, likely: tuple[int, float]) -> dict[str, Any]:
-        token, value = likely
+    def _entry(self, token: int, log_probability: float) -> dict[str, Any]:
         data = list(self._tokenizer.decode_bytes([token]))
-        return {"token": token_name(self._tokenizer, token), "logprob": finite(value), "bytes": data}
+        return {"token": token_name(self._tokenizer, token), "logprob": finite(log_probability), "bytes": data}
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of a token; OpenAI's way to write bytes where they are no whole characters."""
+    """Return the text of a token, or OpenAI's notation of bytes that are not whole characters."""
     data = tokenizer.decode_bytes([token])
     if not data:
         names = {number: name for name, number in tokenizer.special.items()}
@@ -183,25 +181,29 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 class Envelope:
-    """What stands around the texts of one answer."""
+    """The fields of a response around its texts."""
 
-    def __init__(self, shape: Shape, model: str, fingerprint: str):
-        self.shape = shape
-        self._own = {"id": f"{shape.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+    def __init__(self, response_format: ResponseFormat, model: str, fingerprint: str):
+        self.format = response_format
+        self._own = {
+            "id": f"{response_format.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
         self._fingerprint = {"system_fingerprint": f"fp_{fingerprint[:12]}"}
 
-    def whole(self, found: dict[int, Piece], usage: Usage, session: SessionInfo | None) -> dict[str, Any]:
-        choices = [self.shape.choice(number, found[number]) for number in sorted(found)]
-        told = {"session": session_body(session)} if session else {}
-        return {**self._of(self.shape.kind), "choices": choices, "usage": usage.body(), **told}
+    def whole(self, texts: dict[int, Piece], usage: Usage, session: SessionInfo | None) -> dict[str, Any]:
+        choices = [self.format.choice(number, texts[number]) for number in sorted(texts)]
+        rest = {"session": session_body(session)} if session else {}
+        return {**self._of(self.format.kind), "choices": choices, "usage": usage.body(), **rest}
 
     def chunk(
         self, choice: dict[str, Any] | None, usage: Usage | None = None, session: SessionInfo | None = None
     ) -> dict[str, Any]:
-        """Return one piece of a stream, the last of which tells the usage and the session alone."""
-        told = {"usage": usage.body()} if usage else {}
-        told |= {"session": session_body(session)} if session else {}
-        return {**self._of(self.shape.chunk_kind), "choices": [choice] if choice else [], **told}
+        """Return one chunk of a stream; the last one has no choice, but the usage and the session."""
+        rest = {"usage": usage.body()} if usage else {}
+        rest |= {"session": session_body(session)} if session else {}
+        return {**self._of(self.format.chunk_kind), "choices": [choice] if choice else [], **rest}
 
     def _of(self, kind: str) -> dict[str, Any]:
         return {**self._own, "object": kind, **self._fingerprint}

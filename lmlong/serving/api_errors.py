@@ -15,11 +15,11 @@ LOG = logging.getLogger("lmlong.serving")
 RETRY_SECONDS = "1"
 
 LONGEST_MESSAGE = 500
-"""Characters of an error message, which may quote what a client sent."""
+"""Maximum length of an error message, which may quote the request."""
 
 
 class ApiError(Exception):
-    """An error that a client is told; `param` is the field that it is about."""
+    """An error response; `param` is the field of the request that causes it."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ApiError(Exception):
 
 
 def _shortened(message: str) -> str:
-    """Return a message that is short, and of characters that UTF-8 has."""
+    """Shorten a message, and replace characters that UTF-8 cannot encode."""
     if len(message) > LONGEST_MESSAGE:
         half = LONGEST_MESSAGE // 2  # the end has the remedy
         message = f"{message[:half]} ... {message[-half:]}"
@@ -67,9 +67,9 @@ def timed_out(seconds: float) -> ApiError:
     return ApiError(504, f"The request took more than {seconds:g} seconds. Ask for fewer tokens.", code="timeout")
 
 
-def told(error: BaseException) -> ApiError:
-    """Return the error that a client gets. The message of an unexpected error is neither sent nor logged, since it may
-    contain text of a request, or paths."""
+def api_error(error: BaseException) -> ApiError:
+    """Return an exception as an error response. The message of an unexpected exception is neither sent nor logged,
+    since it may contain text of a request, or paths."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):
@@ -85,9 +85,9 @@ def told(error: BaseException) -> ApiError:
     if isinstance(error, UnknownCharacter):
         return ApiError(400, error.to_client)
     error = error.__cause__ or error
-    place, where = error.__traceback__, "unknown"
-    while place is not None:
-        code = place.tb_frame.f_code
-        where, place = f"{code.co_filename}:{place.tb_lineno} in {code.co_name}", place.tb_next
+    frame, where = error.__traceback__, "unknown"
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        where, frame = f"{code.co_filename}:{frame.tb_lineno} in {code.co_name}", frame.tb_next
     LOG.error("a request failed: %s at %s", type(error).__name__, where)
     return ApiError(500, "The request failed in the server. Its log says where.", code="internal_error")

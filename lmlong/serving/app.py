@@ -1,4 +1,4 @@
-"""The HTTP interface of a model: its routes, and what each of them does."""
+"""The HTTP API of a model: its routes and their handlers."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -19,8 +19,8 @@ from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import aside, page
-from lmlong.serving.answers import ChatShape, CompletionShape, Envelope, Shape, Usage
-from lmlong.serving.api_errors import ApiError, not_ready, shutting_down, told
+from lmlong.serving.answers import ChatFormat, CompletionFormat, Envelope, ResponseFormat, Usage
+from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody
 from lmlong.serving.engine import Engine, EngineFailed
 from lmlong.serving.guard import BODY, OWNER, Guard, Hosts
@@ -36,8 +36,8 @@ from lmlong.serving.streaming import Deadline, EventStream, while_connected, wri
 from lmlong.serving.uploads import Uploads
 
 
-class Service:
-    """A model that is served, and what answers requests for it."""
+class ModelServer:
+    """A served model, with the engine and workers that handle its requests."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Service:
         self.created = int(time.time())
 
     def end(self) -> None:
-        """End all that goes on."""
+        """Stop the engine and all workers."""
         self.closing = True
         for worker in self.workers:
             worker.close()
@@ -89,7 +89,7 @@ class Service:
         if not self.engine.alive:
             raise not_ready(str(EngineFailed()))
         if ended:
-            raise not_ready(f"{ended[0]} has ended, and can do no more work. Restart the server.")
+            raise not_ready(f"The thread {ended[0]} has ended. Restart the server.")
         return JSONResponse({"status": "ready"})
 
     async def metrics_text(self, request: HttpRequest) -> Response:
@@ -102,14 +102,14 @@ class Service:
             check_prompt(self.limits, prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
         deadline = Deadline(self.limits.timeout)
         make = self._maker(body, len(body.prompt), owner)
-        shape = CompletionShape(self.trained.tokenizer, body.alternatives)
+        response_format = CompletionFormat(self.trained.tokenizer, body.alternatives)
         if body.session is None:
             requests = [made for prompt in body.prompt for made in make(prompt=prompt)]
-            return await self._answer(request, body, requests, shape, deadline)
+            return await self._answer(request, body, requests, response_format, deadline)
         change = self.sessions.change(owner, body.session)
         try:
             requests = make(prompt=body.prompt[0], start=await change.start(), keep_session=True)
-            return await self._answer(request, body, requests, shape, deadline, change)
+            return await self._answer(request, body, requests, response_format, deadline, change)
         except BaseException:
             change.release()
             raise
@@ -131,8 +131,8 @@ class Service:
             raise ApiError(400, str(error), "messages") from None
         if tokens is None:
             return Response()
-        shape = ChatShape(self.trained.tokenizer, body.alternatives)
-        return await self._answer(request, body, make(prompt=tokens), shape, deadline)
+        response_format = ChatFormat(self.trained.tokenizer, body.alternatives)
+        return await self._answer(request, body, make(prompt=tokens), response_format, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
         owner = request.scope[OWNER]
@@ -140,17 +140,17 @@ class Service:
         self._check_model(body.model)
         check_prompt(self.limits, body.text, "text")
         scoring = self.scorer.run(partial(aside.score, self.trained, body.text), owner)
-        found = await while_connected(request.receive, scoring, Deadline(self.limits.timeout))
-        if found is None:
+        score = await while_connected(request.receive, scoring, Deadline(self.limits.timeout))
+        if score is None:
             return Response()
-        per_byte = found.bits / found.bytes if found.bytes else None
-        return JSONResponse({"object": "score", "model": self.name, **found._asdict(), "bits_per_byte": per_byte})
+        per_byte = score.bits / score.bytes if score.bytes else None
+        return JSONResponse({"object": "score", "model": self.name, **score._asdict(), "bits_per_byte": per_byte})
 
     def _maker(self, body: WritingBody, prompts: int, owner: str) -> Callable[..., list[Request]]:
-        """Return a function that makes the requests to the engine of each prompt."""
+        """Return a function that creates the engine requests of a prompt."""
         self._check_model(body.model)
         if prompts * body.n > self.limits.choices:
-            raise ApiError(400, f"n: no more than {self.limits.choices} texts are written for a request.", "n")
+            raise ApiError(400, f"n: a request may ask for at most {self.limits.choices} texts.", "n")
         most = min(MAX_TOKENS, self.limits.max_tokens) if body.max_tokens is None else body.max_tokens
         if most > self.limits.max_tokens:
             raise ApiError(400, f"max_tokens: {most:,} is above {self.limits.max_tokens:,}.", "max_tokens")
@@ -167,28 +167,28 @@ class Service:
         request: HttpRequest,
         body: WritingBody,
         requests: list[Request],
-        shape: Shape,
+        response_format: ResponseFormat,
         deadline: Deadline,
         change: Change | None = None,
     ) -> ASGIApp:
-        """Return the texts of requests, whole or as a stream; `change` is what becomes of the session of one."""
+        """Return the texts of requests, whole or as a stream; `change` is the session that they continue."""
         texts = Texts(self.engine, requests, self.limits.lag, self.metrics, change)
-        envelope = Envelope(shape, self.name, self.trained.weights_hash)
+        envelope = Envelope(response_format, self.name, self.trained.weights_hash)
         usage = Usage(body.n)
         if body.stream:
             return EventStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
         try:
-            found = await while_connected(request.receive, written(texts, usage), deadline)
+            result = await while_connected(request.receive, written(texts, usage), deadline)
         finally:
             texts.close()
-        return Response() if found is None else JSONResponse(envelope.whole(found.pieces, usage, found.session))
+        return Response() if result is None else JSONResponse(envelope.whole(result.pieces, usage, result.session))
 
     def _model(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
-            raise ApiError(404, f"model: there is only {self.name!r} here.", "model", "model_not_found")
+            raise ApiError(404, f"model: not found. This server serves {self.name!r}.", "model", "model_not_found")
 
 
 Handler = Callable[[HttpRequest], Awaitable[ASGIApp]]
@@ -207,13 +207,13 @@ def make_app(
     keys: Sequence[str] = (),
 ) -> Starlette:
     """Return the application that serves a model, under a name, and the sessions of `store`; while it runs,
-    `app.state.service` is its `Service`. Requests must call it by a name of `hosts`, and bring one of `keys`, if any.
-    `cache` bytes of states are kept, so that the beginnings of texts that come again are not read again."""
+    `app.state.service` is its `ModelServer`. Requests must call it by a name of `hosts`, and bring one of `keys`, if
+    any. `cache` bytes of states are kept, so that the beginnings of texts that come again are not read again."""
     limits, hosts = limits or Limits(), hosts or Hosts("localhost")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.service = service = Service(
+        app.state.service = service = ModelServer(
             trained, name, store, rows, waiting, cache, limits, owners=max(1, len(set(keys)))
         )
         try:
@@ -221,21 +221,21 @@ def make_app(
         finally:
             service.end()
 
-    def route(path: str, method: str, handler: Callable[[Service, HttpRequest], Awaitable[ASGIApp]]) -> Route:
+    def route(path: str, method: str, handler: Callable[[ModelServer, HttpRequest], Awaitable[ASGIApp]]) -> Route:
         async def endpoint(request: HttpRequest) -> ASGIApp:
-            service: Service = request.app.state.service
+            service: ModelServer = request.app.state.service
             try:
                 if service.closing and method in ("POST", "DELETE"):
                     raise shutting_down()
                 return await handler(service, request)
             except Exception as error:
-                raise told(error) from None
+                raise api_error(error) from None
 
         return Route(path, endpoint, methods=[method])
 
-    async def tell(request: HttpRequest, error: Exception) -> Response:
+    async def error_response(request: HttpRequest, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            what = f"{request.method} is not answered here." if error.status_code == 405 else "There is no such path."
+            what = f"{request.method} is not supported by this path." if error.status_code == 405 else "Path not found."
             error = ApiError(error.status_code, what, headers=error.headers)
         assert isinstance(error, ApiError)
         return error.response()
@@ -244,11 +244,11 @@ def make_app(
         return route(f"/v1/sessions{path}", method, lambda service, request: handler(service.session_api, request))
 
     routes = [
-        route("/v1/models", "GET", Service.models),
-        route("/v1/models/{name:path}", "GET", Service.model),
-        route("/v1/completions", "POST", Service.completions),
-        route("/v1/chat/completions", "POST", Service.chat),
-        route("/v1/score", "POST", Service.score),
+        route("/v1/models", "GET", ModelServer.models),
+        route("/v1/models/{name:path}", "GET", ModelServer.model),
+        route("/v1/completions", "POST", ModelServer.completions),
+        route("/v1/chat/completions", "POST", ModelServer.chat),
+        route("/v1/score", "POST", ModelServer.score),
         of_sessions("", "GET", SessionApi.list),
         of_sessions("", "POST", SessionApi.create),
         of_sessions("/{name}", "GET", SessionApi.info),
@@ -256,16 +256,16 @@ def make_app(
         of_sessions("/{name}/append", "POST", SessionApi.append),
         of_sessions("/{name}/fork", "POST", SessionApi.fork),
         of_sessions("/{name}/state", "GET", SessionApi.download),
-        route("/health", "GET", Service.health),
-        route("/ready", "GET", Service.ready),
-        route("/metrics", "GET", Service.metrics_text),
+        route("/health", "GET", ModelServer.health),
+        route("/ready", "GET", ModelServer.ready),
+        route("/metrics", "GET", ModelServer.metrics_text),
         *page.routes(),
     ]
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(Guard, hosts, keys, limits, [route.path for route in routes])],
-        exception_handlers={HTTPException: tell, ApiError: tell},
+        exception_handlers={HTTPException: error_response, ApiError: error_response},
     )
     app.router.redirect_slashes = False
     return app

@@ -1,4 +1,4 @@
-"""Work beside the engine, in threads of its own: scoring texts, rendering chats, parsing bodies, session files."""
+"""Worker threads beside the engine, for scoring, chat templates, request bodies and session files."""
 
 import asyncio
 import math
@@ -53,7 +53,7 @@ class Worker:
         if self._closed.is_set():
             raise Closed("The server is shutting down.")
         if self._jobs.total() >= self._most and self._jobs[owner] >= self._share:
-            raise busy(f"{self._most} requests wait for this already. Try again later.")
+            raise busy(f"{self._most} requests of this kind are queued. Try again later.")
         left, loop = Event(), asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._jobs[owner] += 1

@@ -1,4 +1,4 @@
-"""The bodies of requests: OpenAI's fields, those of lmlong's sampling beside them, and no others."""
+"""Request bodies: OpenAI's fields and lmlong's sampling options; other fields are errors."""
 
 import re
 from abc import abstractmethod
@@ -29,7 +29,7 @@ MEANINGLESS = frozenset(
         *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
     }
 )
-"""Fields of OpenAI's that are taken and change nothing."""
+"""OpenAI's fields that are accepted and ignored."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
@@ -44,7 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
-"""Fields of OpenAI's that are refused, but for the values that ask for nothing."""
+"""OpenAI's unsupported fields, with the values that have no effect and are accepted."""
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
@@ -53,8 +53,8 @@ SHOWN = 60
 
 
 def _plain(text: str) -> str:
-    if found := NO_TEXT.search(text):
-        raise ValueError(f"holds U+{ord(found[0]):04X}, which is no character of a text. Leave it out.")
+    if match := NO_TEXT.search(text):
+        raise ValueError(f"contains U+{ord(match[0]):04X}, which is not allowed in a text. Remove it.")
     return text
 
 
@@ -65,7 +65,7 @@ def _listed(value: Any) -> Any:
 def _prompts(value: Any) -> Any:
     values = _listed(value)
     if isinstance(values, list) and values and isinstance(values[0], int | list):
-        raise ValueError("token ids are not taken. Give text.")
+        raise ValueError("token ids are not supported. Send text.")
     return values
 
 
@@ -75,7 +75,7 @@ def _joined(content: Any) -> Any:
         return content
     kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
     if any(kind != "text" for kind in kinds) or not all(isinstance(part.get("text"), str) for part in content):
-        raise ValueError("has parts that are no text. Give text.")
+        raise ValueError("has parts other than text. Send text.")
     return "".join(part["text"] for part in content)
 
 
@@ -84,7 +84,7 @@ StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
 class Body(BaseModel):
-    """A body, of which null is what was not given."""
+    """A body; null means that a field is missing."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -100,7 +100,7 @@ class StreamOptions(Body):
 
 
 class WritingBody(Body):
-    """What both kinds of writing take."""
+    """The fields of both completions endpoints."""
 
     model: Text | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -134,7 +134,7 @@ class WritingBody(Body):
     @property
     @abstractmethod
     def alternatives(self) -> int | None:
-        """Of how many tokens the log-probability is told beside the one that was written; None: of none at all."""
+        """The number of alternatives whose log-probability is returned; None: no log-probabilities."""
 
     def sampling(self) -> Sampling:
         """Return the options of sampling, with a random seed where none is given."""
@@ -152,9 +152,11 @@ class CompletionBody(WritingBody):
     @model_validator(mode="after")
     def _one_text_of_a_session(self) -> "CompletionBody":
         if self.session is None and "prompt" not in self.model_fields_set:
-            raise ApiError(400, "prompt: is missing. Give the text to continue.", "prompt", "invalid_value")
+            raise ApiError(400, "prompt: missing. Send the text to continue.", "prompt", "invalid_value")
         if self.session is not None and len(self.prompt) * self.n > 1:
-            raise ApiError(400, "session: is gone on with by one text. Fork it for others.", "session", "invalid_value")
+            raise ApiError(
+                400, "session: only one text can continue a session. Fork it for more.", "session", "invalid_value"
+            )
         return self
 
     @property
@@ -178,9 +180,9 @@ class ChatBody(WritingBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
 
     @model_validator(mode="after")
-    def _told_together(self) -> "ChatBody":
+    def _check_log_probabilities(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs: is told with log-probabilities. Set logprobs to true.", "top_logprobs")
+            raise ApiError(400, "top_logprobs: needs logprobs. Set logprobs to true.", "top_logprobs")
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
         return self
@@ -222,7 +224,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
-    """Return the body that JSON holds; a 400 that names what is wrong with it."""
+    """Parse a JSON body; raise a 400 that names the mistake."""
     value = read_json(data)
     try:
         return kind.model_validate(value)
@@ -232,9 +234,9 @@ def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
         unknown = [_name(mistake["loc"]) for mistake in mistakes if mistake["type"] == "extra_forbidden"]
         if unknown:
             like = nearest(unknown[0], kind.model_fields)
-            names, verb = ", ".join(unknown[:10]), "are" if len(unknown) > 1 else "is"
+            names, plural = ", ".join(unknown[:10]), "s" if len(unknown) > 1 else ""
             raise ApiError(
-                400, f"{names}: {verb} not known here.{like}", unknown[0], code="unknown_parameter"
+                400, f"{names}: unknown field{plural}.{like}", unknown[0], code="unknown_parameter"
             ) from None
         name = _name(first["loc"])
         message = first["msg"].removeprefix("Value error, ")

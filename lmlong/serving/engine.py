@@ -45,23 +45,23 @@ class Busy(LmlongError):
 
 
 class UnusableSession(LmlongError):
-    """The state that a request continues gives no predictions."""
+    """The state that a request continues gives no finite predictions."""
 
 
 class Closed(LmlongError):
-    """The engine takes no more requests, or ended this one."""
+    """The engine is closed for requests, or ended this one."""
 
 
 class EngineFailed(LmlongError):
-    """The engine's thread has ended by an error, and can take no more requests."""
+    """The engine's thread has failed, so no request can be handled."""
 
     def __init__(self) -> None:
         super().__init__("The engine has failed; the log says where. Restart the server.")
 
 
 @dataclass
-class Counts:
-    """What an engine has done."""
+class EngineCounts:
+    """Counters of an engine since its start."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -84,7 +84,7 @@ class Engine:
         self.trained, self.rows, self.most_waiting = trained, rows, waiting
         self._spare_rows = min(owners - 1, rows // 2)
         self._share_of_waiting = max(1, waiting // owners)
-        self.counts = Counts()
+        self.counts = EngineCounts()
         self.cache = PrefixCache(cache) if cache else None
         self._steps = make_row_step(trained.model)
         self._waiting = FairQueue[Writer]()
@@ -105,7 +105,7 @@ class Engine:
             if self._closing:
                 raise Closed("The server is shutting down.")
             if len(self._waiting) >= self.most_waiting and self._waiting.of(request.owner) >= self._share_of_waiting:
-                raise Busy(f"{self.most_waiting} requests wait already. Try again later.")
+                raise Busy(f"{self.most_waiting} requests are queued. Try again later.")
             self._waiting.put(request.owner, writer)
             self.counts.requests += 1
             self._changed.notify()
@@ -168,7 +168,7 @@ class Engine:
         return not self._stopped and (self._has_work or not self._closing)
 
     def _comes(self, seconds: float | None = None) -> bool:
-        """Return whether there is work, or the end, within so many seconds."""
+        """Wait up to `seconds` for work or the end, and return whether either has come."""
         with self._changed:
             return self._changed.wait_for(lambda: self._has_work or self._closing, seconds)
 
@@ -220,7 +220,7 @@ class Engine:
                 return
 
     def _write(self) -> None:
-        """Write a token of each row."""
+        """Generate a token of each row."""
         writers = self._writing
         if not writers:
             return
@@ -231,26 +231,26 @@ class Engine:
     def _apart(
         self, writers: list[Writer], call: Callable[[list[Writer]], Tensor]
     ) -> list[tuple[list[Writer], Tensor]]:
-        """Return what a call makes of all writers together; if it raises, of each alone, so that only those fail whose
-        own call raises."""
+        """Call a function with all writers; if it raises, call it with each, so that only the writers that cause it
+        fail."""
         try:
             return [(writers, call(writers))]
         except BaseException as error:
             if len(writers) == 1:
                 self._fail(writers[0], error)
                 return []
-        return [found for writer in writers for found in self._apart([writer], call)]
+        return [result for writer in writers for result in self._apart([writer], call)]
 
     def _logits(self, writers: list[Writer]) -> Tensor:
-        """Return the logits of the next token of each row; where it raises, the rows are as they were."""
+        """Return the logits of the next token of each row; the rows are unchanged if it raises."""
         return self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
 
     def _draw(self, writers: list[Writer], logits: Tensor) -> None:
         """Draw the next token of each row."""
         finite = logits.amax(-1).isfinite()
         if not finite.all():
-            for writer, known in zip(writers, finite.tolist(), strict=True):
-                if not known:
+            for writer, is_finite in zip(writers, finite.tolist(), strict=True):
+                if not is_finite:
                     self._fail(writer, LogitsNotFinite())
             logits, writers = logits[finite], [writer for writer in writers if not writer.ended]
         of_writer = dict(zip(writers, logits, strict=True))
@@ -261,13 +261,13 @@ class Engine:
             return sample_each([writer.sampler for writer in group], allowed, [writer.recent for writer in group])
 
         drawn = self._apart(writers, sample) if writers else []
-        self.counts.steps += 1  # before anybody is told
+        self.counts.steps += 1  # before any event is delivered
         self.counts.written_tokens += sum(len(group) for group, _ in drawn)
         for group, tokens in drawn:
             for writer, token in zip(group, tokens.tolist(), strict=True):
-                wanted = writer.request.alternatives is not None
+                has_alternatives = writer.request.alternatives is not None
                 try:
-                    writer.take(token, of_writer[writer].double().log_softmax(-1) if wanted else None)
+                    writer.take(token, of_writer[writer].double().log_softmax(-1) if has_alternatives else None)
                 except BaseException as error:
                     self._fail(writer, error)
 
@@ -275,6 +275,6 @@ class Engine:
         self.counts.failed += 1
         if isinstance(error, LogitsNotFinite) and writer.request.start is not None:  # a state that was uploaded
             error = UnusableSession(
-                "The state of this session gives no finite predictions. Make it again from its text."
+                "The state of this session gives no finite predictions. Create it again from its text."
             )
         writer.fail(error)

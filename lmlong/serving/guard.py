@@ -1,4 +1,4 @@
-"""What stands before all routes: who may ask, by which name of the server, and how large a body may be."""
+"""Middleware that checks the API key, the host name and the size of the body of each request."""
 
 import asyncio
 import hmac
@@ -45,11 +45,11 @@ class Hosts:
     """The names that a request may call this server by. A page of another site, whose name leads here (DNS rebinding),
     calls it by that name, and is refused."""
 
-    def __init__(self, bound: str, others: Collection[str] = ()):
+    def __init__(self, bound: str, additional: Collection[str] = ()):
         address = _address(bound)
         self.is_local = bound == "localhost" or (address is not None and address.is_loopback)
         self._is_everywhere = address is not None and address.is_unspecified
-        self._names = {bound.lower(), *map(str.lower, others)}
+        self._names = {bound.lower(), *map(str.lower, additional)}
         if self.is_local or self._is_everywhere:
             self._names |= {*LOCAL}
         if self._is_everywhere:
@@ -69,7 +69,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class Guard:
-    """The application behind it sees only requests that may be answered, with their bodies read."""
+    """Passes on only valid requests, with their bodies read."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts, keys: Sequence[str], limits: Limits, paths: Collection[str]):
         self._app, self._hosts, self._limits, self._paths = app, hosts, limits, paths
@@ -109,11 +109,11 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         if headers.get("host", "") not in self._hosts:
-            raise ApiError(421, "This server has another name. Start it with --allowed-host.", code="unknown_host")
+            raise ApiError(421, "Unknown host name. Start the server with --allowed-host NAME.", code="unknown_host")
         scope[OWNER] = self._owner(headers.get("authorization", "").encode("latin-1"))
         if scope[OWNER] is None and scope["path"] not in OPEN:
-            wanted = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(401, "Give a key of this server as a bearer token.", None, "invalid_api_key", wanted)
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, "Send an API key of this server as a bearer token.", None, "invalid_api_key", challenge)
         if scope["method"] != "POST":
             return
         kind = media_type(headers)
@@ -130,8 +130,8 @@ class Guard:
         """Return who a key stands for, and compare all, so that the time tells nothing."""
         if not self._owners:
             return owner_of(None)
-        found = [owner for known, owner in self._owners.items() if hmac.compare_digest(given, known)]
-        return found[0] if found else None
+        owners = [owner for key, owner in self._owners.items() if hmac.compare_digest(given, key)]
+        return owners[0] if owners else None
 
     async def _read(self, scope: Scope, receive: Receive, parts: list[bytes]) -> None:
         """Read the body, if all bodies together are not too large, or those of its owner are within their share."""
@@ -147,20 +147,20 @@ class Guard:
             self._held[owner] += len(part)
             more = message.get("more_body", False)
             if size and not takes_body:
-                raise ApiError(413, "A request of this kind has no body.", code="body_too_large")
+                raise ApiError(413, "This request must not have a body.", code="body_too_large")
             if size > self._limits.body:
                 raise self._too_large()
             share = self._limits.held // max(1, len(self._owners))
             if self._held.total() > self._limits.held and self._held[owner] > share:
-                raise busy("The server holds as much text as it may. Try again later.")
+                raise busy("The request bodies exceed the memory limit of the server. Try again later.")
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body has more than {self._limits.body:,} bytes.", code="body_too_large")
 
 
 def warning(hosts: Hosts, bound: str, keys: Sequence[str]) -> Sequence[str]:
-    """Return what is to be told of a server that anybody may use."""
+    """Return the warning lines for a server that anybody may use."""
     if hosts.is_local or keys:
         return ()
-    line = f"WARNING: {bound} can be reached from other machines, and no key is asked for: anybody may use this server."
+    line = f"WARNING: {bound} can be reached from other machines, and needs no key: anybody may use this server."
     return (line, "WARNING: Set LMLONG_API_KEY or --api-key-file, or leave --host out.")

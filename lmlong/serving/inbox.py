@@ -1,4 +1,4 @@
-"""The way of events from the engine's thread to the event loop, and the texts that one request asks for."""
+"""Events from the engine's thread to the event loop, and the texts of one request."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from functools import partial
 from threading import Lock
 
 from lmlong.inference.session import Session
-from lmlong.serving.api_errors import ApiError, told
+from lmlong.serving.api_errors import ApiError, api_error
 from lmlong.serving.engine import Engine
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Event, Request
@@ -17,26 +17,26 @@ from lmlong.serving.sessions import SessionInfo
 from lmlong.serving.writer import Writer
 
 Batch = list[tuple[int, Event]]
-"""Events in their order, each with the number of its text."""
+"""Events in order, each with the number of its text."""
 
 OVERHEAD = 100
-"""Bytes that an event, and each token that is told with it, count beside their text."""
+"""Bytes that are counted for an event, and for each of its alternatives, in addition to the text."""
 
 
 class Inbox:
-    """Events on their way. Of a reader that takes none, no more than about `most` bytes are kept."""
+    """A queue of events, limited to about `most` bytes if nobody reads it."""
 
     def __init__(self, most: int, on_lag: Callable[[], None]):
         self._most, self._on_lag = most, on_lag
         self._loop = asyncio.get_running_loop()
-        self._there = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._lock = Lock()
         self._events: Batch = []
         self._size = 0
         self.lagged = False
 
     def put(self, number: int, event: Event) -> None:
-        """Add an event; called in the engine's thread, which must never fail or wait here."""
+        """Add an event. Called in the engine's thread, so this neither fails nor waits."""
         with self._lock:
             if self.lagged:
                 return
@@ -50,28 +50,28 @@ class Inbox:
             if self.lagged:
                 self._loop.call_soon_threadsafe(self._on_lag)
             if wake or self.lagged:
-                self._loop.call_soon_threadsafe(self._there.set)
+                self._loop.call_soon_threadsafe(self._arrived.set)
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Return whether there are events, once there are or the time is over."""
-        if not self._there.is_set():
-            waiting = asyncio.ensure_future(self._there.wait())
+        """Wait for events, up to the timeout, and return whether there are any."""
+        if not self._arrived.is_set():
+            waiting = asyncio.ensure_future(self._arrived.wait())
             try:  # not wait_for, which up to Python 3.11 takes no notice of its end when the event comes at that moment
                 await asyncio.wait({waiting}, timeout=seconds)
             finally:
                 waiting.cancel()
-        return self._there.is_set()
+        return self._arrived.is_set()
 
     def take(self) -> Batch:
-        """Return all events that are there."""
+        """Remove and return all events."""
         with self._lock:
-            self._there.clear()
+            self._arrived.clear()
             events, self._events, self._size = self._events, [], 0
         return events
 
 
 class Texts:
-    """The texts that one request asks for, while the engine writes them."""
+    """The texts of one request, while the engine generates them."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Texts:
         metrics: Metrics,
         change: Change | None = None,
     ):
-        """`change` is what becomes of the session that one request goes on from."""
+        """`change` is the session that the request continues, if any."""
         self._engine, self._metrics, self._begun = engine, metrics, time.perf_counter()
         self._change = change
         self._session: Session | None = None
@@ -94,14 +94,14 @@ class Texts:
                 self._writers.append(engine.submit(request, partial(self._inbox.put, number)))
         except Exception as error:
             self.close()
-            raise told(error) from None
+            raise api_error(error) from None
 
     @property
     def ended(self) -> bool:
         return not self._left
 
     def close(self) -> None:
-        """Free the rows of what is not written yet, and the session."""
+        """Cancel unfinished texts, and release the session."""
         self._cancel()
         if self._change:
             self._change.release()
@@ -109,11 +109,11 @@ class Texts:
     def _cancel(self) -> None:
         for writer in self._writers:
             self._engine.cancel(writer)
-        self._writers = []  # they know who reads them: a circle, which would keep their states until it is collected
+        self._writers = []  # breaks a reference cycle, which would keep their states until it is collected
 
     async def next(self, seconds: float | None = None) -> Batch:
-        """Return what was written since the last call: something, or nothing once the time is over; an ApiError where
-        a text fails."""
+        """Wait for events, up to the timeout, and return those since the last call. Raises an ApiError if a text
+        fails."""
         batch = self._inbox.take()
         while not batch and not self._inbox.lagged and await self._inbox.wait(seconds):
             batch = self._inbox.take()
@@ -124,7 +124,7 @@ class Texts:
             self._metrics.first_token.observe(time.perf_counter() - self._begun)
         for _, event in batch:
             if event.error is not None:
-                raise told(event.error) from None
+                raise api_error(event.error) from None
             self._left -= event.is_last
             self._session = event.session or self._session
             self._metrics.prompt_tokens.inc(event.prompt_tokens)
@@ -133,7 +133,7 @@ class Texts:
         return batch
 
     async def saved(self) -> SessionInfo | None:
-        """Keep the session after all that was told, where there is one."""
+        """Save the session after the texts, if there is one."""
         if self._change is None or self._session is None:
             return None
         return await self._change.save(self._session)

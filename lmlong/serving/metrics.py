@@ -1,4 +1,4 @@
-"""What a server tells Prometheus of itself."""
+"""The Prometheus metrics of a server."""
 
 from collections.abc import Iterator
 

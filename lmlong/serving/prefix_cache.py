@@ -35,11 +35,11 @@ class PrefixCache:
     def longest(self, owner: str, tokens: Sequence[int]) -> Session | None:
         """Return the session that has read the most of the beginning of these tokens."""
         lengths = takewhile(lambda length: length <= len(tokens), self._lengths.get(owner, []))
-        known = [prefix for prefix in _prefixes(owner, tokens, lengths) if prefix in self._sessions]
-        if not known:
+        cached = [prefix for prefix in _prefixes(owner, tokens, lengths) if prefix in self._sessions]
+        if not cached:
             return None
-        self._sessions.move_to_end(known[-1])
-        return self._sessions[known[-1]]
+        self._sessions.move_to_end(cached[-1])
+        return self._sessions[cached[-1]]
 
     def keep(self, owner: str, tokens: Sequence[int], session: Session) -> None:
         """Keep the session that has read these tokens, up to the last, which comes next."""

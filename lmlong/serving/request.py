@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it tells while it writes."""
+"""Requests to the engine, and its events."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from lmlong.model.sampling_options import MAX_TOKENS, Sampling
 
 @dataclass(frozen=True)
 class Request:
-    """A text to read, and how to go on from it."""
+    """A text to continue, and how."""
 
     prompt: str | tuple[int, ...]
     """A text; or the tokens of the beginning of a document, which are read as they are."""
@@ -19,15 +19,15 @@ class Request:
     """None: until the model ends the document."""
     stop: tuple[str, ...] = ()
     start: Session | None = None
-    """What was read before the prompt; None: nothing."""
+    """The session before the prompt, or None."""
     draws: tuple[int, ...] = (0,)
-    """Numbers that the random draws depend on beside the seed: several texts of one prompt differ in them."""
+    """Numbers that distinguish the random draws of several texts with the same seed."""
     alternatives: int | None = None
-    """Of how many of the likeliest tokens the log-probability is told, beside that of the token; None: of none."""
+    """The number of most likely tokens whose log-probability is returned too; None: no log-probabilities."""
     owner: str = ""
-    """Whose beginnings of texts may be used again."""
+    """The owner, who may reuse cached prefixes of own requests."""
     keep_session: bool = False
-    """Whether the session after exactly the text that was written is told at the end."""
+    """Whether the last event has the session after exactly the generated text."""
 
 
 class TokenLikelihood(NamedTuple):
@@ -38,7 +38,7 @@ class TokenLikelihood(NamedTuple):
 
 
 class WrittenToken(NamedTuple):
-    """A token that was written, and the likeliest ones in its place."""
+    """A generated token, and the most likely ones in its place."""
 
     token: int
     log_probability: float
@@ -46,7 +46,7 @@ class WrittenToken(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happened to a request: text that is now certain, the token that was written, or the end."""
+    """An event of a request: text that is final, the generated token, or the end."""
 
     text: str = ""
     token: WrittenToken | None = None  # where a request asks for log-probabilities

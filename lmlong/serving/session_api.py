@@ -1,4 +1,4 @@
-"""Sessions over HTTP: made of a text, a file or a state, appended to, forked, told of, downloaded, deleted."""
+"""The sessions API: create, append to, fork, list, download and delete sessions."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class SessionApi:
-    """What is answered under /v1/sessions."""
+    """The handlers of /v1/sessions."""
 
     def __init__(
         self, sessions: Sessions, engine: Engine, parser: Parser, uploads: Uploads, limits: Limits, metrics: Metrics
@@ -87,14 +87,14 @@ class SessionApi:
         check_prompt(self._limits, text, "text")
         change = self._sessions.change(owner, name)
         try:
-            asked = Request(text, max_tokens=0, start=await change.start(), owner=owner, keep_session=True)
-            texts = Texts(self._engine, [asked], self._limits.lag, self._metrics, change)
+            engine_request = Request(text, max_tokens=0, start=await change.start(), owner=owner, keep_session=True)
+            texts = Texts(self._engine, [engine_request], self._limits.lag, self._metrics, change)
         except BaseException:
             change.release()
             raise
         try:
-            found = await while_connected(request.receive, written(texts, Usage(1)), deadline)
+            result = await while_connected(request.receive, written(texts, Usage(1)), deadline)
         finally:
             texts.close()
-        told = found and found.session
-        return JSONResponse(session_body(told), status) if told else Response()
+        session = result and result.session
+        return JSONResponse(session_body(session), status) if session else Response()

@@ -1,4 +1,4 @@
-"""Answers that go on while their client is there: whole, or as server-sent events."""
+"""Responses that end when their client disconnects: whole, or as server-sent events."""
 
 import asyncio
 import json
@@ -10,20 +10,20 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from lmlong.serving.answers import Envelope, Piece, Usage, pieces
-from lmlong.serving.api_errors import ApiError, shutting_down, timed_out, told
+from lmlong.serving.api_errors import ApiError, api_error, shutting_down, timed_out
 from lmlong.serving.inbox import Texts
 from lmlong.serving.sessions import SessionInfo
 
 Result = TypeVar("Result")
 
 TOGETHER = 0.02
-"""Seconds within which tokens leave together."""
+"""Seconds within which tokens are sent together."""
 
 SILENCE = 15.0
-"""Seconds without an event after which a comment keeps the connection alive, as while a long prompt is read."""
+"""Seconds without an event after which a comment keeps the connection alive, for example while a prompt is read."""
 
 LAST_WORDS = 1.0
-"""Seconds that a client may take to read why its stream ends."""
+"""Seconds in which a client must read the error that ends its stream."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -33,7 +33,7 @@ HEADERS = [
 
 
 class Deadline:
-    """The end of the time that a request may take."""
+    """The time limit of a request."""
 
     def __init__(self, seconds: float):
         self.seconds, self._end = seconds, time.monotonic() + seconds
@@ -44,7 +44,8 @@ class Deadline:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result], deadline: Deadline) -> Result | None:
-    """Return what `work` gives; None once the client has gone, which ends it. An ApiError when the time is over."""
+    """Return the result of `work`, or None if the client disconnects, which cancels it. Raises an ApiError on
+    timeout."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     try:
@@ -65,24 +66,24 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class Written(NamedTuple):
+class WrittenTexts(NamedTuple):
     """Whole texts, and the session after them."""
 
     pieces: dict[int, Piece]
     session: SessionInfo | None
 
 
-async def written(texts: Texts, usage: Usage) -> Written:
-    """Return the whole texts, once the session after them is kept."""
+async def written(texts: Texts, usage: Usage) -> WrittenTexts:
+    """Return the whole texts once the session after them is saved."""
     batch = []
     while not texts.ended:
         batch += await texts.next()
     usage.add(batch)
-    return Written(pieces(batch), await texts.saved())
+    return WrittenTexts(pieces(batch), await texts.saved())
 
 
 class EventStream:
-    """An answer that streams its texts."""
+    """A response that streams its texts."""
 
     def __init__(
         self,
@@ -90,11 +91,11 @@ class EventStream:
         envelope: Envelope,
         usage: Usage,
         numbers: Iterable[int],
-        tell_usage: bool,
+        include_usage: bool,
         deadline: Deadline,
     ):
         self._texts, self._envelope, self._usage, self._deadline = texts, envelope, usage, deadline
-        self._numbers, self._tell_usage = numbers, tell_usage
+        self._numbers, self._include_usage = numbers, include_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -104,34 +105,36 @@ class EventStream:
             await self._end_by(shutting_down(), send)
             raise
         except Exception as error:
-            await self._end_by(told(error), send)
+            await self._end_by(api_error(error), send)
         finally:
             self._texts.close()
 
     async def _stream(self, send: Send) -> None:
-        shape, texts, until = self._envelope.shape, self._texts, 0.0
-        beginnings = [begins for number in self._numbers if (begins := shape.beginning(number))]
-        if beginnings:
-            await send(_body(map(self._envelope.chunk, beginnings)))
+        response_format, texts, until = self._envelope.format, self._texts, 0.0
+        first = [chunk for number in self._numbers if (chunk := response_format.first_chunk(number))]
+        if first:
+            await send(_body(map(self._envelope.chunk, first)))
         while not texts.ended:
             batch = await texts.next(SILENCE)
             if batch and not texts.ended and (pause := until - time.monotonic()) > 0:
                 await asyncio.sleep(pause)
                 batch += await texts.next(0)
             self._usage.add(batch)
-            deltas = [delta for number, piece in pieces(batch).items() for delta in shape.deltas(number, piece)]
-            await send(_body(map(self._envelope.chunk, deltas), b"" if batch else b": waiting\n\n"))
+            chunks = [
+                chunk for number, piece in pieces(batch).items() for chunk in response_format.chunks(number, piece)
+            ]
+            await send(_body(map(self._envelope.chunk, chunks), b"" if batch else b": waiting\n\n"))
             until = time.monotonic() + TOGETHER
-        session, usage = await texts.saved(), self._usage if self._tell_usage else None
+        session, usage = await texts.saved(), self._usage if self._include_usage else None
         last = [self._envelope.chunk(None, usage, session)] if session or usage else []
         await send({**_body(last, b"data: [DONE]\n\n"), "more_body": False})
 
     async def _end_by(self, error: ApiError, send: Send) -> None:
-        with suppress(asyncio.TimeoutError):  # of one who does not read
+        with suppress(asyncio.TimeoutError):  # the client does not read
             await asyncio.wait_for(send({**_body([error.body]), "more_body": False}), LAST_WORDS)
 
 
 def _body(events: Iterable[dict[str, Any]], more: bytes = b"") -> dict[str, Any]:
-    """Return a part of the body: events, each as a line of JSON, and other bytes."""
+    """Return a part of the body: each event as a line of JSON, and other bytes."""
     lines = [b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n" for event in events]
     return {"type": "http.response.body", "body": b"".join(lines) + more, "more_body": True}

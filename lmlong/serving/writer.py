@@ -63,9 +63,9 @@ class Writer:
                 self._tokens.extend(tokens)
                 yield
             self._session = self._cache.longest(self.request.owner, self._tokens)
-            known = int(self._session.total) if self._session else 0
-            self.cached_tokens = max(0, known - self._begins_by_itself)
-            pieces = [self._tokens[known:]]
+            cached = int(self._session.total) if self._session else 0
+            self.cached_tokens = max(0, cached - self._begins_by_itself)
+            pieces = [self._tokens[cached:]]
         for session in prefill_pieces(self._trained.model, pieces, self._session, piece):
             self._session = session
             self._keep(every=KEPT_EVERY, new=piece)
@@ -92,11 +92,11 @@ class Writer:
         if self.request.keep_session:
             self._rewind = Rewind(tokenizer, session)
         if session.unread.pending.shape[1]:
-            found = heal(self._trained.model, tokenizer, session, self.sampler, 0)
-            session, self.head = found.session, found.cover.head
-            self._tokens.extend(found.cover.tokens)
+            healed = heal(self._trained.model, tokenizer, session, self.sampler, 0)
+            session, self.head = healed.session, healed.cover.head
+            self._tokens.extend(healed.cover.tokens)
             if self._rewind:
-                self._rewind.add(found.cover.tokens, lambda: found.session)
+                self._rewind.add(healed.cover.tokens, lambda: healed.session)
         self._count_prompt(session)
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
         self.last, self.row, self._session = int(session.last), steps.admit(session.state), session
@@ -116,11 +116,11 @@ class Writer:
         return torch.tensor([self._last_tokens()]) if self.sampler.needs_recent else None
 
     def take(self, token: int, log_probabilities: Tensor | None) -> None:
-        """Write a token, which was drawn for this row, and tell what is certain of the text."""
-        told = None if log_probabilities is None else self._likelihoods(token, log_probabilities)
+        """Append a token that was sampled for this row, and deliver the text that is final."""
+        likelihoods = None if log_probabilities is None else self._likelihoods(token, log_probabilities)
         if token == self._trained.tokenizer.eos:
             self._note(token)  # as a conversation may go on after it
-            self._end("eos", self._text.finish(), told)
+            self._end("eos", self._text.finish(), likelihoods)
             return
         piece = self._text.feed(token, len(self.head))
         self._note(token)
@@ -128,11 +128,11 @@ class Writer:
         if self._rewind:
             self._rewind.add([token], self._now, self._text.held)
         if self._text.stopped:
-            self._end("stop", piece, told)
+            self._end("stop", piece, likelihoods)
         elif self._written == self.request.max_tokens:
-            self._end("max_tokens", piece + self._text.finish(), told)
-        elif piece or told:
-            self._deliver(Event(piece, told))
+            self._end("max_tokens", piece + self._text.finish(), likelihoods)
+        elif piece or likelihoods:
+            self._deliver(Event(piece, likelihoods))
 
     def _note(self, token: int) -> None:
         """Take a token for the last one, which the row has not read."""
@@ -147,7 +147,7 @@ class Writer:
         self.ended = True
         self._deliver(Event(error=error))
 
-    def _end(self, how: End, piece: str, told: WrittenToken | None = None) -> None:
+    def _end(self, how: End, piece: str, likelihoods: WrittenToken | None = None) -> None:
         self.ended = True
         if self._cache is not None and self._written and len(self._tokens) <= KEPT_AT_MOST:
             self._cache.keep(self.request.owner, self._tokens, self._now())
@@ -155,7 +155,7 @@ class Writer:
         if self._rewind:
             session = self._rewind.session(self._trained.model, self._text.dropped)
         counts = self.prompt_tokens, self.cached_tokens, self._written
-        self._deliver(Event(piece, told, how, None, session, *counts))
+        self._deliver(Event(piece, likelihoods, how, None, session, *counts))
 
     def _now(self) -> Session:
         """Return the session after the tokens so far, the last of which the row has not read."""

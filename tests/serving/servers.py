@@ -14,7 +14,7 @@ import httpx
 from starlette.applications import Starlette
 
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving.app import Service, make_app
+from lmlong.serving.app import ModelServer, make_app
 from lmlong.serving.connections import ConnectionLimits
 from lmlong.serving.guard import Hosts
 from lmlong.serving.server import Server, bind
@@ -28,7 +28,7 @@ class Served:
     """A server, and a client of it."""
 
     port: int
-    service: Service
+    service: ModelServer
     client: httpx.Client
     server: Server
 

@@ -135,7 +135,7 @@ def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
         endless = Told(engine, ENDLESS)
         endless.next()
         told = [Told(engine, Request("abc", max_tokens=3)) for _ in range(2)]
-        with pytest.raises(Busy, match="2 requests wait already"):
+        with pytest.raises(Busy, match="2 requests are queued"):
             Told(engine, Request("abc"))
         engine.cancel(endless.writer)
         assert [one.all()[-1].end for one in told] == ["max_tokens", "max_tokens"]

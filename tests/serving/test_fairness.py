@@ -108,7 +108,7 @@ def test_a_full_queue_has_places_for_another_owner(trained: TrainedLanguageModel
             Told(engine, endless("a"))
         told += [Told(engine, endless("b")) for _ in range(2)]
         for owner in ("a", "b"):
-            with pytest.raises(Busy, match="4 requests wait already"):
+            with pytest.raises(Busy, match="4 requests are queued"):
                 Told(engine, endless(owner))
         for one in told:
             engine.cancel(one.writer)

@@ -181,8 +181,8 @@ def test_a_mistake_is_one_message(
             (["--port", port], rf"--port: {port} of 127.0.0.1 cannot be had \(Address already in use\)"),
             (["--host", "no.such.host.invalid"], r"--host: no.such.host.invalid is no address here"),
             (["--host", "203.0.113.7"], r"--port: 8000 of 203.0.113.7 cannot be had"),
-            (["--api-key-file", str(tmp_path / "empty")], r"empty: a key is visible characters"),
-            (["--api-key", "a b"], r"--api-key: a key is visible characters"),
+            (["--api-key-file", str(tmp_path / "empty")], r"empty: a key consists of printable"),
+            (["--api-key", "a b"], r"--api-key: a key consists of printable"),
             (["--api-key", "a", "--api-key-file", str(tmp_path / "empty")], r"mutually exclusive"),
         ]:
             monkeypatch.setattr(sys, "argv", ["lmlong", "serve", str(run), *options])
