@@ -39,8 +39,8 @@ ALONE = 16
 Split = Literal["train", "validation"]
 
 
-class Place(NamedTuple):
-    """Where tokens belong."""
+class Destination(NamedTuple):
+    """The source and split that tokens belong to."""
 
     source: int
     split: Split
@@ -54,7 +54,7 @@ class Cut(NamedTuple):
     ends: bool
 
 
-Batch = dict[Place, list[Cut]]
+Batch = dict[Destination, list[Cut]]
 
 
 class Encoded(NamedTuple):
@@ -65,12 +65,12 @@ class Encoded(NamedTuple):
     bytes: int  # of text
 
 
-def batches_of(cuts: Iterable[tuple[Place, Cut]]) -> Iterator[Batch]:
+def batches_of(cuts: Iterable[tuple[Destination, Cut]]) -> Iterator[Batch]:
     """Put cuts together until a batch is full."""
     batch: Batch = {}
     size = 0
-    for place, cut in cuts:
-        batch.setdefault(place, []).append(cut)
+    for destination, cut in cuts:
+        batch.setdefault(destination, []).append(cut)
         size += len(cut.text)
         if size >= BATCH:
             yield batch
@@ -79,9 +79,9 @@ def batches_of(cuts: Iterable[tuple[Place, Cut]]) -> Iterator[Batch]:
         yield batch
 
 
-def encode(batch: Batch, tokenizer: Tokenizer) -> dict[Place, Encoded]:
+def encode(batch: Batch, tokenizer: Tokenizer) -> dict[Destination, Encoded]:
     """Return the tokens of a batch."""
-    return {place: _encode(cuts, tokenizer) for place, cuts in batch.items()}
+    return {destination: _encode(cuts, tokenizer) for destination, cuts in batch.items()}
 
 
 def _encode(cuts: list[Cut], tokenizer: Tokenizer) -> Encoded:
@@ -110,7 +110,7 @@ def cores() -> int:
 
 def encode_all(
     batches: Iterator[Batch], tokenizer: Tokenizer, file: Path, processes: int
-) -> Generator[dict[Place, Encoded], None, None]:
+) -> Generator[dict[Destination, Encoded], None, None]:
     """Iterate over the tokens of all batches, in order; `file` is that of the tokenizer."""
     alone = batches if processes == 1 else islice(batches, ALONE)
     yield from (encode(batch, tokenizer) for batch in alone)
@@ -146,9 +146,9 @@ class _Pool:
     ) -> None:
         self._stop()
 
-    def encode(self, first: Batch, batches: Iterator[Batch]) -> Iterator[dict[Place, Encoded]]:
+    def encode(self, first: Batch, batches: Iterator[Batch]) -> Iterator[dict[Destination, Encoded]]:
         """Iterate over the tokens of batches, in order."""
-        waiting: deque[Future[dict[Place, Encoded]]] = deque([self._threads.submit(self._one, first)])
+        waiting: deque[Future[dict[Destination, Encoded]]] = deque([self._threads.submit(self._one, first)])
         for batch in batches:
             waiting.append(self._threads.submit(self._one, batch))
             if len(waiting) == self._window:
@@ -156,7 +156,7 @@ class _Pool:
         while waiting:
             yield waiting.popleft().result()
 
-    def _one(self, batch: Batch) -> dict[Place, Encoded]:
+    def _one(self, batch: Batch) -> dict[Destination, Encoded]:
         worker = self._idle.get()
         try:
             return worker.encode(batch)
@@ -193,17 +193,17 @@ class _Worker:
         assert self.process.stdin and self.process.stdout
         self._to, self._from = self.process.stdin, self.process.stdout
 
-    def encode(self, batch: Batch) -> dict[Place, Encoded]:
+    def encode(self, batch: Batch) -> dict[Destination, Encoded]:
         """Return the tokens of a batch, or raise the error that they led to."""
         try:
             pickle.dump(batch, self._to, pickle.HIGHEST_PROTOCOL)
             self._to.flush()
-            found = pickle.load(self._from)
+            result = pickle.load(self._from)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             raise LmlongError(_ended(self.process.wait())) from None
-        if isinstance(found, LmlongError):
-            raise found
-        return found  # type: ignore[no-any-return]
+        if isinstance(result, LmlongError):
+            raise result
+        return result  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Wait for the process, which has ended, and close its pipes."""
@@ -233,10 +233,10 @@ def serve(file: str) -> None:
     try:
         while True:
             try:
-                found: dict[Place, Encoded] | LmlongError = encode(pickle.load(source), tokenizer)
+                result: dict[Destination, Encoded] | LmlongError = encode(pickle.load(source), tokenizer)
             except LmlongError as error:
-                found = error
-            pickle.dump(found, sink, pickle.HIGHEST_PROTOCOL)
+                result = error
+            pickle.dump(result, sink, pickle.HIGHEST_PROTOCOL)
             sink.flush()
     except (EOFError, BrokenPipeError, pickle.UnpicklingError):  # the process that started this one has ended
         os._exit(0)

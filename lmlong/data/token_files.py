@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmlong.data import token_encoding
-from lmlong.data.token_encoding import Encoded, Place
+from lmlong.data.token_encoding import Destination, Encoded
 from lmlong.data.token_file import Count, starts_path
 from lmlong.io import files
 from lmlong.io.cache import PROGRESS
@@ -32,7 +32,7 @@ class Begun(NamedTuple):
 
     batches: int  # that are in the files
     files: dict[str, tuple[int, "_Hash"]]  # name -> bytes, and their sha256
-    counts: dict[Place, Count]
+    counts: dict[Destination, Count]
 
 
 class TokenFiles:
@@ -55,15 +55,15 @@ class TokenFiles:
         }
         self._sizes = {path: self._files[starts_path(Path(path)).name] for path in names}
 
-    def write(self, encoded: dict[Place, Encoded]) -> None:
+    def write(self, encoded: dict[Destination, Encoded]) -> None:
         """Append the tokens of the next batch."""
-        for place, found in encoded.items():
-            path = token_file(place)
+        for destination, found in encoded.items():
+            path = token_file(destination)
             tokens, starts = self._files[path], self._sizes[path]
             starts.write((found.starts + tokens.size // found.tokens.itemsize).tobytes())
             tokens.write(found.tokens.tobytes())
             count = Count(len(found.starts), found.bytes, len(found.tokens))
-            self.counts[place] = self.counts.get(place, Count()).add(count)
+            self.counts[destination] = self.counts.get(destination, Count()).add(count)
         self.batches += 1
         if self.batches % SHARD == 0:
             self.save()
@@ -81,7 +81,7 @@ class TokenFiles:
             "characters": token_encoding.BATCH,
             "batches": self.batches,
             "files": {name: [file.size, file.digest] for name, file in self._files.items()},
-            "counts": [[*place, *count] for place, count in self.counts.items()],
+            "counts": [[*destination, *count] for destination, count in self.counts.items()],
         }
         files.atomic_write(self.folder / PROGRESS, files.with_checksum(said))
 
@@ -100,9 +100,9 @@ class TokenFiles:
         self._stack.close()
 
 
-def token_file(place: Place) -> str:
-    """Return the name of the token file that a place is in."""
-    return VALIDATION if place.split == "validation" else f"train-{place.source}.tokens"
+def token_file(destination: Destination) -> str:
+    """Return the name of the token file that a destination is in."""
+    return VALIDATION if destination.split == "validation" else f"train-{destination.source}.tokens"
 
 
 class _File:
@@ -146,7 +146,7 @@ def _begun(folder: Path, names: set[str]) -> Begun:
         found = {name: (size, _hash(folder / name, size)) for name, (size, _) in said["files"].items()}
         if any(found[name][1].hexdigest() != digest for name, (_, digest) in said["files"].items()):
             return nothing
-        counts = {Place(source, split): Count(*count) for source, split, *count in said["counts"]}
+        counts = {Destination(source, split): Count(*count) for source, split, *count in said["counts"]}
         if not all(map(_is_count, chain.from_iterable(counts.values()))):
             return nothing
         return Begun(said["batches"], found, counts)

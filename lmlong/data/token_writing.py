@@ -17,7 +17,7 @@ from lmlong.data.overlap import overlap
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.sources import Input, check_inputs
 from lmlong.data.split import Part
-from lmlong.data.token_encoding import Batch, Cut, Place, Split, batches_of, encode_all
+from lmlong.data.token_encoding import Batch, Cut, Destination, Split, batches_of, encode_all
 from lmlong.data.token_file import Count, read_tokens
 from lmlong.data.token_files import VALIDATION, TokenFiles, token_file
 from lmlong.data.tokenizers.base import Tokenizer, parts
@@ -35,7 +35,9 @@ def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: D
     model = folder / "tokenizer.model"
     tokenizer.save(model)
     found = [_Source(entry) for entry in inputs]
-    names = {token_file(place) for number, source in enumerate(found) for place in source.places(number)}
+    names = {
+        token_file(destination) for number, source in enumerate(found) for destination in source.destinations(number)
+    }
     with (
         closing(TokenFiles(folder, names)) as files,
         Progress("tokens", size_of(inputs)) as progress,
@@ -71,9 +73,9 @@ class _Source:
         self._encodings: dict[str, dict[str, Any]] = {}
         self._near_copies: dict[str, dict[str, Any]] = {}
 
-    def places(self, number: int) -> list[Place]:
+    def destinations(self, number: int) -> list[Destination]:
         """Return where the tokens of the source belong, which has this number."""
-        return [Place(number, split) for split in self._splits]
+        return [Destination(number, split) for split in self._splits]
 
     def add(self, part: Part | Skipped) -> None:
         """Count a document that is skipped, or of which this is the first part."""
@@ -99,9 +101,11 @@ class _Source:
                 self._read["replaced_characters"] += outside
             yield piece
 
-    def described(self, number: int, counts: dict[Place, Count]) -> dict[str, Any]:
+    def described(self, number: int, counts: dict[Destination, Count]) -> dict[str, Any]:
         """Return all that is known of the source, with what was written of it."""
-        splits: dict[str, Any] = {place.split: counts.get(place, Count())._asdict() for place in self.places(number)}
+        splits: dict[str, Any] = {
+            destination.split: counts.get(destination, Count())._asdict() for destination in self.destinations(number)
+        }
         return {
             "name": self._name,
             "read": self._read,
@@ -114,20 +118,20 @@ class _Source:
 
 def _cuts(
     entries: Iterable[tuple[int, Part | Skipped]], found: list[_Source], tokenizer: Tokenizer
-) -> Iterator[tuple[Place, Cut]]:
+) -> Iterator[tuple[Destination, Cut]]:
     """Cut documents for the tokenizer, each cut known by what it is of; one without text has none."""
     for number, part in entries:
         found[number].add(part)
         if isinstance(part, Skipped):
             continue
-        place, begins, last = Place(number, part.split), True, ""
+        destination, begins, last = Destination(number, part.split), True, ""
         for text in parts(found[number].pieces(part, tokenizer)):
             if last:
-                yield place, Cut(last, begins, False)
+                yield destination, Cut(last, begins, False)
                 begins = False
             last = text
         if last:
-            yield place, Cut(last, begins, True)
+            yield destination, Cut(last, begins, True)
 
 
 def _pass_over(batches: Iterator[Batch], files: TokenFiles, progress: Progress) -> None:
