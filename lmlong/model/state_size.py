@@ -9,6 +9,16 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
 
 
+def binary_size(count: float) -> str:
+    """Return a number of bytes as people read it, such as 84.0 KiB."""
+    unit = "bytes"
+    for larger in ("KiB", "MiB", "GiB"):
+        if count < 1024:
+            break
+        count, unit = count / 1024, larger
+    return f"{count:,.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"
+
+
 class Size(NamedTuple):
     numbers: int
     bytes: int
