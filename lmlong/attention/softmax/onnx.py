@@ -1,4 +1,4 @@
-"""Softmax attention as a graph of ONNX, over all tokens or over a window."""
+"""Softmax attention as an ONNX graph, over all tokens or over a window."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from lmlong.native.onnx.layer import LayerInputs
 
 
 def softmax_graph(x: LayerInputs, window: int | None = None) -> Value:
-    """Return softmax attention to all tokens, or to the last `window`, the token itself among them."""
+    """Return softmax attention to all tokens, or to the last `window` tokens including the current one."""
     if window == 1:
         return x.repeated(x.v, x.value_dim)
     graph, kept = x.graph, 0 if window is None else window - 1

@@ -21,7 +21,7 @@ from lmlong.recipe.kinds import ATTENTION_KINDS
 
 
 class WindowAttention(CausalAttention[WindowState]):
-    """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document, the token itself among them."""
+    """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document, including token t."""
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = ATTENTION_KINDS["window"].uses_rope
@@ -47,7 +47,8 @@ class WindowAttention(CausalAttention[WindowState]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, WindowState]:
-        """Return outputs and the state after, in blocks: up to W queries see their own keys and the W - 1 before."""
+        """Return outputs and the state after. Each block of up to W queries attends to its own keys and the W - 1
+        before it."""
         time, past = k.shape[2], self.window - 1
         if not time or not len(v):
             return v, state
@@ -77,7 +78,7 @@ class WindowAttention(CausalAttention[WindowState]):
         return softmax_graph(x, reader.open(self).options["window"])
 
     def _mask(self, document: Tensor, block: int) -> Tensor:
-        """Return (B N, C, W - 1 + C), true where a query sees a key: within the window, in the same document."""
+        """Return (B N, C, W - 1 + C), true if a query sees a key: within the window and in the same document."""
         past = self.window - 1
         position = torch.arange(past + block, device=document.device)
         distance = position[past:, None] - position
@@ -88,7 +89,7 @@ class WindowAttention(CausalAttention[WindowState]):
 
 
 def _documents(current: Tensor, document_starts: Tensor | None, time: int) -> Tensor:
-    """Return the document of each past and new token: 0 is that of the state, -1 an older one or none."""
+    """Return the document of each past and new token: 0 for the document of the state, -1 for older or no tokens."""
     kept = current.long() - 1
     if document_starts is None:
         return torch.cat([kept, kept.new_zeros(len(kept), time)], dim=1)

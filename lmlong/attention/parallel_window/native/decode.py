@@ -1,4 +1,4 @@
-"""A recurrence with a window beside it in the native decode step."""
+"""A recurrence with a parallel window in the native decode step."""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
@@ -53,5 +53,5 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
 
 @cache
 def beside_window(recurrence: DecodeKind[Any]) -> ParallelWindowDecode:
-    """Return the kind of a recurrence with a window beside it."""
+    """Return the decode kind of a recurrence with a parallel window."""
     return ParallelWindowDecode(recurrence)
