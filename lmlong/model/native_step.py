@@ -105,7 +105,7 @@ def with_room(kinds: Kinds, blocks: Sequence[BlockState], full: bool) -> tuple[B
 
 
 def layer_states(kinds: Kinds, blocks: Iterable[BlockState]) -> array:
-    """Return the states of layers as native code reads them: a `LayerState` and the attention's state for each layer."""
+    """Return the states of layers as native code reads them: for each, a `LayerState` and the attention's state."""
     return array("q", chain.from_iterable(map(_fields, kinds, blocks)))
 
 

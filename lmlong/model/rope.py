@@ -16,14 +16,14 @@ SINUSOIDAL_BASE = 10_000.0
 
 
 def rope_frequencies(head_dim: int, options: recipe.Rope, device: torch.device = CPU) -> Tensor:
-    """Return the angle by which each pair of a head's numbers turns at a token (D / 2,), in float64."""
+    """Return the angle by which each pair of a head's numbers rotates per token (D / 2,), in float64."""
     half = head_dim // 2
     frequencies = options.base ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
     return frequencies if options.scaling is None else _scaled(frequencies, options.scaling)
 
 
 def _scaled(frequencies: Tensor, scaling: recipe.RopeScaling) -> Tensor:
-    """Return frequencies after Llama 3's scaling, by their turns within the original length."""
+    """Return frequencies scaled as in Llama 3, by their number of turns within the original length."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     turns = scaling.original_length * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -31,7 +31,7 @@ def _scaled(frequencies: Tensor, scaling: recipe.RopeScaling) -> Tensor:
 
 
 def apply_rope(x: Tensor, positions: Tensor, options: recipe.Rope) -> Tensor:
-    """Rotate x (B, H, T, D), pairs of its first and second half, by the angles of its positions (B, T)."""
+    """Rotate x (B, H, T, D) by the angles of its positions (B, T); a pair is a number of each half of D."""
     # float64: at a million tokens float32 is off by a hundredth of a turn
     where = float64_device(positions.device)
     angles = positions[:, None, :, None].to(where) * rope_frequencies(x.shape[-1], options, where)
@@ -49,7 +49,7 @@ def sinusoidal_positions(time: int, width: int, device: torch.device) -> Tensor:
 
 
 def document_positions(document_starts: Tensor | None, position: Tensor, time: int) -> Tensor:
-    """Return how many tokens of its document come before each token (B, T), given that of the first one (B,)."""
+    """Return the number of earlier tokens in its document for each token (B, T), given it for the first token (B,)."""
     index = torch.arange(time, device=position.device)
     since_first = position[:, None] + index
     if document_starts is None:
