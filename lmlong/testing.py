@@ -159,8 +159,8 @@ def _verdicts(attention: CausalAttention) -> Iterator[Verdict]:
                 with torch.set_grad_enabled(number == 1):
                     errors = list(_errors(number, exact, texts))
             except Exception as error:
-                why = explain(error, file_of(type(attention)))
-                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {why}") from error
+                reason = explain(error, file_of(type(attention)))
+                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {reason}") from error
             dtype = str(texts.dtype).removeprefix("torch.")
             yield from (Verdict(number, f"{law}: {what}{dtype}", *numbers) for what, *numbers in errors)
 
@@ -225,7 +225,7 @@ def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
                 why = explain(error, file_of(type(feature_map)))
                 raise UsageError(f"{in_words(feature_map)}: {name}: {why}") from error
             if features.shape != (expected := (*x.shape[:3], feature_map.features)):
-                raise UsageError(f"{in_words(feature_map)}: {name} gives {tuple(features.shape)}, not {expected}.")
+                raise UsageError(f"{in_words(feature_map)}: {name} returns {tuple(features.shape)}, not {expected}.")
             change = (features - of_mixed)[:, :, :half].abs().max()
             other_change = (phi(other).detach() - of_mixed)[:, :, half:].abs().max()
             yield Verdict(4, f"each token by itself: {name}", float(max(change, other_change)), 0.0)

@@ -29,9 +29,9 @@ def check_name(where: str, dict_name: str, kind: Any, own: set[str]) -> None:
         raise UsageError(
             f"{where}: {dict_name}: {kind!r} is not a name of lower-case letters, digits and _. Rename it."
         )
-    about = ATTENTION_KINDS.get(kind) or FEATURE_MAP_KINDS.get(kind)
-    if about or kind in own:
-        owner = where if kind in own else about.plugin if about and about.plugin else "lmlong itself"
+    registered = ATTENTION_KINDS.get(kind) or FEATURE_MAP_KINDS.get(kind)
+    if registered or kind in own:
+        owner = where if kind in own else registered.plugin if registered and registered.plugin else "lmlong itself"
         raise UsageError(f"{where}: {dict_name}: the name {kind} is taken, by {owner}. Give it another name.")
     if hasattr(recipe.Attention, kind) or kind in recipe.Attention.model_fields:
         raise UsageError(

@@ -65,7 +65,7 @@ class Mixer(nn.Module):
             if isinstance(gate, Gate):
                 if gate.name in SHARED_PARTS or hasattr(self, gate.name) or not gate.name.isidentifier():
                     raise UsageError(
-                        f"{in_words(self.attention)}: its gate cannot be named {gate.name!r}, as a block has another "
+                        f"{in_words(self.attention)}: its gate cannot be named {gate.name!r}: the block has another "
                         "part of this name. Give the gate another name."
                     )
                 self.add_module(gate.name, GateProjection(width, gate))

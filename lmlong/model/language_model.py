@@ -206,8 +206,8 @@ class LanguageModel(TextModel):
         ]
         if shortened := [layer for layer, _ in counts if layer in self.downsampled_layers]:
             raise UsageError(
-                f"model.downsample: the attention of layer {shortened[0] + 1} reads tokens, and a downsampled layer "
-                "has none. Leave downsample out, or let the layers in the middle be of another kind."
+                f"model.downsample: the attention of layer {shortened[0] + 1} reads tokens, but a downsampled layer "
+                "reads blocks. Leave downsample out, or use another kind for the layers in the middle."
             )
         return max((past for _, past in counts), default=None)
 

@@ -26,15 +26,15 @@ def _scaled(frequencies: Tensor, scaling: recipe.RopeScaling) -> Tensor:
     """Return frequencies scaled as in Llama 3, by their number of turns within the original length."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     turns = scaling.original_length * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
+    unscaled = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (unscaled + (1 - unscaled) / scaling.factor)
 
 
 def apply_rope(x: Tensor, positions: Tensor, options: recipe.Rope) -> Tensor:
     """Rotate x (B, H, T, D) by the angles of its positions (B, T); a pair is a number of each half of D."""
     # float64: at a million tokens float32 is off by a hundredth of a turn
-    where = float64_device(positions.device)
-    angles = positions[:, None, :, None].to(where) * rope_frequencies(x.shape[-1], options, where)
+    device = float64_device(positions.device)
+    angles = positions[:, None, :, None].to(device) * rope_frequencies(x.shape[-1], options, device)
     cos, sin = (wave.to(x.dtype).to(x.device) for wave in (angles.cos(), angles.sin()))
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
@@ -42,9 +42,9 @@ def apply_rope(x: Tensor, positions: Tensor, options: recipe.Rope) -> Tensor:
 
 def sinusoidal_positions(time: int, width: int, device: torch.device) -> Tensor:
     """Return sines and cosines of each position (T, width), from the fastest frequency to the slowest, in float64."""
-    half, where = -(-width // 2), float64_device(device)
-    frequencies = SINUSOIDAL_BASE ** (-torch.arange(half, device=where, dtype=torch.float64) / half)
-    angles = torch.arange(time, device=where)[:, None] * frequencies
+    half, device = -(-width // 2), float64_device(device)
+    frequencies = SINUSOIDAL_BASE ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
+    angles = torch.arange(time, device=device)[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 
 

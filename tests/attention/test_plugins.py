@@ -286,7 +286,7 @@ def test_a_feature_map_that_looks_at_other_tokens_or_is_negative_is_told(square:
     assert 10 in {one.number for one in examine_feature_map(cls).verdicts if not one.kept}
     square.write_text(SQUARE.replace("q * q + self.floor", "q[..., :3]"))
     (cls,) = load_plugin(square).feature_maps.values()
-    with pytest.raises(UsageError, match=r"square\.py: Square: query gives \(2, 3, 100, 3\), not \(2, 3, 100, 8\)"):
+    with pytest.raises(UsageError, match=r"square\.py: Square: query returns \(2, 3, 100, 3\), not \(2, 3, 100, 8\)"):
         check_feature_map(cls)
 
 

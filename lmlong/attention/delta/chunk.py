@@ -105,9 +105,9 @@ class ChunkKernel(ChunkedKernel):
         for n in reversed(steps) if backwards else steps:
             before, after = (n + 1, n) if backwards else (n, n + 1)
             X[n] = A[n] + B[n] @ states[before]
-            kept = states[before] if decay is None else states[before] * decay[n]
+            decayed = states[before] if decay is None else states[before] * decay[n]
             added = C[n].mT @ X[n]
-            states[after] = kept + added if E is None else kept + added + E[n]
+            states[after] = decayed + added if E is None else decayed + added + E[n]
         return states, X
 
 

@@ -86,9 +86,9 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         )
         seen = concat(cache, KeyValues(k, v, document == document[:, -1:]))
         y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask[:, None], enable_gqa=self.grouped)
-        goes_on = document[:, -1:] == 0
-        kept = KVCache(*(part._replace(current=part.current & goes_on) for part in state))
-        return y, append(kept, KeyValues(k, v, document == document[:, -1:]))
+        continues = document[:, -1:] == 0
+        past = KVCache(*(part._replace(current=part.current & continues) for part in state))
+        return y, append(past, KeyValues(k, v, document == document[:, -1:]))
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the output of one token and the state after it; the settled tokens are not copied."""

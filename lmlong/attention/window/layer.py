@@ -62,9 +62,9 @@ class WindowAttention(CausalAttention[WindowState]):
         rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H, ...)
         y = scaled_dot_product_attention(next(rows), next(rows), next(rows), mask[:, None])
         y = y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
-        kept = document[:, time:] == document[:, -1:]
+        current = document[:, time:] == document[:, -1:]
         # cloned: a view would keep all keys and values alive
-        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), kept)
+        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), current)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
@@ -82,15 +82,15 @@ class WindowAttention(CausalAttention[WindowState]):
         past = self.window - 1
         position = torch.arange(past + block, device=document.device)
         distance = position[past:, None] - position
-        near = (distance >= 0) & (distance <= past)
+        in_window = (distance >= 0) & (distance <= past)
         keys = document.unfold(1, past + block, block)  # (B, N, W - 1 + C)
-        same = keys[..., past:, None] == keys[..., None, :]
-        return (near & same).flatten(0, 1)
+        same_document = keys[..., past:, None] == keys[..., None, :]
+        return (in_window & same_document).flatten(0, 1)
 
 
 def _documents(current: Tensor, document_starts: Tensor | None, time: int) -> Tensor:
     """Return the document of each past and new token: 0 for the document of the state, -1 for older or no tokens."""
-    kept = current.long() - 1
+    past = current.long() - 1
     if document_starts is None:
-        return torch.cat([kept, kept.new_zeros(len(kept), time)], dim=1)
-    return torch.cat([kept, document_starts.cumsum(1)], dim=1)
+        return torch.cat([past, past.new_zeros(len(past), time)], dim=1)
+    return torch.cat([past, document_starts.cumsum(1)], dim=1)
