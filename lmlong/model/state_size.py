@@ -25,7 +25,7 @@ class Size(NamedTuple):
 
 
 class StateSize(NamedTuple):
-    """The size of the state before the first token, and what each token adds: nothing, where the state is constant."""
+    """The size of the state before the first token, and the size that each token adds: 0 for a constant state."""
 
     empty: Size
     per_token: Size
@@ -33,9 +33,9 @@ class StateSize(NamedTuple):
 
 @torch.inference_mode()
 def state_size(model: LanguageModel) -> StateSize:
-    """Return the sizes, measured on the tensors of the state before and after a token, or a block of them."""
+    """Return the sizes, measured on the tensors of the state before and after a token, or a block of tokens."""
     nothing = model.init_state(1)
-    count = model.hourglass.factor if model.hourglass else 1  # the fewest tokens of which each layer reads something
+    count = model.hourglass.factor if model.hourglass else 1  # the fewest tokens with which every layer reads a vector
     _, some = model.hidden_states(
         torch.zeros(1, count, dtype=torch.long, device=model.embedding.weight.device), nothing
     )
