@@ -304,7 +304,7 @@ def test_a_map_with_signs_says_so_on_its_class_and_has_no_decay_by_channel(tmp_p
     signed = SQUARE.replace("    class Options", "    signed = True\n\n    class Options", 1)
     (tmp_path / "signed.py").write_text(signed)
     text = "plugins: [signed.py]\nmodel: {attention: {feature_map: square, decay: channel}}\n"
-    with pytest.raises(RecipeError, match="features of square have signs"):
+    with pytest.raises(RecipeError, match="features of square may be negative"):
         load(text, tmp_path)
 
 
