@@ -13,7 +13,7 @@ from lmlong.io.files import atomic_write
 from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import is_main_process, print_once
-from lmlong.training.metrics_log import METRICS
+from lmlong.training.metrics_log import METRICS_FILE
 from lmlong.training.prepare import PreparedRun, prepare_run
 from lmlong.training.run_folder import ABANDONED, RECORDS
 from lmlong.training.training_state import read_state
@@ -156,10 +156,10 @@ def make_newest(folder: Path, checkpoint: Path, store: CheckpointStore) -> None:
         _move_aside(folder, store, step)
     else:
         # the metrics up to it; unknown where the checkpoint was taken out of its run
-        log = checkpoint.parents[1] / METRICS if checkpoint.parent.name == "checkpoints" else None
+        log = checkpoint.parents[1] / METRICS_FILE if checkpoint.parent.name == "checkpoints" else None
         metrics = log.read_text(encoding="utf-8", errors="replace") if log and log.is_file() else ""
         _move_aside(folder, store, -1)
-        atomic_write(folder / METRICS, metrics)
+        atomic_write(folder / METRICS_FILE, metrics)
         write.copy(checkpoint, store.path(step))
     store.link()
     store.prune()

@@ -32,7 +32,7 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
 from lmlong.training.loggers import check_loggers, finish_loggers, log_end, make_loggers
-from lmlong.training.metrics_log import METRICS, read_entries
+from lmlong.training.metrics_log import METRICS_FILE, read_entries
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import ENDLESS
 from lmlong.training.prepare import PreparedRun, prepare_new_run
@@ -68,7 +68,7 @@ class TrainingResult(NamedTuple):
     @property
     def losses(self) -> dict[int, float]:
         """The training loss in nats per token, by step: of each `training.log_every` steps."""
-        return {entry["step"]: entry["loss"] for entry in read_entries(self.run / METRICS) if "loss" in entry}
+        return {entry["step"]: entry["loss"] for entry in read_entries(self.run / METRICS_FILE) if "loss" in entry}
 
 
 def train(

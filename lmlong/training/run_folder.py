@@ -15,11 +15,11 @@ from lmlong.io.files import parse_json
 from lmlong.io.links import is_link
 from lmlong.io.lock import Held, Lock
 from lmlong.recipe import Recipe
-from lmlong.training.metrics_log import METRICS
+from lmlong.training.metrics_log import METRICS_FILE
 
 LOCK, ENVIRONMENT = ".lock", "environment.json"
 
-RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS)
+RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS_FILE)
 """The files that describe a run."""
 
 ABANDONED = re.compile(r"abandoned-(\d+)")
@@ -27,7 +27,7 @@ ABANDONED = re.compile(r"abandoned-(\d+)")
 
 OWN = re.compile(
     rf"({ABANDONED.pattern}/)*"
-    rf"({'|'.join(map(re.escape, (LOCK, *RECORDS)))}|{re.escape(METRICS)}\.partial|\.[a-z.]+\.partial"
+    rf"({'|'.join(map(re.escape, (LOCK, *RECORDS)))}|{re.escape(METRICS_FILE)}\.partial|\.[a-z.]+\.partial"
     rf"|checkpoints/(({NAME.pattern}|{LEFT_FOLDER.pattern})/({'|'.join(map(re.escape, (*FILES, MANIFEST)))})?)?"
     r"|tensorboard/(events\.out\.tfevents\..*|hparams\.yaml)?"
     r"|csv/(from-\d{8,}/.*)?"
