@@ -11,7 +11,7 @@ from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import explain_errors
 
 METRICS_FILE = "metrics.jsonl"
-REMEDY = "Mend that, and resume with --resume auto."
+REMEDY = "Fix that, and resume with --resume auto."
 
 LARGEST, LARGEST_STEP = 1e300, 1 << 40
 """Upper limits of the numbers and steps in a log."""
