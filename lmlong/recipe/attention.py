@@ -124,7 +124,7 @@ class Attention(Options):
     repeated over the layers; 3linear+softmax is short for three linear and one softmax. Left out for an encoder or with
     downsample: linear."""
     feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
-    """linear: the feature map of queries and keys, in place of softmax's exponential."""
+    """linear: feature map of queries and keys, instead of softmax's exponential."""
     decay: Literal["none", "fixed", "learned", "channel"] = "learned"
     """linear, delta: how the state is forgotten: none, at a fixed rate for each head, by a gate learned from the token
     for each head (learned), or for each feature (channel; linear only). An encoder has none."""

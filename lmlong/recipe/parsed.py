@@ -201,7 +201,7 @@ def _training_on(path: Path, recipe: str) -> str:
 def _with_start(values: Section) -> Section:
     """Return the values of a recipe with its missing options of `model` and its missing tokenizer filled in.
 
-    The options are those of the run of `training.init_from`, and the tokenizer that of the same run or of the teacher.
+    Options are taken from the run of `training.init_from`, the tokenizer from that run or else from the teacher.
     A run that cannot be read is ignored here and reported when its weights are loaded.
     """
     start, teacher = (_recipe_of(at(values, ("training", key))) for key in ("init_from", "teacher"))

@@ -215,7 +215,7 @@ class DeepSpeedAutocast(DeepSpeedPrecision):
         engine = model.trainer.model
         done = engine.is_gradient_accumulation_boundary()
         engine.step()
-        if done:  # clipped by DeepSpeed, which skips the update where the norm is not finite
+        if done:  # clipped by DeepSpeed, which skips the update if the norm is not finite
             model.accept(float(engine.get_global_grad_norm()))
 
 

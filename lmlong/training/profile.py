@@ -97,15 +97,15 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     peak = peak_memory(prepared.device)
     if peak is None:
         raise LmlongError("this system does not report the memory of a process")
-    kept = sum(moment.numel() for moments in optimizer.state.values() for moment in moments.values())
-    return StepProfile(peak, work, update, count_parameters(model), kept, state)
+    moments = sum(moment.numel() for of_weight in optimizer.state.values() for moment in of_weight.values())
+    return StepProfile(peak, work, update, count_parameters(model), moments, state)
 
 
 def _backward(model: TextModel, prepared: PreparedRun, shape: BatchShape) -> None:
     """Add the gradient of one batch of random text."""
     recipe = prepared.recipe
     device = model.embedding.weight.device
-    # an encoder's last embedding is that of the mask, which is never a target
+    # an encoder's last embedding is the mask token, which is never a target
     tokens = torch.randint(model.embedding.num_embeddings - 1, (shape.rows, shape.time), device=device)
     document = DOCUMENT // recipe.model.factor * recipe.model.factor
     document_starts = (torch.arange(shape.time, device=device) % document == 0).expand(shape.rows, -1)
