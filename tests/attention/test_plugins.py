@@ -140,7 +140,7 @@ def test_a_checkpoint_imports_nothing(tmp_path: Path, square: Path) -> None:
     square.write_text(f"open({str(side_effect)!r}, 'w').close()\n{SQUARE}")
     file = tmp_path / "recipe.yaml"
     file.write_text(f"training: {{steps: 1}}\nplugins: [{square}]\nmodel: {{attention: {{feature_map: square}}}}\n")
-    with pytest.raises(MissingPlugin, match=r"needs the feature map square of the plug-in square\.py: name it"):
+    with pytest.raises(MissingPlugin, match=r"needs the feature map square of the plug-in square\.py: load it"):
         recipe_file.load(str(file))
     file.write_text(f"training: {{steps: 1}}\nplugins: [{square}]\n")
     assert recipe_file.load(str(file)).plugins == []
