@@ -1,4 +1,4 @@
-"""Finding the checkpoints of a run by its folder, its name, or their own paths. Imports no torch."""
+"""Finding the checkpoints of a run by its folder, its name, or a checkpoint's path. Imports no torch."""
 
 import re
 import shlex
@@ -11,10 +11,10 @@ from lmlong.io.links import follow_link
 EXPORTED = ("modeling_lmlong.py", "model.onnx")
 LATEST, BEST = "latest", "best"
 NAME = re.compile(r"step-(\d{8,})")
-"""The names of checkpoints; anything else beside them belongs to the user, and is left alone."""
+"""The names of checkpoints; everything else beside them belongs to the user and is left alone."""
 LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
 LEFT_LINK = re.compile(r"\.(latest|best)\.partial")
-"""What a process leaves that is stopped while it writes or removes a checkpoint, or a link to one."""
+"""Leftovers of a process that was stopped while it wrote or removed a checkpoint or a link to one."""
 
 
 def run_path(run: str | Path) -> Path:
@@ -24,7 +24,7 @@ def run_path(run: str | Path) -> Path:
 
 
 def find(run: str | Path) -> Path:
-    """Return the checkpoint of a run folder, of the name of a run under runs/, or of the checkpoint's own folder."""
+    """Return the checkpoint of a run, given as a folder, a name under runs/, or a checkpoint's own folder."""
     try:
         path = run_path(run)
         if not path.exists():
@@ -49,8 +49,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Return whether this is a checkpoint of the step in its name, or was one that is damaged, which is reported when a
-    run would resume from it."""
+    """Return whether this is a checkpoint of the step in its name, or a damaged one, which is reported when a run would
+    resume from it."""
     if not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     try:
@@ -60,9 +60,9 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _why_not(path: Path) -> str:
-    """Return what a file or folder is that holds no checkpoint, and what to do about it."""
+    """Return what a path without a checkpoint is, and what to do about it."""
     if any((path / name).is_file() for name in EXPORTED):
-        return "an export of a run, for other programs. Name the run that it was exported from."
+        return "an export for other programs. Name the run that it was exported from."
     if path.suffix.lower() == ".gguf" or (path / "config.json").is_file():
         run = f"runs/{path.stem if path.is_file() else path.resolve().name}"
         words = ["lmlong", "import", str(path), "--out", run]

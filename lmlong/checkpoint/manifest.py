@@ -22,12 +22,13 @@ class Manifest(NamedTuple):
 
     files: dict[str, dict[str, Any]]
     step: int  # optimizer steps taken
-    validation: float | None  # validation metric, less is better
+    validation: float | None  # validation metric, lower is better
     trained_tokens: int | None = None  # including the runs it began from; None in older checkpoints
 
 
 def verify(folder: Path, names: Iterable[str] = FILES, digests: bool = True) -> None:
-    """Refuse a checkpoint unless these of its files are as they were saved; without `digests`, of the same size."""
+    """Refuse a checkpoint unless these files are as they were saved; without `digests`, only their sizes are
+    checked."""
     check = folder_manifest.has_digest if digests else lambda path, digest: True
     try:
         folder_manifest.verify(folder, FORMAT, names, check)

@@ -1,7 +1,7 @@
-"""Reading a checkpoint, found by run, by name or by path.
+"""Reading a checkpoint of a run, a name or a path.
 
-Each file is verified before it is opened, unless `verify` is false since that was done already. Its content is
-validated in any case: a digest detects accidents, not attacks.
+Each file is verified before it is opened, unless `verify` is false because that was done already. Its content is always
+validated too: a digest detects accidents, not attacks.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,16 +30,16 @@ from lmlong.recipe.parsed import MissingPlugin
 
 REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 NUMBERS = {"F64", "F32", "F16", "BF16"}
-"""The dtypes that weights may have, by torch's names and by those of safetensors."""
+"""The dtypes that weights may have, by their names in torch and in safetensors."""
 
 T = TypeVar("T")
 
 
 def reading(run: str | Path, use: Callable[[Path], T]) -> T:
-    """Return `use(checkpoint)` for the newest checkpoint of a run: the one way to read a run that may be in training.
+    """Return `use(checkpoint)` for the newest checkpoint of a run, which may be in training.
 
-    Training removes older checkpoints, also while they are read; then `use` is called again with the newest one, so it
-    must change nothing, and its result must not depend on files of the checkpoint.
+    Training removes older checkpoints, even while they are being read. `use` is then called again with the newest one,
+    so it must have no side effects, and its result must not depend on files of the checkpoint.
     """
     checkpoint = find(run)
     while True:
@@ -55,7 +55,7 @@ def reading(run: str | Path, use: Callable[[Path], T]) -> T:
 
 
 def trained_tokens(checkpoint: Path) -> int:
-    """Return the tokens that the weights were trained on, including those of the runs they began from."""
+    """Return the number of tokens that the weights were trained on, including earlier runs that they came from."""
     about = manifest.read(checkpoint)
     return (
         about.step * read_recipe(checkpoint).tokens_per_step if about.trained_tokens is None else about.trained_tokens
@@ -94,16 +94,16 @@ def read_weights(checkpoint: Path, verify: bool = True) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         if tensor.dtype not in REAL or not tensor.float().isfinite().all():
             raise CheckpointError(
-                f"{checkpoint / WEIGHTS}: {name} has values that are not finite numbers. Use another checkpoint."
+                f"{checkpoint / WEIGHTS}: {name} contains values that are not finite. Use another checkpoint."
             )
     return weights
 
 
 @contextmanager
 def _opening(weights: Path) -> Iterator[None]:
-    """Raise a CheckpointError where safetensors cannot open a file of weights.
+    """Raise a CheckpointError if safetensors cannot open a file of weights.
 
-    safetensors opens a file twice; where it was removed in between, torch raises a RuntimeError.
+    safetensors opens a file twice; if it is removed in between, torch raises a RuntimeError.
     """
     try:
         yield
@@ -116,27 +116,27 @@ def _opening(weights: Path) -> Iterator[None]:
 
 
 def read_training(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
-    """Return the training state, verified; only tensors and plain values are ever built from it."""
+    """Return the training state, verified; only tensors and plain values are built from it."""
     if verify:
         manifest.verify(checkpoint, [TRAINING])
     path = checkpoint / TRAINING
     try:
-        with ZipFile(path) as archive:  # torch writes it uncompressed; a small file must not unpack to a large one
+        with ZipFile(path) as archive:  # torch writes it uncompressed; a small file must not expand to a large one
             if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-                raise CheckpointError(f"{path}: compressed, as no checkpoint of lmlong is. Use another checkpoint.")
+                raise CheckpointError(f"{path}: compressed, but lmlong never compresses it. Use another checkpoint.")
         return torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
-    except Exception as error:  # torch raises many types here, and each means the same
+    except Exception as error:  # torch raises many types here, with the same meaning
         raise CheckpointError(f"{path}: cannot be read safely. Use another checkpoint.") from error
 
 
 def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False, verify: bool = True) -> None:
     """Load the weights of a checkpoint into a model of the same shape.
 
-    With `new_attention`, weights that only one kind of attention has may be missing, and stay as the model has them, or
-    be unexpected, and are left out: queries, keys and values mean the same to every kind. A convolution that is missing
-    begins as the identity, and gains of heads stay as they are.
+    With `new_attention`, weights specific to one kind of attention may be missing, and keep the model's values, or be
+    unexpected, and are ignored; queries, keys and values mean the same to every kind. A missing convolution starts as
+    the identity, and missing head gains keep the model's values.
     """
     weights, own = read_weights(checkpoint, verify), model.state_dict()
     if new_attention:
@@ -148,16 +148,18 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
 
 
 def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:
-    """Refuse a checkpoint whose recipe and weights are of different models, before the model takes any memory."""
+    """Refuse a checkpoint whose recipe and weights do not match, before the model takes any memory."""
     manifest.verify(checkpoint, [WEIGHTS])
     with _opening(checkpoint / WEIGHTS), safe_open(checkpoint / WEIGHTS, "pt") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         shapes = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
         invalid = [name for name, slice in slices.items() if slice.get_dtype() not in NUMBERS]
     if invalid:
-        raise CheckpointError(f"{checkpoint / WEIGHTS}: {invalid[0]} is not of real numbers. Use another checkpoint.")
+        raise CheckpointError(
+            f"{checkpoint / WEIGHTS}: {invalid[0]} does not contain floating-point numbers. Use another checkpoint."
+        )
     if recipe.model.layers > len(shapes):
-        raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than there are weights. Use another checkpoint.")
+        raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than the weights. Use another checkpoint.")
     with without_memory():
         _compare(checkpoint, shapes, _shapes(build(recipe).state_dict()))
 
@@ -167,27 +169,27 @@ def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _compare(checkpoint: Path, saved: dict[str, tuple[int, ...]], own: dict[str, tuple[int, ...]]) -> None:
-    """Refuse weights whose shapes differ from the model's, naming the first."""
+    """Refuse weights whose shapes differ from the model's, naming the first difference."""
     for name in [*own, *(saved.keys() - own.keys())]:
         if own.get(name) != saved.get(name):
             raise CheckpointError(
-                f"{checkpoint / WEIGHTS}: {name} is {saved.get(name, 'none')}, the recipe's model has "
-                f"{own.get(name, 'none')}. Use the recipe this checkpoint was trained by."
+                f"{checkpoint / WEIGHTS}: {name} has shape {saved.get(name, 'none')}, but the recipe's model "
+                f"has {own.get(name, 'none')}. Use the recipe that the checkpoint was trained with."
             )
 
 
 def _identities(model: nn.Module) -> dict[str, Tensor]:
-    """Return weights with which the short convolutions of a model change nothing."""
+    """Return weights that make the short convolutions of a model identities."""
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, ShortConvolution)]
     return {f"{name}.weight": module.identity() for name, module in modules}
 
 
 def _of_attention(name: str) -> bool:
-    """Return whether a weight belongs to the attention itself: to its features or its gates."""
+    """Return whether a weight is specific to a kind of attention: part of its features or gates."""
     _, inside, part = name.partition(".mixer.")
     return bool(inside) and part.partition(".")[0] not in SHARED_PARTS
 
 
 def _may_be_missing(name: str) -> bool:
-    """Return whether a new model may begin with a weight of its own."""
+    """Return whether a weight may be missing and keep the new model's value."""
     return _of_attention(name) or name.endswith(".mixer.head_norm.weight")

@@ -1,4 +1,5 @@
-"""Writing a checkpoint: to a temporary folder, flushed to disk, manifest last, then renamed."""
+"""Writing a checkpoint: files in a temporary folder are flushed to disk, the manifest last, then the folder is
+renamed."""
 
 import errno
 import json
@@ -27,7 +28,7 @@ from lmlong.io.links import is_link
 from lmlong.io.system_errors import explain_errors
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-"""Dtypes by their names in safetensors."""
+"""The names of dtypes in safetensors."""
 
 
 class Contents(NamedTuple):
@@ -38,24 +39,24 @@ class Contents(NamedTuple):
     recipe: str
     tokenizer: bytes
     step: int = 0  # optimizer steps taken
-    validation: float | None = None  # validation metric of the weights, less is better
-    trained_tokens: int | None = None  # including those of the runs it began from
+    validation: float | None = None  # validation metric of the weights, lower is better
+    trained_tokens: int | None = None  # including those of earlier runs that it began from
 
 
 def write(folder: Path, contents: Contents) -> None:
-    """Write a checkpoint so that `folder` is absent or complete whenever the machine stops."""
-    with explain_errors(folder, "Mend that, and resume with --resume auto."), _staged(folder) as staged:
+    """Write a checkpoint so that `folder` is absent or complete even if the machine stops."""
+    with explain_errors(folder, "Fix that, and resume with --resume auto."), _staged(folder) as staged:
         try:
             _check_space(staged, contents)
             _fill(staged, contents)
-            _make_way(folder, contents.step)
+            _move_aside(folder, contents.step)
         except Exception as error:
             _check_space(staged, contents, error)
             raise
 
 
 def copy(checkpoint: Path, folder: Path) -> None:
-    """Copy a checkpoint so that `folder` is absent or complete whenever the machine stops."""
+    """Copy a checkpoint so that `folder` is absent or complete even if the machine stops."""
     with _staged(folder) as staged:
         shutil.copytree(checkpoint, staged, copy_function=shutil.copyfile, dirs_exist_ok=True)
         for path in (*staged.iterdir(), staged):
@@ -64,7 +65,7 @@ def copy(checkpoint: Path, folder: Path) -> None:
 
 @contextmanager
 def _staged(folder: Path) -> Iterator[Path]:
-    """Make a folder that replaces `folder` at the end, unless an error is raised before."""
+    """Create a temporary folder that replaces `folder` at the end, unless an error is raised."""
     staged = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
@@ -78,19 +79,21 @@ def _staged(folder: Path) -> Iterator[Path]:
 
 
 class Shapes(NamedTuple):
-    """The shapes and dtype of weights that are written one by one."""
+    """The shapes and dtype of weights that are written one at a time."""
 
     of: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
 
 
 def write_imported(folder: Path, shapes: Shapes, weights: Iterable[Tensor], recipe: str, tokenizer: bytes) -> None:
-    """Write a checkpoint of weights that come one by one, without a training state."""
+    """Write a checkpoint without a training state, from weights that arrive one at a time."""
     folder.mkdir()
     need = sum(torch.Size(shape).numel() for shape in shapes.of.values()) * shapes.dtype.itemsize + len(tokenizer)
     free = shutil.disk_usage(folder).free
     if need > free:
-        raise LmlongError(f"{folder.parent}: takes {need:,} bytes, {need - free:,} are missing. Free some space.")
+        raise LmlongError(
+            f"{folder.parent}: needs {need:,} bytes, {need - free:,} more than are free. Free some space."
+        )
     save_in_turn(shapes, weights, folder / WEIGHTS)
     (folder / RECIPE).write_bytes(recipe.encode())
     (folder / TOKENIZER).write_bytes(tokenizer)
@@ -98,7 +101,7 @@ def write_imported(folder: Path, shapes: Shapes, weights: Iterable[Tensor], reci
 
 
 def save_in_turn(shapes: Shapes, weights: Iterable[Tensor], path: Path) -> None:
-    """Write a safetensors file of weights that come one by one, in the order of their shapes."""
+    """Write a safetensors file from weights that arrive one at a time, in the order of `shapes`."""
     header: dict[str, Any] = {}
     begin = 0
     for name, shape in shapes.of.items():
@@ -114,24 +117,25 @@ def save_in_turn(shapes: Shapes, weights: Iterable[Tensor], path: Path) -> None:
             file.write(weight.contiguous().view(torch.uint8).numpy().data)
 
 
-def _make_way(folder: Path, step: int) -> None:
-    """Move aside whatever has the checkpoint's name but is no checkpoint of this step: it belongs to the user."""
+def _move_aside(folder: Path, step: int) -> None:
+    """Move aside anything that has the checkpoint's name but is not a checkpoint of this step: it belongs to the
+    user."""
     if not os.path.lexists(folder):
         return
     try:
-        is_ours = not folder.is_symlink() and read(folder).step == step
+        is_checkpoint = not folder.is_symlink() and read(folder).step == step
     except CheckpointError:
-        is_ours = folder.is_dir() and (folder / NAME).exists()  # a damaged one
-    if not is_ours:
+        is_checkpoint = folder.is_dir() and (folder / NAME).exists()  # a damaged one
+    if not is_checkpoint:
         free = next(path for n in count(1) if not os.path.lexists(path := folder.with_name(f"{folder.name}-moved-{n}")))
         folder.rename(free)
-        print(f"{folder}: moved to {free.name}, it was in the way of a checkpoint", file=sys.stderr)
+        print(f"{folder}: moved to {free.name}, since a checkpoint needs its name", file=sys.stderr)
 
 
 def _fill(staged: Path, contents: Contents) -> None:
     """Write all files of a checkpoint, the manifest last."""
     save_tensors({name: tensor.contiguous() for name, tensor in contents.weights.items()}, staged / WEIGHTS)
-    with (staged / TRAINING).open("wb") as file:  # by its name torch would not say why it cannot be written
+    with (staged / TRAINING).open("wb") as file:  # given a path, torch would not report why it cannot be written
         torch.save(contents.training, file)
     (staged / RECIPE).write_bytes(contents.recipe.encode())
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
@@ -140,7 +144,7 @@ def _fill(staged: Path, contents: Contents) -> None:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors; where the system refuses that, its own error is raised."""
+    """Write tensors as safetensors; raise an OSError if the system refuses it."""
     try:
         save_file(tensors, path, about)
     except SafetensorError as error:
@@ -150,26 +154,26 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] |
 
 
 def _check_space(staged: Path, contents: Contents, cause: Exception | None = None) -> None:
-    """Refuse to write, or explain a failed write, where the disk has less free space than the checkpoint takes."""
+    """Refuse to write, or explain a failed write, if the checkpoint is larger than the free disk space."""
     need = size(contents)
     free = shutil.disk_usage(staged).free + sum(path.stat().st_size for path in staged.iterdir())
     if need <= free and not (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)):
         return
-    missing = f"{need - free:,} are missing" if need > free else "the disk or a quota is full"
+    missing = f"{need - free:,} more than are free" if need > free else "the disk or a quota is full"
     raise LmlongError(
-        f"{staged.parent}: a checkpoint takes {need:,} bytes, {missing}. Free some space and resume with --resume auto."
+        f"{staged.parent}: a checkpoint needs {need:,} bytes, {missing}. Free some space and resume with --resume auto."
     ) from cause
 
 
 def size(contents: Contents) -> int:
-    """Return the bytes that a checkpoint takes, with a small allowance for names and lists."""
+    """Return the size of a checkpoint in bytes, with an allowance for names and lists."""
     tensors = [*contents.weights.values(), *_tensors(contents.training)]
     data = sum(tensor.numel() * tensor.element_size() + 512 for tensor in tensors)
     return data + len(contents.recipe) + len(contents.tokenizer) + (1 << 16)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors within plain values, however they are nested."""
+    """Iterate over the tensors in nested plain values."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -179,7 +183,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint so that it is complete or absent under its name whenever the machine stops."""
+    """Remove a checkpoint so that it is complete or absent under its name even if the machine stops."""
     if folder.exists():
         doomed = folder.with_name(f".{folder.name}.removed")
         shutil.rmtree(doomed, ignore_errors=True)

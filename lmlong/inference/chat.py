@@ -1,4 +1,4 @@
-"""Conversations by the chat template of a model's tokenizer, along one state: no message is read twice."""
+"""Conversations by the chat template of a model's tokenizer. The state is kept, so no message is read twice."""
 
 import atexit
 import re
@@ -20,35 +20,35 @@ Message = dict[str, str]
 """`role` (system, user or assistant) and `content`."""
 
 APART = "\ufdd0"
-"""Stands within what looks like a special token in a message, which is text. Unicode has no character of this
-number."""
+"""Inserted into text in a message that looks like a special token, so that it stays text. It is a Unicode
+noncharacter."""
 
 SECONDS = 10.0
-"""Time that a template may take, the start of the process that renders it among it."""
+"""Time limit of rendering, including the start of the process that renders."""
 
 RENDERER = LimitedProcess("lmlong.inference.chat_template")
 atexit.register(RENDERER.close)
 
 
 class Conversation:
-    """Messages, and the session after them; the tokenizer must have a chat template."""
+    """Messages and the session after them. The tokenizer must have a chat template."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, system: str | None = None):
         self.model, self.tokenizer = model, tokenizer
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._session: Session | None = None
-        self._read = ""  # the text that it has read, as rendered
+        self._read = ""  # the rendered text that the session has read
 
     def say(
         self, text: str, options: Sampling | None = None, max_tokens: int | None = MAX_TOKENS, **sampling: Any
     ) -> Iterator[str]:
-        """Iterate over the pieces of the answer to a message; once it has ended, it is one of the messages.
+        """Iterate over the pieces of the answer to a message; a complete answer is added to the messages.
 
         >>> for piece in talk.say("Hello.", temperature=0.5, seed=3):
         ...     print(piece, end="", flush=True)
 
-        `sampling` replaces single `options`. The loop penalty looks at each answer by itself, so an answer may repeat
-        what was said before.
+        `sampling` overrides single `options`. The loop penalty applies to each answer separately, so an answer may
+        repeat earlier messages.
         """
         return self._answer(text, replace(options or DEFAULTS, **sampling), max_tokens)
 
@@ -64,9 +64,9 @@ class Conversation:
         self._session, self._read = generation.session, self._read + apart(self.tokenizer, answer)
 
     def _prompted(self) -> Session:
-        """Return the session up to where the next answer begins."""
+        """Return the session up to the beginning of the next answer."""
         text = render(self.tokenizer, self.messages)
-        if self._session is None or not text.startswith(self._read):  # some templates change what was said before
+        if self._session is None or not text.startswith(self._read):  # some templates change earlier messages
             self._session, self._read = None, ""
         tokens = list(encode(self.tokenizer, text[len(self._read) :]))
         self._session = prefill(self.model, [tokens], self._session)
@@ -75,7 +75,7 @@ class Conversation:
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
-    """Return the text of messages up to where the answer begins, with APART in them."""
+    """Return the rendered messages up to the beginning of the answer, with APART in them."""
     names = {token: name for name, token in tokenizer.special.items()}
     ends = {f"{end}_token": names.get(getattr(tokenizer, end), "") for end in ("bos", "eos")}
     inert = [{key: apart(tokenizer, text) for key, text in message.items()} for message in messages]
@@ -84,15 +84,17 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
         text = RENDERER.ask(request, SECONDS).decode("utf-8", "surrogatepass")
     except RequestFailed as error:
         raise UsageError(
-            f"its chat template does not take these messages ({error}). Change them, or use another model."
+            f"the model's chat template cannot render these messages ({error}). Change them, or use another model."
         ) from None
     if not text:
-        raise UsageError("its chat template makes no text of these messages. Use a model made for chat.")
+        raise UsageError(
+            "the model's chat template renders these messages as an empty text. Use a model made for chat."
+        )
     return text
 
 
 def encode(tokenizer: Tokenizer, text: str) -> Iterator[int]:
-    """Iterate over the tokens of a text by a template: its special tokens, and the text between them."""
+    """Iterate over the tokens of a rendered text: its special tokens, and the tokens of the text between them."""
     pieces = _special(tokenizer).split(text)
     return chain.from_iterable(
         [tokenizer.special[piece]] if number % 2 else tokenizer.encode(piece.replace(APART, ""))
@@ -101,11 +103,11 @@ def encode(tokenizer: Tokenizer, text: str) -> Iterator[int]:
 
 
 def apart(tokenizer: Tokenizer, text: str) -> str:
-    """Return a message's text with APART within all that looks like a special token."""
+    """Return a message's text with APART inserted into everything that looks like a special token."""
     return _special(tokenizer).sub(lambda special: special[0][0] + APART + special[0][1:], text.replace(APART, ""))
 
 
 def _special(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Return a pattern of the names of special tokens, the longest first; without any it matches nothing."""
+    """Return a pattern of the names of special tokens, longest first; it matches nothing if there are none."""
     names = sorted(tokenizer.special, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")

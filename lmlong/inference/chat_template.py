@@ -1,7 +1,7 @@
-"""The program that renders chat templates, for a `LimitedProcess`: one of an imported model may loop indefinitely, or
-build gigabytes of text.
+"""The program that renders chat templates in a `LimitedProcess`: a template of an imported model may loop indefinitely,
+or build gigabytes of text.
 
-It imports no more than it needs, so that it starts quickly.
+It imports as little as possible, so that it starts quickly.
 """
 
 from functools import lru_cache
@@ -15,20 +15,20 @@ from lmlong.io.limited_process import answer_requests
 MEMORY = 1 << 30
 """Bytes of address space."""
 
-MOST_ADDED = 16 << 20
-"""Characters that a template may add to four times those of the messages."""
+ALLOWED_EXTRA = 16 << 20
+"""Characters that a template may produce beyond four times those of the messages."""
 
 
 def render(request: dict[str, Any]) -> bytes:
-    """Return the text that `template` makes of `messages` and the names of the tokens in `ends`."""
+    """Return the text that `template` renders from `messages` and the names of the tokens in `ends`."""
     messages = request["messages"]
-    most = MOST_ADDED + 4 * sum(len(text) for message in messages for text in message.values())
+    limit = ALLOWED_EXTRA + 4 * sum(len(text) for message in messages for text in message.values())
     pieces, size = [], 0
     template = _compiled(request["template"])
     for piece in template.generate(messages=messages, add_generation_prompt=True, **request["ends"]):
         size += len(piece)
-        if size > most:
-            raise TemplateError(f"it makes more than {most:,} characters of them")
+        if size > limit:
+            raise TemplateError(f"it renders more than {limit:,} characters")
         pieces.append(piece)
     return "".join(pieces).encode("utf-8", "surrogatepass")
 

@@ -27,12 +27,12 @@ class Continuation:
     text: "StreamedText"
     written: int = 0  # tokens, without the one that ended the text
     end: End | None = None
-    tokens: list[int] = field(default_factory=list)  # kept only where asked for, since there may be no end
+    tokens: list[int] = field(default_factory=list)  # kept only on request, since generation may be endless
     log_probabilities: list[float] = field(default_factory=list)  # of each token, before any sampling option
 
 
 class Generation:
-    """The continuations of all rows of a session at the same time, as a stream of pieces of text."""
+    """The continuations of all rows of a session in parallel, as a stream of pieces of text."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Generation:
                     yield number, piece
 
     def finished(self) -> Session:
-        """Return the session of one row after exactly the text that was printed."""
+        """Return the session of a single row after exactly the text that was printed."""
         assert self._rewind is not None, "several rows"
         return self._rewind.session(self.model, self.rows[0].text.dropped)
 
     def _heal(self) -> list[bytes]:
-        """Read the unread text of each row up to where its next token begins; return the rest, which that begins
-        with."""
+        """Read the unread text of each row up to where its next token begins; return the rest, with which that token
+        must begin."""
         if not self.session.unread.pending.shape[1]:
             return [b""] * len(self.rows)
         rows = [state_row(self.session, row) for row in range(len(self.rows))]
@@ -94,8 +94,8 @@ class Generation:
         return [start.cover.head for start in starts]
 
     def _take(self, row: Continuation, token: int, log_probability: float, given: int) -> str:
-        """Append a token, whose first `given` bytes are of the prompt, to a row; return the text that is now
-        certain."""
+        """Append a token to a row, and return the text that is now final. The token's first `given` bytes belong to the
+        prompt."""
         if token == self.tokenizer.eos:
             row.end = "eos"
             return row.text.finish()
@@ -112,7 +112,7 @@ class Generation:
 
 
 def check_end(max_tokens: int | None, stop: Sequence[str]) -> None:
-    """Refuse a number of tokens or stop strings at which no text could end."""
+    """Refuse an invalid number of tokens or invalid stop strings."""
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens: {max_tokens} is negative. Give a number of tokens, or None for no end.")
     if "" in stop or isinstance(stop, str):
@@ -125,7 +125,7 @@ def _log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 class StreamedText:
-    """Streamed text of tokens, in pieces of whole characters, up to the stop string that is complete first."""
+    """Text of streamed tokens, in pieces of whole characters, up to the stop string that is completed first."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
         self.stopped = False
@@ -135,17 +135,17 @@ class StreamedText:
         self.held = ""  # may be the beginning of a stop string
 
     def feed(self, token: int, skip: int = 0) -> str:
-        """Append a token without its first `skip` bytes, and return the text that is now certain."""
+        """Append a token without its first `skip` bytes, and return the text that is now final."""
         return self.add(self._characters.feed(token, skip))
 
     def finish(self) -> str:
-        """Return the rest of the text when no more tokens come."""
+        """Return the rest of the text after the last token."""
         piece = self.add(self._characters.finish())
         held, self.held = self.held, ""
         return piece + held
 
     def add(self, piece: str) -> str:
-        """Append characters, and return the text that is now certain; how they are cut makes no difference."""
+        """Append characters, and return the text that is now final; the division into pieces makes no difference."""
         if self.stopped:
             return ""
         held = self.held + piece

@@ -1,9 +1,9 @@
-"""Token healing: a prompt is continued as the same text within a longer one would be.
+"""Token healing: continue a prompt as the same text within a longer one would continue.
 
-The tokens at the end of a prompt are those of a text that ends there, which a model has hardly seen: in its training
-text, "of " and "the" were one token. So a session keeps the end of a prompt as text. When a token is to follow, it may
-cover the end of the prompt: where it begins is drawn by probability, and then the token itself among those that begin
-with the rest of the prompt.
+The last tokens of a prompt are those of a text that ends there, which a model has rarely seen: in its training text,
+"of " and "the" were one token. So a session keeps the end of a prompt as text. The next token may cover the end of the
+prompt: its beginning is drawn by probability, then the token itself, among the tokens that begin with the rest of the
+prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,24 +18,24 @@ from lmlong.inference.session import Session, advance, append_token, next_logits
 from lmlong.inference.unread import LONG, UnreadText, tokens_after
 from lmlong.model.language_model import LanguageModel
 
-FAR = 32
-"""Number of tokens before the end of a prompt from which on pieces are weighed; those before are its own."""
+WEIGHED_TOKENS = 32
+"""Number of tokens before the end of a prompt among which the next token may begin; earlier tokens are fixed."""
 
 
 class Start(NamedTuple):
     """A position where the next token can begin, within a prompt or at its end."""
 
-    log_weight: float  # of the tokens since the unread text began, and all pieces that go on from here
+    log_weight: float  # of the tokens since the unread text began, and of all tokens that may follow
     session: Session  # up to there
     cover: Cover  # the tokens since the unread text began, and the text from here to the end of the prompt
 
 
 @torch.inference_mode()
 def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: Sampler, row: int) -> Start:
-    """Draw where the next token of a session of one row begins; `row` is its number in the sampler."""
+    """Draw where the next token of a session of one row begins; `row` is the row's number in the sampler."""
     text = session.unread.row(0)
     session = with_unread(session, UnreadText())
-    if text.chosen:  # by steps, as when they were written, unless these would take long
+    if text.chosen:  # by decode steps, as when they were generated, unless that would take long
         long = len(text.chosen) > LONG
         read = prefill(model, [text.chosen], session) if long else advance(model, session, text.chosen)
         return Start(0.0, read, Cover(list(text.chosen), b""))
@@ -44,7 +44,7 @@ def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: 
 
 
 def only_beginning_with(tokenizer: Tokenizer, heads: Sequence[bytes], logits: torch.Tensor) -> torch.Tensor:
-    """Leave each row of logits (B, V) only the tokens that begin with its head."""
+    """Mask each row of logits (B, V) to the tokens that begin with its head."""
     if not any(heads):
         return logits
     allowed = torch.tensor([[not head] for head in heads]).repeat(1, logits.shape[1])
@@ -60,7 +60,7 @@ def starts(model: LanguageModel, tokenizer: Tokenizer, session: Session, text: U
         Cover(tokens_after(tokenizer, len(text.before), tokens), head)
         for tokens, head in tokenizer.boundaries.covers(text.text())
     ]
-    fixed = covers[0].tokens[:-FAR]
+    fixed = covers[0].tokens[:-WEIGHED_TOKENS]
     covers = [cover for cover in covers if cover.tokens[: len(fixed)] == fixed]
     shared = covers[0].tokens[: settled(covers)]
     session = prefill(model, [shared], session)
@@ -75,7 +75,7 @@ def _weigh(
     length: int,
     log_weight: float,
 ) -> Iterator[Start]:
-    """Iterate over the starts of covers that have their first `length` tokens in common, which `session` has read."""
+    """Iterate over the starts of covers that share their first `length` tokens, which `session` has read."""
     logits, state = next_logits(model, session)
     check_finite(logits)
     log_probs = logits[0].double().log_softmax(-1)
@@ -91,7 +91,7 @@ def _weigh(
 
 
 def _log_mass(log_probs: torch.Tensor, boundaries: TokenBoundaries, head: bytes) -> float:
-    """Return the log-probability of all tokens that are longer than `head` and begin with it."""
+    """Return the log-probability of all tokens that begin with `head` and are longer than it."""
     if not head:
         return 0.0
     return float(log_probs[boundaries.tokens_beginning_with(head)].logsumexp(-1))

@@ -16,22 +16,24 @@ from lmlong.model.language_model import LanguageModel, ModelState
 
 
 class HiddenStates(NamedTuple):
-    """What the layers of a model compute for each token of a text."""
+    """Outputs of a model's layers for each token of a text."""
 
-    tokens: Tensor  # (T,) their ids; the first is the one before the text: bos, or the last of a state
+    tokens: Tensor  # (T,) token ids; the first precedes the text: bos, or the last token of a state
     last: Tensor  # (T, width) after the last block and its norm, from which the logits of the next token follow
-    blocks: tuple[Tensor, ...] = ()  # (T, width) after each block, where asked for; of blocks of tokens in an hourglass
+    blocks: tuple[
+        Tensor, ...
+    ] = ()  # (T, width) after each block, if requested; downsampled layers have blocks of tokens
 
 
 def stream(
     model: LanguageModel, tokens: Iterable[Sequence[int]], state: ModelState | None, blocks: bool
 ) -> Iterator[HiddenStates]:
-    """Iterate over the hidden states of tokens, read from `state` or from none."""
+    """Iterate over the hidden states of tokens, read from `state` or from the empty state."""
     weight = model.embedding.weight
     for piece in even_pieces(tokens):
         read = torch.tensor([piece], device=weight.device)
         outputs = [weight.new_zeros(1, 0, weight.shape[1]) for _ in model.blocks if blocks]
-        # no inference mode: what it makes cannot be the input of a layer that is trained
+        # not inference mode: its tensors cannot be inputs of a layer that is trained
         with torch.no_grad(), ExitStack() as hooks:
             for layer, _ in enumerate(outputs):
                 hooks.callback(model.blocks[layer].register_forward_hook(partial(_keep, outputs, layer)).remove)
@@ -40,7 +42,7 @@ def stream(
 
 
 def concat(pieces: Sequence[HiddenStates]) -> HiddenStates:
-    """Return the hidden states of consecutive pieces as those of one text."""
+    """Concatenate the hidden states of consecutive pieces."""
     tokens, last, blocks = zip(*pieces, strict=True)
     return HiddenStates(torch.cat(tokens), torch.cat(last), tuple(map(torch.cat, zip(*blocks, strict=True))))
 

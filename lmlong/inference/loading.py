@@ -49,7 +49,7 @@ class TrainedModel:
     step: int | None = None
     """Optimizer steps taken."""
     trained_tokens: int | None = None
-    """Tokens trained on, those of the runs that it began from by training.init_from among them."""
+    """Tokens trained on, including those of earlier runs by training.init_from."""
     weights_hash: str = ""
     """The sha256 of the weights file."""
 
@@ -87,9 +87,9 @@ class TrainedLanguageModel(TrainedModel):
         >>> for piece in model.stream("def ", max_tokens=100):
         ...     print(piece, end="", flush=True)
 
-        With a `state`, the prompt continues what was read before. The text ends where the model ends the document,
-        after `max_tokens` tokens (None: never), or before a `stop` string. `heal` is that of `read`; the other options
-        are those of `lmlong.model.sampling_options.Sampling`. The same seed gives the same text.
+        With a `state`, the prompt continues the text that the state has read. The text ends when the model ends the
+        document, after `max_tokens` tokens (None: never), or before a `stop` string. `heal` works as in `read`; the
+        other options are those of `lmlong.model.sampling_options.Sampling`. The same seed gives the same text.
         """
         options = Sampling(
             temperature=temperature,
@@ -119,18 +119,22 @@ class TrainedLanguageModel(TrainedModel):
         stop: Sequence[str] = (),
         keep: bool = False,
     ) -> Generation:
-        """Continue all rows of a session at once: iterate over it for (row, piece of text). `rows` are the numbers that
-        each row's draws depend on beside the seed; with `keep`, tokens and their log-probabilities are kept."""
+        """Continue all rows of a session in parallel; iterate over the result for (row, piece of text).
+
+        `rows` are numbers that seed each row's draws, together with the seed. With `keep`, tokens and their
+        log-probabilities are kept.
+        """
         return Generation(self.model, self.tokenizer, session, Sampler(options, rows), max_tokens, stop, keep)
 
     def read(self, text: str | Iterable[str], state: Session | None = None, *, heal: bool = True) -> Session:
-        """Read a text of any length, whole or in pieces, and return the state after it, from `state` or from none.
+        """Read a text of any length, whole or in pieces, and return the state after it, starting from `state` if given.
 
         >>> book = model.read(open("book.txt").read())
         >>> "".join(model.stream("She said: ", state=book))
 
-        The text may end anywhere, within a word too: its last tokens, which depend on what follows, are left unread
-        until that is known, so a text is the same however it is divided. With `heal=False` they are read as they are.
+        The text may end anywhere, also within a word: its last tokens, which depend on what follows, stay unread until
+        that is known. So the state does not depend on how a text is divided. With `heal=False` the last tokens are read
+        at once.
         """
         encoding = self._encode(text, state, heal)
         start = with_unread(state, UnreadText()) if state else None
@@ -138,10 +142,12 @@ class TrainedLanguageModel(TrainedModel):
         return with_unread(session, encoding.unread)
 
     def conversation(self, system: str | None = None) -> Conversation:
-        """Return a conversation with a model made for chat, by the chat template of its tokenizer; `system` is the
-        system message. `say` iterates over the pieces of an answer as they are written."""
+        """Return a conversation by the chat template of the model's tokenizer; `system` is the system message.
+
+        `say` iterates over the pieces of an answer as they are generated.
+        """
         if self.tokenizer.chat_template is None:
-            raise UsageError(f"{self.checkpoint}: its tokenizer has no chat template. Use a model made for chat.")
+            raise UsageError(f"{self.checkpoint}: the tokenizer has no chat template. Use a model made for chat.")
         return Conversation(self.model, self.tokenizer, system)
 
     def hidden_states(
@@ -153,21 +159,21 @@ class TrainedLanguageModel(TrainedModel):
         >>> embedding = hidden.last.mean(0)
         >>> [after.norm(dim=-1).mean().item() for after in hidden.blocks]
 
-        A text is read after bos, or with a `state` after the last token it has read, which has the first row, and with
-        what it left unread; ids are read as they are. Gradients flow through `model.model.hidden_states` alone.
+        The first row is that of bos, or with a `state` that of its last token. A text is read after the state's unread
+        text; ids are read as they are. No gradients flow; call `model.model.hidden_states` for that.
         """
         return hidden_states.concat(list(self.stream_hidden_states(text, state, blocks=blocks)))
 
     def stream_hidden_states(
         self, text: str | Iterable[str] | Tensor, state: Session | None = None, *, blocks: bool = False
     ) -> Iterator[HiddenStates]:
-        """Iterate over the same in pieces of consecutive tokens: a text of any length takes the memory of one piece.
+        """Iterate over the hidden states in pieces, so that a text of any length takes the memory of one piece.
 
         >>> total = sum(piece.last.double().sum(0) for piece in model.stream_hidden_states(open("book.txt")))
         """
         if isinstance(text, Tensor):
             if text.dim() != 1 or not len(text):
-                raise UsageError(f"text: ids of shape {tuple(text.shape)}. Give those of one text, of shape (T,).")
+                raise UsageError(f"text: ids of shape {tuple(text.shape)}. Give the ids of one text, of shape (T,).")
             start, tokens = [], iter([text.tolist()])
         else:
             start, tokens = [self.tokenizer.bos], iter(self._encode(text, state, heal=False))
@@ -175,20 +181,20 @@ class TrainedLanguageModel(TrainedModel):
         return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
     def use_fast_step(self) -> None:
-        """Decode several times as fast: on a CPU by native code, which is compiled once on a machine, on a GPU by a
-        CUDA graph, which takes torch.compile some seconds to make."""
+        """Decode several times faster: on a CPU by native code, compiled once on a machine; on a GPU by a CUDA graph,
+        which torch.compile takes some seconds to build."""
         if why := why_no_fast_step(self.model):
             raise UsageError(f"--fast-decode: {why}")
         self.model.fast_step = make_fast_step(self.model)
 
     @property
     def fast_step_at_once(self) -> bool:
-        """Return whether a fast decode step is made without a wait, except for the first on a machine."""
+        """Whether a fast decode step is available without a wait, except for the first on a machine."""
         return self.device.type == "cpu" and why_no_fast_step(self.model) is None
 
     @property
     def decoder(self) -> str:
-        """Return what decodes, for people: native code, a CUDA graph, or torch, with the reason where it must be."""
+        """The decoder as a text: native code, a CUDA graph, or torch, with the reason if nothing faster is possible."""
         if self.model.fast_step is not None:
             return "native code" if self.device.type == "cpu" else "a CUDA graph"
         why = why_no_fast_step(self.model)
@@ -203,13 +209,13 @@ class TrainedLanguageModel(TrainedModel):
         return state_file.load(Path(path), self.model, self.owners, self.tokenizer, str(self.checkpoint))
 
     def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
-        """Return the tokens of the text that `state` left unread and this text."""
+        """Return the tokens of `state`'s unread text and this text."""
         unread = state.unread.row(0) if state else UnreadText()
         return Encoding(self.tokenizer, unread, [text] if isinstance(text, str) else text, heal)
 
     @cached_property
     def owners(self) -> dict[str, str]:
-        """Hashes of all that a state belongs to."""
+        """Hashes of everything that a state depends on."""
         return state_file.owners(self.model, self.tokenizer, self.weights_hash)
 
 
@@ -218,8 +224,8 @@ Weights = Literal["32", "bf16", "int8"]
 
 
 def open_run(run: str | Path, device: str = "auto") -> TrainedModel:
-    """Return the model of a run, of any objective."""
-    chosen = pick_device(device)  # first: a device that is missing is reported before anything is read
+    """Load the model of a run, of any objective."""
+    chosen = pick_device(device)  # first, so that a missing device is reported before anything is read
     trained = reading(run, _read)
     trained.model.to(chosen).eval()
     return trained
@@ -243,16 +249,16 @@ def load(
 
     >>> model = lmlong.load("runs/quickstart", weights="bf16")
 
-    `weights` is the format of its matrices: "bf16" takes half the memory, and changes the predictions a little, "int8"
-    a quarter, and changes them more; `state_dtype` is that of S and z: "64" for texts of more than some ten million
-    tokens.
+    `weights` is the format of the weight matrices: "bf16" takes half the memory and changes predictions a little,
+    "int8" takes a quarter and changes them more. `state_dtype` is the precision of the recurrent states S and z; use
+    "64" for texts of more than about ten million tokens.
     """
     trained = open_run(run, device)
     model = trained.model
     if not isinstance(model, LanguageModel):
         raise UsageError(
-            f"{run}: an encoder (objective: masked) has read the future of each token, so it has nothing to continue "
-            "and no state. Measure it by lmlong eval; for this, train a model with objective: causal."
+            f"{run}: an encoder (objective: masked) cannot continue text and has no state. Measure it by lmlong eval, "
+            "or train a model with objective: causal."
         )
     if state_dtype == "64" and trained.device.type in WITHOUT_FLOAT64:
         raise UsageError(f"--state-dtype 64: {trained.device.type} has no float64. Use 32, or --device cpu.")

@@ -1,4 +1,4 @@
-"""Prompts: one from a stream of bytes of any size, or many from a file."""
+"""Prompts: one from a byte stream of any size, or many from a file."""
 
 import codecs
 from codecs import BOM_UTF8
@@ -14,14 +14,15 @@ CHUNK = 1 << 20
 
 
 class Prompt(NamedTuple):
-    """One of many prompts, with the content of its line."""
+    """One of many prompts, with the contents of its line."""
 
     text: str
     line: dict[str, Any]
 
 
 def pieces_of(file: BinaryIO, name: str) -> Iterator[str]:
-    """Iterate over a text in pieces of whole characters, read on demand: UTF-8, or what a byte order mark names."""
+    """Iterate over a text in pieces of whole characters, read on demand; UTF-8, or the encoding of a byte order
+    mark."""
     data, read = file.read(CHUNK), 0
     encoding = marked(data) or UTF8
     if encoding == "utf-8-sig":
@@ -43,13 +44,13 @@ def pieces_of(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def many(path: Path) -> list[Prompt]:
-    """Return the prompts of a .jsonl file: on each line a string, or an object with a `prompt`."""
+    """Return the prompts of a .jsonl file: each line is a string, or an object with a `prompt`."""
     try:
         with path.open("rb") as file:
             text = "".join(pieces_of(file, str(path)))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). Name a file of prompts.") from None
-    # a line of JSON may hold every other character that Python would end a line at
+    # not splitlines: JSON may contain the other line separators of Python
     lines = enumerate(text.split("\n"), 1)
     return [_prompt(line, f"{path}:{number}") for number, line in lines if line.strip(" \t\r")]
 
@@ -62,6 +63,6 @@ def _prompt(line: str, where: str) -> Prompt:
     entry = {"prompt": value} if isinstance(value, str) else value
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise UsageError(
-            f'{where}: no prompt. Write a string, or an object such as {{"prompt": "Once"}}, on each line.'
+            f'{where}: not a prompt. Write a string, or an object such as {{"prompt": "Once"}}, on each line.'
         )
     return Prompt(entry["prompt"], entry)

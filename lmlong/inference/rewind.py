@@ -1,4 +1,4 @@
-"""Stepping back in a text that is being written, to the session of exactly what was printed of it."""
+"""Stepping back in a text that is being generated, to the session of exactly the printed text."""
 
 import codecs
 from bisect import bisect_right
@@ -13,18 +13,18 @@ from lmlong.model.language_model import LanguageModel
 
 
 class Rewind:
-    """A session some way back and the tokens since; of a text of any length, two sessions are kept."""
+    """An earlier session and the tokens since. Only two sessions are kept, for a text of any length."""
 
     def __init__(self, tokenizer: Tokenizer, session: Session):
         self._tokenizer = tokenizer
-        self._reach = 4 * tokenizer.boundaries.longest  # in bytes: far enough for no token before it to change
+        self._reach = 4 * tokenizer.boundaries.longest  # in bytes; tokens further back can no longer change
         self._given = session
         self._early = self._late = session
         self._tokens: list[int] = []  # since `early`
-        self._since = self._size = 0  # how many of them, and how many bytes, `late` has not
+        self._since = self._size = 0  # tokens and bytes after `late`
 
     def add(self, tokens: Sequence[int], session: Callable[[], Session], held: str = "") -> None:
-        """Note tokens that were written, what returns the session after them, and what of their text may be taken
+        """Add generated tokens, with a function that returns the session after them, and their text that may be taken
         back."""
         self._tokens.extend(tokens)
         self._since += len(tokens)
@@ -48,7 +48,7 @@ class Rewind:
         return with_unread(session, UnreadText(b"", data[ends[read] :], chosen))
 
     def _read(self, data: bytes, ends: list[int]) -> int:
-        """Return how many tokens, which end at these bytes, stay whatever follows."""
+        """Return how many of the tokens ending at these bytes stay the same whatever text follows."""
         for end in ends:
             try:
                 text = data[end:].decode("utf-8", "surrogatepass")
@@ -61,7 +61,7 @@ class Rewind:
 
 
 def _without_last(data: bytes, dropped: int) -> bytes:
-    """Return bytes without those of their last characters."""
+    """Return bytes without their last `dropped` characters."""
     decoder = codecs.getincrementaldecoder("utf-8")(LOSSLESS)
     ends = [end for end, byte in enumerate(data, 1) for _ in decoder.decode(bytes([byte]))]
     return data[: ends[-dropped - 1]] if dropped < len(ends) else b""

@@ -1,6 +1,6 @@
-"""Texts of different lengths, read side by side.
+"""Texts of different lengths, read in one batch.
 
-They end together: a shorter one is padded in front by tokens of another document, which a model forgets.
+They are aligned at their ends: shorter texts are padded in front by another document, which the model forgets.
 
 B rows, T time.
 """
@@ -16,35 +16,34 @@ from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes, where_state
 
-MOST_ROWS = 64
-"""Most texts that are read side by side."""
+MAX_ROWS = 64
+"""Maximum number of texts in a batch."""
 
-STATES_AT_ONCE = 1 << 27
-"""Most bytes of their states, beyond which copying them takes longer than reading gains."""
+MAX_STATE_BYTES = 1 << 27
+"""Maximum bytes of their states; copying more takes longer than batching saves."""
 
-TOKENS_AT_ONCE = 16_384
-"""Most tokens of all texts in one piece."""
+MAX_PIECE_TOKENS = 16_384
+"""Maximum number of tokens of all texts in one piece."""
 
 
 def rows_at_once(model: LanguageModel) -> int:
-    """Return how many texts pay to be read side by side, as far as their states matter."""
-    return max(1, min(MOST_ROWS, STATES_AT_ONCE // max(1, state_bytes(model.init_state(1)))))
+    """Return how many texts are worth reading in one batch, by the size of their states."""
+    return max(1, min(MAX_ROWS, MAX_STATE_BYTES // max(1, state_bytes(model.init_state(1)))))
 
 
 def batches(model: LanguageModel, sizes: Sequence[int], rows: int | None = None) -> Iterator[slice]:
-    """Cut texts, sorted with the longest first, into those that are read side by side: `rows` of them, or by default as
-    many as pay."""
+    """Divide texts, sorted longest first, into batches of `rows` texts, or by default of as many as are worthwhile."""
     most, begin = rows_at_once(model), 0
     while begin < len(sizes):
         piece = min(max(1, sizes[begin]), PREFILL_TOKENS)
-        end = begin + (rows or min(most, TOKENS_AT_ONCE // piece))
+        end = begin + (rows or min(most, MAX_PIECE_TOKENS // piece))
         yield slice(begin, end)
         begin = end
 
 
 @torch.inference_mode()
 def read_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ModelState]:
-    """Return the last hidden state (B, width) of each text, of one token or more, and the state after it."""
+    """Return the last hidden state (B, width) of each text, of at least one token, and the state after it."""
     device = model.embedding.weight.device
     longest = max(map(len, rows))
     tokens = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
@@ -61,7 +60,7 @@ def read_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> tuple[Tens
 
 @torch.inference_mode()
 def prefill_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> Session:
-    """Return the session after texts, of one token or more, from none."""
+    """Return the session after texts of at least one token, from the empty state."""
     device = model.embedding.weight.device
     state = model.init_state(len(rows))
     more = torch.tensor([len(row) > 1 for row in rows], device=device)

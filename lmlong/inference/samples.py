@@ -1,4 +1,4 @@
-"""Text that a trained model writes: tokens to measure on, or a file for another model to learn from."""
+"""Text sampled from a trained model: tokens to measure on, or a file for another model to learn from."""
 
 import json
 import sys
@@ -19,12 +19,15 @@ from lmlong.io.files import atomic_write
 from lmlong.model.sampling_options import Sampling
 
 ROWS = 16
-"""Documents written at a time."""
+"""Documents sampled in parallel."""
 
 
 def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> None:
-    """Write documents sampled from the model of a run, of at most `length` tokens each, until they have `tokens`
-    tokens: one a line, as JSON. Document n depends on the seed and on n alone, so a partial file is continued."""
+    """Write documents of up to `length` tokens, sampled from the model of a run, until they have `tokens` tokens.
+
+    The file has one document on each line, as JSON. Document n depends only on the seed and n, so a partial file can be
+    continued.
+    """
     lines = _whole_lines(file)
     written = sum(json.loads(line)["tokens"] for line in lines)
     if written >= tokens:
@@ -49,7 +52,7 @@ def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> 
 
 
 def join_samples(text: recipe.Text, joined: Path) -> None:
-    """Write the documents that a text trains on one after the other, as one; what it holds out stays unread."""
+    """Write the training documents of a text one after another as a single document, without held-out documents."""
     samples = open_inputs(text)[0]
     parts = split(samples.source.documents(), samples.held_out)
     trained = [part for part in parts if isinstance(part, Part) and part.split == "train"]
@@ -58,7 +61,8 @@ def join_samples(text: recipe.Text, joined: Path) -> None:
 
 @torch.inference_mode()
 def sampled_text(loaded: TrainedLanguageModel, rows: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Sample tokens (rows, tokens) at temperature 1, document after document; return them and the document starts."""
+    """Sample tokens (rows, tokens) at temperature 1, one document after another; return them and the document
+    starts."""
     device = loaded.model.embedding.weight.device
     sampler = Sampler(_plain(seed), [(row,) for row in range(rows)])
     token = torch.full((rows,), loaded.tokenizer.bos, device=device)
@@ -73,12 +77,12 @@ def sampled_text(loaded: TrainedLanguageModel, rows: int, tokens: int, seed: int
 
 
 def _plain(seed: int) -> Sampling:
-    """Return the options that draw from the model's own distribution."""
+    """Return sampling options that leave the model's distribution unchanged."""
     return Sampling(temperature=1.0, loop_penalty=0, seed=seed)
 
 
 def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) -> list[dict]:
-    """Return the documents from the number `first` on."""
+    """Return ROWS documents from number `first` on."""
     numbers = [(number,) for number in range(first, first + ROWS)]
     drawn = model.generate(repeat_rows(model.read(""), ROWS), _plain(seed), numbers, length)
     texts = [""] * ROWS
@@ -88,7 +92,7 @@ def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) 
 
 
 def _whole_lines(file: Path) -> list[str]:
-    """Return the documents of whole batches in a file that was begun."""
+    """Return the lines of complete batches in an existing file."""
     if not file.exists():
         return []
     lines = [line for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]

@@ -1,4 +1,5 @@
-"""From logits to the next token: a distribution, which is a pure function, and one seeded number to sample from it.
+"""From logits to the next token: a distribution, computed by a pure function, and a seeded random number to sample from
+it.
 
 B batch, V vocabulary.
 """
@@ -19,27 +20,30 @@ from lmlong.model.sampling_options import Sampling
 
 
 class Sampler:
-    """A sampler of the next token of each row of a batch, from the first generated token on: what it has sampled is the
-    text that the loop penalty looks at. A row draws the same numbers whatever the other rows."""
+    """A sampler of the next token of each row of a batch, from the first generated token on.
+
+    The loop penalty applies to the tokens that it has sampled. A row draws the same random numbers whatever the other
+    rows are.
+    """
 
     def __init__(self, options: Sampling, rows: Sequence[tuple[int, ...]] = ((0,),)):
-        """Name each row by numbers, `rows`, that its draws depend on beside the seed."""
+        """Create a sampler; `rows` are numbers for each row that its draws depend on, in addition to the seed."""
         self.options = options
         self._random = [np.random.default_rng([options.seed, *row]) for row in rows]
         self._guards = [LoopGuard(options) for _ in rows if options.effective_loop_penalty]
 
     def __call__(self, logits: Tensor, recent: Tensor | None = None) -> Tensor:
-        """Return tokens (B,) from logits (B, V) and the last tokens (B, any), NO_TOKEN before the beginning."""
+        """Return tokens (B,) from logits (B, V) and recent tokens (B, any), with NO_TOKEN before the beginning."""
         check_finite(logits)
         return _sampled(self.options, self._random, self._guards, logits, recent)
 
     @property
     def needs_recent(self) -> bool:
-        """Whether it needs the last tokens, those of the prompt among them."""
+        """Whether the sampler needs the recent tokens, including the prompt's."""
         return self.options.repetition_penalty != 1
 
     def choose(self, log_weights: Sequence[float], row: int) -> int:
-        """Return one of several beginnings of a row's text, by their log-probabilities."""
+        """Choose one of several beginnings of a row's text by their log-probabilities, and return its index."""
         weights = torch.tensor([log_weights], dtype=torch.float64)
         if self.options.temperature == 0 or len(log_weights) == 1:
             return int(weights.argmax())
@@ -55,14 +59,17 @@ class LogitsNotFinite(LmlongError):
 
 
 def check_finite(logits: Tensor) -> None:
-    """Refuse logits (B, V) of unusable weights, such as NaN."""
+    """Raise LogitsNotFinite if logits (B, V) have NaN or inf as their maximum."""
     if not logits.amax(-1).isfinite().all():
         raise LogitsNotFinite()
 
 
 def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Tensor | None]) -> Tensor:
-    """Return a token (B,) for each row of logits (B, V), which has a sampler of its own, and `recent` tokens (1, any)
-    where that looks back; rows with the same options are drawn together."""
+    """Return tokens (B,) for rows of logits (B, V) that have a sampler each.
+
+    `recent` are the recent tokens (1, any) of rows whose sampler needs them. Rows with the same options are drawn
+    together.
+    """
     groups: dict[Sampling, list[int]] = {}
     for row, sampler in enumerate(samplers):
         groups.setdefault(replace(sampler.options, seed=0), []).append(row)
@@ -82,7 +89,7 @@ def _sampled(
     logits: Tensor,
     recent: Tensor | None,
 ) -> Tensor:
-    """Return a token for each row, drawn with its own random numbers; `guards` are those of all rows, or none."""
+    """Return a token for each row, drawn with the row's random generator; `guards` are those of all rows, or empty."""
     if recent is not None and options.repetition_penalty != 1:
         logits = penalised(logits, recent[:, -options.repetition_window :], options.repetition_penalty)
     if guards:
@@ -98,7 +105,7 @@ def _sampled(
 
 
 def probabilities(logits: Tensor, options: Sampling) -> Tensor:
-    """Return unnormalized probabilities (B, V) of tokens in float64, 0 for those left out."""
+    """Return unnormalized probabilities (B, V) of tokens in float64, 0 for excluded tokens."""
     probs = tempered(logits, options.temperature)
     if options.top_k is not None:
         probs = keep_top_k(probs, options.top_k)
@@ -110,7 +117,7 @@ def probabilities(logits: Tensor, options: Sampling) -> Tensor:
 
 
 def penalised(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
-    """Return logits with those of recent tokens lowered (Keskar et al. 2019), each once however often it occurs."""
+    """Return logits with recent tokens penalized once each (Keskar et al. 2019), however often they occur."""
     spare = pad(logits, (0, 1))  # a spare column for NO_TOKEN
     positions = recent.where(recent != NO_TOKEN, logits.shape[-1])
     before = spare.gather(-1, positions)
@@ -125,13 +132,14 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
 
 
 def keep_top_k(probs: Tensor, k: int) -> Tensor:
-    """Keep the k likeliest; of equals the first in the vocabulary."""
+    """Keep the k likeliest tokens; on ties, the first in the vocabulary."""
     order = probs.argsort(dim=-1, descending=True, stable=True)
     return probs.scatter(-1, order[..., k:], 0.0)
 
 
 def keep_top_p(probs: Tensor, share: float) -> Tensor:
-    """Keep the fewest likeliest that sum to this share of the whole; of equals the first in the vocabulary."""
+    """Keep the fewest likeliest tokens whose probabilities sum to this share of the total; on ties, the first in the
+    vocabulary."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     mass = ordered.cumsum(-1)
     nucleus = share * mass[..., -1:]
@@ -140,12 +148,12 @@ def keep_top_p(probs: Tensor, share: float) -> Tensor:
 
 
 def keep_min_p(probs: Tensor, share: float) -> Tensor:
-    """Keep those at least this share as likely as the likeliest."""
+    """Keep tokens at least this share as likely as the likeliest."""
     return probs.masked_fill(probs < share * probs.amax(-1, keepdim=True), 0.0)
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the token of each row (B, V) by inverse transform sampling, from a number in [0, 1) for each row (B,)."""
+    """Return a token for each row (B, V) by inverse transform sampling, from a number in [0, 1) for each row (B,)."""
     cumulative = probs.cumsum(-1)
     drawn = uniform.to(cumulative.device)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, drawn, right=True)[:, 0]

@@ -1,4 +1,4 @@
-"""A session: the state after a text and its last tokens, with all that is needed to continue, of constant size.
+"""A session: the state after a text and its last tokens, everything needed to continue, of constant size.
 
 B rows, V vocabulary.
 """
@@ -16,25 +16,25 @@ from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
 PREFILL_TOKENS = 2048
-"""Tokens read at once: a text of any length takes the memory of this many."""
+"""Tokens read at once, so that a text of any length takes the memory of this many."""
 
 NO_TOKEN = -1
-"""The token before the beginning."""
+"""Stands for tokens before the beginning of the text."""
 
 
 class Session(NamedTuple):
-    """A text up to its last token, which is known but not read yet: its logits come next; and text whose tokens depend
-    on what follows."""
+    """A text up to its last token, which is known but not yet read, and unread text whose tokens depend on what
+    follows."""
 
     state: ModelState  # of all tokens but the last
     last: Tensor  # (B,) the last token
-    recent: Tensor  # (B, RECENT) the last tokens, with this one; NO_TOKEN before the beginning
-    total: Tensor  # (B,) number of tokens, with this one
-    unread: Unread  # text after it
+    recent: Tensor  # (B, RECENT) the last tokens, including `last`; NO_TOKEN before the beginning
+    total: Tensor  # (B,) number of tokens, including `last`
+    unread: Unread  # text after `last`
 
 
 def prefill(model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None) -> Session:
-    """Return the session of one row after tokens in pieces of any size, from `session` or from none."""
+    """Return the session of one row after tokens in pieces of any size, starting from `session` if given."""
     after = session
     for now in prefill_pieces(model, pieces, session):
         after = now
@@ -45,15 +45,15 @@ def prefill(model: LanguageModel, pieces: Iterable[Sequence[int]], session: Sess
 def prefill_pieces(
     model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None, size: int = PREFILL_TOKENS
 ) -> Iterator[Session]:
-    """Iterate over the session after every `size` of the tokens, and after the last, for a caller who has other work
-    in between."""
+    """Iterate over the session after every `size` tokens and after the last, for a caller with other work in
+    between."""
     for piece in even_pieces(pieces, size):
         session = _read(model, piece, session)
         yield session
 
 
 def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> Iterator[list[int]]:
-    """Iterate over the same tokens in pieces of one size, of which the last may have fewer."""
+    """Iterate over the same tokens in pieces of one size; the last piece may be smaller."""
     held: list[int] = []
     for piece in pieces:
         held.extend(piece)
@@ -65,7 +65,7 @@ def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> 
 
 
 def _read(model: LanguageModel, tokens: list[int], session: Session | None) -> Session:
-    """Return the session after new tokens, from `session` or from none."""
+    """Return the session after new tokens, starting from `session` if given."""
     if session is None:
         session, tokens = first(model, tokens[0]), tokens[1:]
     return read_tokens(model, tokens, session)[0] if tokens else session
@@ -82,8 +82,7 @@ def first(model: LanguageModel, token: int) -> Session:
 
 @torch.inference_mode()
 def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> tuple[Session, Tensor]:
-    """Return the session after some new tokens, and the hidden states (1, N, width) before each of them: those of the
-    last token of `session` and of all new ones but the last."""
+    """Return the session after new tokens, and the hidden states (1, N, width) that predict each of them."""
     new = torch.tensor([tokens], device=model.embedding.weight.device)
     unread = torch.cat([session.last[:, None], new[:, :-1]], dim=1)
     hidden, state = model.hidden_states(unread, session.state)
@@ -106,7 +105,7 @@ def append_token(session: Session, state: ModelState, token: Tensor) -> Session:
 
 
 def advance(model: LanguageModel, session: Session, tokens: Iterable[int]) -> Session:
-    """Return the session of one row after more tokens, each read by a decode step as when it was written."""
+    """Return the session of one row after more tokens, each read by a decode step as in generation."""
     for token in tokens:
         _, state = next_logits(model, session)
         session = append_token(session, state, session.last.new_tensor([token]))
@@ -114,10 +113,10 @@ def advance(model: LanguageModel, session: Session, tokens: Iterable[int]) -> Se
 
 
 def with_unread(session: Session, text: UnreadText) -> Session:
-    """Return the session of one row with this text after it."""
+    """Return the session of one row with this unread text."""
     return session._replace(unread=as_tensors(text, session.last.device))
 
 
 def repeat_rows(session: Session, times: int) -> Session:
-    """Return the session with each row repeated `times` times, next to each other."""
+    """Return the session with each row repeated `times` times in adjacent rows."""
     return rebuild_state(session, iter([x.repeat_interleave(times, dim=0) for x in state_tensors(session)]))

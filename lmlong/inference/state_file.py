@@ -1,7 +1,7 @@
-"""A session as a file: the model that read a text, and no other, continues from it at once.
+"""A session in a file, from which the model that read the text, and no other, continues at once.
 
-The file is safetensors: the tensors of the session, named by their paths in it, and as JSON the model that they belong
-to.
+The file is safetensors: the tensors of the session, named by their paths, and metadata as JSON that identifies the
+model.
 """
 
 import hashlib
@@ -34,22 +34,22 @@ from lmlong.model.state import rebuild_state
 
 FORMAT = 3
 PRIVATE = 0o600
-"""Permissions of a state file, which holds text: only its owner may read it."""
+"""Permissions of a state file: it contains text, so only its owner may read it."""
 
 TAIL = 200
-"""Characters of the end of the text that are saved with the state, for people."""
+"""Characters at the end of the text that are saved with the state, for display."""
 
 ABOUT = {"run": str, "tokens": int, "tail": str, "tokenizer": str, "features": str, "model": str, "sha256": str}
 """The types of a file's metadata, beside its format."""
 
-NOTHING_MORE: Mapping[str, Any] = MappingProxyType({})
+NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "model": "weights"}
-"""What a state belongs to, the most informative difference first."""
+"""The hashes that a state is bound to, with their meanings, the most informative first."""
 
 
 def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str, str]:
-    """Return the hashes that a state is bound to; `weights` is that of the weights file."""
+    """Return the hashes that a state is bound to; `weights` is the hash of the weights file."""
     drawn = [module.projection.detach().cpu().float() for module in model.modules() if isinstance(module, Favor)]
     features = hashlib.sha256(b"".join(rows.numpy().tobytes() for rows in drawn)).hexdigest() if drawn else "none"
     return {"tokenizer": tokenizer.hash, "features": features, "model": weights}
@@ -62,17 +62,19 @@ def save(
     belongs: dict[str, str],
     tokenizer: Tokenizer,
     run: str,
-    more: Mapping[str, Any] = NOTHING_MORE,
+    more: Mapping[str, Any] = NO_METADATA,
     durable: bool = True,
 ) -> None:
-    """Write the session of one text, to a temporary file first, so that the file is whole or absent, even where the
-    power fails if it is `durable`; `more` is metadata that `describe` returns beside that of every file."""
+    """Write the session of one text so that the file is complete or absent, with `durable` also after a power failure.
+
+    `more` is additional metadata for `describe`.
+    """
     if len(session.last) != 1:
         raise UsageError(
-            f"{path}: a state file holds one text, this session has {len(session.last)}. Write one at a time."
+            f"{path}: a state file holds one text, but this session has {len(session.last)}. Write one at a time."
         )
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path}: no file, and cannot be replaced by one. Choose another name.")
+        raise UsageError(f"{path}: not a regular file, so it cannot be replaced. Choose another name.")
     about = {"format": FORMAT, "run": run, "tokens": int(session.total), "tail": tail_of(session, tokenizer), **belongs}
     about |= more
     session = session._replace(state=model.settle(session.state))
@@ -93,8 +95,8 @@ def save(
 
 
 def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: Tokenizer, run: str) -> Session:
-    """Return the session in a file. It is checked before it is used: a digest only shows that a file is whole, and
-    whoever made it can compute one."""
+    """Return the session in a file, after validating it: a digest only shows that a file is complete, and anybody can
+    compute one."""
     about = describe(path)
     refuse_other(path, about, belongs, run, "or read the text again by lmlong state build.")
     empty = _empty(model)
@@ -104,20 +106,20 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: T
         unread = {name: tensor for name, tensor in expected.items() if name.startswith("unread.")}
         if not tensors.keys() & unread.keys():  # a file from before sessions left text unread
             tensors |= unread
-        if strange := tensors.keys() ^ expected.keys():
-            raise StateError(f"{min(strange)} is missing, or not a tensor of this model's state")
+        if mismatched := tensors.keys() ^ expected.keys():
+            raise StateError(f"{min(mismatched)} is missing, or not a tensor of this model's state")
         session = rebuild_state(empty, iter([tensors[name] for name in expected]))
         _check(session, empty, model, tokenizer)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}. Read the text again.") from None
     device = model.embedding.weight.device
-    # sums keep their precision, and are widened where the model needs it
+    # sums keep their precision, or are widened if the model needs it
     dtypes = {name: torch.promote_types(tensors[name].dtype, tensor.dtype) for name, tensor in expected.items()}
     return rebuild_state(session, iter([tensors[name].to(device, dtype) for name, dtype in dtypes.items()]))
 
 
 def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: Tokenizer) -> None:
-    """Raise StateError unless a session can be one of this model."""
+    """Raise StateError unless a session is possible for this model."""
     try:
         model.check_state(session.state, empty.state)
     except StateError as error:
@@ -138,7 +140,7 @@ def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: To
 
 
 def _check_unread(unread: Unread, most: int, tokenizer: Tokenizer) -> None:
-    """Raise StateError unless unread text is of one part of a text, in characters and tokens of the tokenizer."""
+    """Raise StateError unless unread text is one part of a text, in characters and tokens of the tokenizer."""
     check_range("unread.chosen", unread.chosen, 0, most + 1)
     try:
         row = unread.row(0)
@@ -154,7 +156,7 @@ def _check_unread(unread: Unread, most: int, tokenizer: Tokenizer) -> None:
 
 
 def refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str], run: str, remedy: str) -> None:
-    """Refuse what was made with another model, naming the difference."""
+    """Refuse a file made with another model, naming the difference."""
     for key, meaning in OWNERS.items():
         if about.get(key) != belongs[key]:
             raise CheckpointError(
@@ -164,7 +166,7 @@ def refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str], 
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Return the model and the text of the session in a file."""
+    """Return the metadata of the session in a file."""
     try:
         check_ordinary(path)
         with safe_open(path, "pt") as file:
@@ -178,12 +180,12 @@ def describe(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: no such file. Make one by lmlong state build.") from None
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: no state file of lmlong, or damaged. Make one by lmlong state build."
+            f"{path}: not a state file of lmlong, or damaged. Make one by lmlong state build."
         ) from error
 
 
 def _verified(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a file, every bit of which must be as it was saved."""
+    """Return the tensors of a file, verified by its digest."""
     tensors = load_file(path)
     if about["sha256"] != _digest({name: value for name, value in about.items() if name != "sha256"}, tensors):
         raise CheckpointError(f"{path}: not what was saved (its sha256 differs). Read the text again.")
@@ -196,14 +198,14 @@ def _digest(about: dict[str, Any], kept: dict[str, Tensor]) -> str:
 
 
 def tail_of(session: Session, tokenizer: Tokenizer) -> str:
-    """Return the end of the text."""
+    """Return the end of the text as characters."""
     tokens = [token for token in session.recent[0].tolist() if token != NO_TOKEN]
     data = tokenizer.decode_bytes(tokens) + session.unread.row(0).pending
     return data.decode("utf-8", LOSSLESS)[-TAIL:]
 
 
 def _empty(model: LanguageModel) -> Session:
-    """Return an empty session, whose tensors have the shapes of any other except where a state grows."""
+    """Return an empty session; its tensors have the shapes of every session's, except those of growing states."""
     device = model.embedding.weight.device
     token = torch.zeros(1, dtype=torch.long, device=device)
     nothing = as_tensors(UnreadText(), device)

@@ -1,4 +1,4 @@
-"""The end of a text that a session keeps as text: its tokens depend on what follows, so they are not read before.
+"""Unread text: the end of a text whose tokens depend on what follows, kept as text in a session.
 
 B rows.
 """
@@ -14,24 +14,24 @@ from lmlong.data.tokenizers.base import Tokenizer, parts
 from lmlong.data.tokenizers.boundaries import settled
 
 LONG = 512
-"""Bytes of unread text that is read, as far as it is settled, even where no text follows, and tokens chosen for it that
-are read at once: the end of a text that could change has a few dozen."""
+"""Limit of unread bytes, and of chosen tokens. Beyond it, settled tokens are read even if no text follows, and chosen
+tokens are read in one pass; usually a few dozen bytes are unread."""
 
 
 class UnreadText(NamedTuple):
     """The unread text of one row."""
 
-    before: bytes = b""  # what was read of the part of the text that is encoded together with it
+    before: bytes = b""  # text already read that is encoded together with `pending`
     pending: bytes = b""  # the unread text
-    chosen: tuple[int, ...] = ()  # the tokens of that, where the model wrote them: they stay, if nothing follows
+    chosen: tuple[int, ...] = ()  # the tokens of `pending` if the model generated them; kept if nothing follows
 
     def text(self) -> str:
-        """Return the part of a text that ends in the unread text."""
+        """Return the part of the text that ends with the unread text."""
         return (self.before + self.pending).decode("utf-8", "surrogatepass")
 
 
 class Unread(NamedTuple):
-    """The unread text of all rows: bytes and tokens, each raised by 1, after 0s where another row has more."""
+    """The unread text of all rows: bytes and tokens, each plus 1, left-padded by 0."""
 
     before: Tensor  # (B, any)
     pending: Tensor  # (B, any)
@@ -50,8 +50,11 @@ def as_tensors(text: UnreadText, device: torch.device) -> Unread:
 
 
 class Encoding:
-    """The tokens of unread text and the text that follows it, in pieces. With `heal`, the last of them that more text
-    could change are left out, and are the new `unread` once all others are taken."""
+    """The tokens of unread text and the text after it, in pieces.
+
+    With `heal`, the last tokens, which more text could change, are omitted and become the new `unread` once all others
+    are taken.
+    """
 
     def __init__(self, tokenizer: Tokenizer, unread: UnreadText, text: Iterable[str], heal: bool):
         self.unread = unread
@@ -61,8 +64,8 @@ class Encoding:
     def __iter__(self) -> Iterator[list[int]]:
         pieces = iter(self._text)
         following = next(filter(None, pieces), None)
-        waits = self._heal and len(self.unread.pending) <= LONG
-        if following is None and (waits or self.unread.chosen):
+        stays_unread = self._heal and len(self.unread.pending) <= LONG
+        if following is None and (stays_unread or self.unread.chosen):
             if not self._heal:
                 yield list(self.unread.chosen)
                 self.unread = UnreadText()
@@ -77,7 +80,7 @@ class Encoding:
         yield self._end(last or "", read)
 
     def _end(self, part: str, read: int) -> list[int]:
-        """Return the tokens of the last part that are read now; the others become the unread text."""
+        """Return the tokens of the last part that are read now; the rest becomes the unread text."""
         if not self._heal:
             self.unread = UnreadText()
             return tokens_after(self._tokenizer, read, self._tokenizer.encode_part(part))

@@ -1,19 +1,19 @@
-"""Upper limits of the numbers in a recipe, beyond what any machine holds, so that a typo is reported as a mistake.
+"""Upper limits of numbers in a recipe, larger than any machine can handle, so that a typo is reported.
 
-lmlong/model/memory.py refuses sizes that are possible alone but not together.
+lmlong/model/memory.py refuses sizes that are valid by themselves but too large together.
 """
 
 LARGEST_SHOWN = 1 << 16
-"""An upper limit above this is shown only in the message for a value beyond it."""
+"""Larger limits are shown only in the message for a value that exceeds them."""
 WIDTH = 1 << 17
 FEATURES = 1 << 20
 TOKENS = 1 << 31
-"""Of a sequence, a window or a segment."""
+"""For sequences, windows and segments."""
 ROWS = 1 << 20
-"""Of a batch, or of forward passes accumulated for one step."""
+"""For batches, and forward passes accumulated for one step."""
 COUNT = 1 << 53
-"""Of steps, tokens or bytes."""
+"""For steps, tokens and bytes."""
 VOCABULARY = 1 << 24
 PROCESSES = 1 << 17
 FACTOR = 1e30
-"""Of a learning rate, a norm or a weight; the largest float32 is 3e38."""
+"""For learning rates, norms and weights; the largest float32 is 3e38."""

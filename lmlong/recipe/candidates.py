@@ -31,19 +31,20 @@ CANDIDATES: dict[str, AttentionOptions] = {
 }
 
 NOT_TRAINED = ("elu-fixed", "favor-learned")
-"""Candidates that `bench compare` trains only by name: they train like their neighbours, and differ in speed."""
+"""Candidates that `bench compare` trains only if named: their losses are like their neighbours', only their speeds
+differ."""
 
 SPEED_WINDOW = 256
-"""The window of speed benchmarks, a usual one for models larger than those that are compared by training."""
+"""The window of speed benchmarks, usual for models larger than those that `bench compare` trains."""
 
 
 def candidates() -> dict[str, AttentionOptions]:
-    """Return the candidates, those of plug-ins too."""
+    """Return the candidates, including those of plug-ins."""
     return CANDIDATES | plugin_candidates()
 
 
 def single_kinds() -> dict[str, AttentionOptions]:
-    """Return the candidates of one kind in all layers, with the window of speed benchmarks."""
+    """Return the candidates that have one kind in all layers, with the window of speed benchmarks."""
     return {
         name: {**options, "window": SPEED_WINDOW} if options["kind"] == "window" else options
         for name, options in candidates().items()

@@ -1,4 +1,4 @@
-"""A whole recipe: its options outside the sections, how it is loaded, and how it is written as YAML."""
+"""A whole recipe: its top-level options, loading, and writing as YAML."""
 
 import io
 import json
@@ -27,28 +27,29 @@ from lmlong.recipe.yaml import KeyPath, at
 
 
 class Recipe(Options):
-    """One training run from text to weights, built from its sections, or loaded from a file."""
+    """One training run from text to weights, built from its sections or loaded from a file."""
 
     is_recipe = True
 
     format: Literal[1] = FORMAT
-    """Version of the recipe's format; a recipe without it is of this one."""
+    """Version of the recipe format; 1 if left out."""
     name: str = Field(default="run", pattern=r"^[\w][\w.-]*$")
-    """Name of the run, whose folder is runs/NAME; a recipe file without it takes the file's name."""
+    """Name of the run, whose folder is runs/NAME; in a recipe file, the file's name by default."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Start of every random draw: weights, order of the text, dropout."""
+    """Seed of all random draws: weights, order of the text, dropout."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to run: cpu, cuda (an NVIDIA GPU) or mps (the GPU of a Mac); auto takes a GPU when there is one."""
+    """Where to run: cpu, cuda (an NVIDIA GPU) or mps (the GPU of a Mac); auto is a GPU if there is one."""
     devices: int = Field(default=1, gt=0, le=1024)
-    """GPUs of a machine to train on together, or processes where there is none; each has a batch of its own."""
+    """GPUs of a machine to train on together, or CPU processes; each reads its own batches."""
     nodes: int = Field(default=1, gt=0, le=bounds.PROCESSES)
-    """Machines to train on together, each with as many devices; start `lmlong train` on all by torchrun or SLURM."""
+    """Machines to train on together, each with `devices` devices; start `lmlong train` on all of them by torchrun or
+    SLURM."""
     objective: Literal["causal", "masked"] = "causal"
-    """causal: a language model that predicts the next token from those before; masked: an encoder that predicts masked
-    tokens from those on both sides."""
+    """causal: a language model that predicts the next token from the previous tokens; masked: an encoder that predicts
+    masked tokens from both sides."""
     plugins: list[str] = Field(default=[])
-    """Plug-ins whose attentions and feature maps the model may use: Python files, relative to the recipe's folder, or
-    names of entry points of installed packages."""
+    """Plug-ins with attentions and feature maps for the model: Python files, relative to the recipe's folder, or names
+    of entry points of installed packages."""
     text: Text = Text()
     model: Model = Model()
     training: Training = Training()
@@ -56,8 +57,9 @@ class Recipe(Options):
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> "Recipe":
-        """Load a shipped recipe by its name, one from a file, or one from a dict of sections; `overrides` are other
-        values for some of its options. All mistakes are one `RecipeError`.
+        """Load a recipe: a shipped one by its name, a file, or a dict of sections.
+
+        `overrides` replace some of its options. All mistakes are reported in one `RecipeError`.
 
         >>> recipe = lmlong.Recipe.load("quickstart", {"training.steps": 100, "model.width": 160})
         >>> recipe.training.steps
@@ -67,7 +69,7 @@ class Recipe(Options):
 
     @property
     def processes(self) -> int:
-        """Number of processes that train together, each on a device of its own."""
+        """Number of processes that train together, one for each device."""
         return self.nodes * self.devices
 
     @property
@@ -82,7 +84,7 @@ class Recipe(Options):
 
     @property
     def targets_per_sequence(self) -> float:
-        """Mean number of targets of a full sequence: all of its tokens, or those that are masked."""
+        """Mean number of targets in a full sequence: all of its tokens, or the masked ones."""
         return self.text.sequence_length * (self.text.masking.share if self.objective == "masked" else 1.0)
 
     @model_validator(mode="before")
@@ -98,7 +100,7 @@ class Recipe(Options):
         if length and self.text.sequence_length % length:
             yield mistake(
                 "conversion.sequence_length",
-                f"text.sequence_length, {self.text.sequence_length}, is no multiple of {length}. Use a divisor.",
+                f"text.sequence_length, {self.text.sequence_length}, is not a multiple of {length}. Use a divisor.",
             )
 
 
@@ -111,10 +113,11 @@ def load(
     """Load a recipe from a file or from a dict of sections, with its paths made absolute.
 
     `overrides` are words key.path=value, or values by their key.path. Missing values are taken from the run of
-    training.init_from, or are defaults; a recipe `as_trained` is complete. All mistakes are one `RecipeError`.
+    training.init_from, else from the defaults; a recipe `as_trained` is complete. All mistakes are reported in one
+    `RecipeError`.
 
     The plug-ins that the recipe lists are loaded by `load_plugin`. Without it nothing is imported: an untrusted recipe,
-    such as that of a checkpoint, then needs its plug-ins to be loaded already.
+    such as a checkpoint's, requires its plug-ins to be loaded already.
     """
     parsed = parse_recipe(source, overrides, as_trained)
     if load_plugin:
@@ -132,9 +135,9 @@ def load(
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Return a recipe whose paths mean the same when it is read in another folder.
+    """Return a recipe with absolute paths, which can be read in any folder.
 
-    Of its plug-ins, it lists only those that the model uses: a checkpoint needs no others.
+    It lists only the plug-ins that its model uses, the only ones that a checkpoint needs.
     """
     values = with_absolute(recipe.model_dump())
     needed = plugins_needed(at(values, ATTENTION))
@@ -142,7 +145,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def recipe_class(plugins: Collection[str] | None = None) -> type[Recipe]:
-    """Return the recipe class that has the sections of these plug-ins, or of all, in model.attention."""
+    """Return the recipe class with the sections of these plug-ins, or of all, in model.attention."""
     return _recipe_class(tuple(plugin_sections(plugins).items()))
 
 
@@ -158,7 +161,7 @@ SomeOptions = TypeVar("SomeOptions", bound=Options)
 
 
 def _extended(section: type[SomeOptions], fields: Mapping[str, type[Options]]) -> type[SomeOptions]:
-    """Return a subclass of a section with nested sections added, or replaced where the names are the same."""
+    """Return a subclass of a section with nested sections added or replaced."""
     declared: dict[str, Any] = {name: (kind, kind()) for name, kind in fields.items()}
     return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **declared)
 
@@ -169,7 +172,7 @@ def dump(recipe: Recipe) -> str:
 
 
 def dump_without_folders(recipe: Recipe) -> str:
-    """Return a recipe as YAML that names files without their folders, to be published."""
+    """Return a recipe as YAML for publication, with files named without their folders."""
     return _yaml(without_folders(recipe.model_dump()))
 
 

@@ -1,7 +1,7 @@
-"""The properties of each attention and feature map, without torch: recipes are validated by them.
+"""The properties of each attention and feature map, by which recipes are validated. Imports no torch.
 
-The classes in lmlong/attention take their values from here. For a plug-in it is the reverse: its entries in both dicts
-are made from its classes.
+The classes in lmlong/attention take their values from here. Plug-ins work the other way round: their entries in both
+dicts are made from their classes.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,7 +12,7 @@ from lmlong.recipe.section import Options
 
 
 class AttentionInfo(NamedTuple):
-    """The properties of an attention; the defaults are those of most."""
+    """The properties of an attention; the defaults suit most."""
 
     causal: bool = True
     encoder: bool = False
@@ -27,7 +27,7 @@ class AttentionInfo(NamedTuple):
     """Whether it reads token ids, which downsampled layers do not have."""
     uses_rope: bool = False
     uses_feature_map: bool = False
-    """Whether it has a feature map, whose `uses_rope` then decides."""
+    """Whether it has a feature map; `uses_rope` of the map then applies."""
     recurrent: bool = False
     """Whether it is a recurrence, and so can be combined with `parallel_window`."""
     options: type[Options] | None = None
@@ -50,46 +50,46 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
     "linear": AttentionInfo(encoder=True, uses_feature_map=True, recurrent=True),
     "delta": AttentionInfo(
         recurrent=True,
-        misfit="delta replaces what was read before, in the order of reading, and an encoder looks at both sides. Use "
-        "linear, efficient, linformer or full.",
+        misfit="delta replaces stored values in reading order, but an encoder looks at both sides. Use linear, "
+        "efficient, linformer or full.",
     ),
     "window": AttentionInfo(
         uses_rope=True,
-        misfit="window looks at the past alone, and an encoder at both sides. Use full, or linformer, efficient or "
-        "linear, whose cost does not grow with the square of the text.",
+        misfit="window only looks at the past, but an encoder looks at both sides. Use full, or linformer, efficient "
+        "or linear, whose cost is not quadratic in the text length.",
     ),
     "softmax": AttentionInfo(
         uses_rope=True,
         state_growth="per token",
         quadratic=True,
-        misfit="softmax looks at the past alone, and an encoder at both sides. Use full, which is the same over all of "
-        "the text.",
+        misfit="softmax only looks at the past, but an encoder looks at both sides. Use full, which is softmax over "
+        "the whole text.",
     ),
     "ngram": AttentionInfo(
         has_keys=False,
         reads_tokens=True,
-        misfit="ngram looks up what followed the last tokens, and an encoder sees what follows. Use full, linformer, "
+        misfit="ngram looks up what followed the last tokens, which an encoder already sees. Use full, linformer, "
         "efficient or linear.",
     ),
     "full": AttentionInfo(
         causal=False,
         encoder=True,
         quadratic=True,
-        misfit="full looks at the future too, so it cannot be causal. Use softmax, which is the same over the past "
-        "alone, or train an encoder by objective: masked.",
+        misfit="full also looks at the future, so it cannot be causal. Use softmax, which only looks at the past, or "
+        "train an encoder by objective: masked.",
     ),
     "linformer": AttentionInfo(
         causal=False,
         encoder=True,
-        misfit="linformer mixes all positions, the future too, into each projected key and value, so it cannot be "
+        misfit="linformer mixes all positions, also future ones, into each projected key and value, so it cannot be "
         "causal (docs/reference/why-linformer-is-not-causal.md). Use linear, window or softmax, or train an "
         "encoder by objective: masked.",
     ),
     "efficient": AttentionInfo(
         causal=False,
         encoder=True,
-        misfit="efficient normalises keys over the whole sequence, the future too, so it cannot be causal. Use linear "
-        "with feature_map: softmax, its nearest causal relative, or window or softmax, or train an encoder by "
+        misfit="efficient normalises keys over the whole sequence, also the future, so it cannot be causal. Use linear "
+        "with feature_map: softmax, the closest causal attention, window or softmax, or train an encoder by "
         "objective: masked.",
     ),
 }
@@ -106,19 +106,19 @@ FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
 
 
 def _of_plugins() -> Iterator[tuple[str, AttentionInfo | FeatureMapInfo]]:
-    """Iterate over the attentions and feature maps of plug-ins; a name is used in one of the dicts only."""
+    """Iterate over the attentions and feature maps of plug-ins; no name is in both dicts."""
     yield from ((name, kind) for name, kind in ATTENTION_KINDS.items() if kind.plugin)
     yield from ((name, kind) for name, kind in FEATURE_MAP_KINDS.items() if kind.plugin)
 
 
 def plugin_sections(plugins: Collection[str] | None = None) -> dict[str, type[Options]]:
-    """Return the sections of the options of these plug-ins, or of all, by their names in model.attention."""
+    """Return the option sections of these plug-ins, or of all, by their names in model.attention."""
     selected = {name: about for name, about in _of_plugins() if plugins is None or about.plugin in plugins}
     return {name: about.options for name, about in selected.items() if about.options}
 
 
 def attention_words(attention: Any) -> tuple[list[str], list[str]]:
-    """Return the kinds and the feature maps named in the section model.attention, which may be invalid."""
+    """Return the kinds and feature maps named in a section model.attention, which may be invalid."""
     if not isinstance(attention, dict):
         return [], []
     kind, feature_map = attention.get("kind"), attention.get("feature_map")
@@ -135,8 +135,7 @@ def plugins_needed(attention: Any) -> tuple[str, ...]:
 
 
 def plugin_candidates() -> dict[str, dict[str, str]]:
-    """Return the attentions and feature maps of plug-ins as candidates of an experiment: options of model.attention by
-    name."""
+    """Return the attentions and feature maps of plug-ins as candidates of an experiment, as `CANDIDATES` has them."""
     attentions = {kind: {"kind": kind} for kind, about in ATTENTION_KINDS.items() if about.plugin}
     maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
     return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}

@@ -1,4 +1,4 @@
-"""Lengths in tokens, written as 256, 1k, 16k or 1m: each of k, m and g is 1,024 times the unit before."""
+"""Lengths in tokens, written as 256, 1k, 16k or 1m; k, m and g are powers of 1,024."""
 
 import re
 
@@ -23,7 +23,7 @@ def parse_lengths(text: str) -> list[int]:
         length = parse_length(word)
         if length is None:
             hint = "Write whole numbers such as 256,1k,4k,1m (k is 1,024, m 1,024 k)."
-            raise UsageError(f"--lengths: '{word}' is no length. {hint}")
+            raise UsageError(f"--lengths: '{word}' is not a length. {hint}")
         if why := too_long(length):
             raise UsageError(f"--lengths: {word[:40]} is {why}. Name shorter ones.")
         lengths.add(length)

@@ -1,4 +1,4 @@
-"""Messages for mistakes in the values of a recipe: pydantic's errors as one plain sentence for each key."""
+"""Messages for mistakes in a recipe: pydantic's errors as one plain sentence for each key."""
 
 from difflib import get_close_matches
 from math import inf
@@ -26,14 +26,15 @@ from lmlong.recipe.reference import (
 )
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, dotted, undotted
 
-LISTED, NEAREST = 8, 3
-"""An unknown key's message lists all keys of a section with up to LISTED keys, and the NEAREST ones of a longer one."""
+MAX_LISTED, MAX_NEAREST = 8, 3
+"""The message for an unknown key lists all keys of a section with up to MAX_LISTED keys, else the MAX_NEAREST most
+similar."""
 
 
 def mistakes(
     error: ValidationError, values: Any, section: type[BaseModel], suggest_paths: bool = False
 ) -> dict[KeyPath, str]:
-    """Return the mistake of each wrong key in the values of a section.
+    """Return a message for each wrong key in the values of a section.
 
     With `suggest_paths`, the hint for an unknown key names options of that name in any section below.
     """
@@ -51,7 +52,7 @@ def mistakes(
 def _unknown_key(
     detail: ErrorDetails, values: Any, section: type[BaseModel], suggest_paths: bool
 ) -> tuple[KeyPath, str]:
-    """Return the path of an unknown key, and a message that names similar or all keys of its section."""
+    """Return the path of an unknown key, and a message that names similar keys or all keys of its section."""
     *outer, key = detail["loc"]
     path, shape = _follow(tuple(outer), values, section)
     paths = paths_of(str(key), section) if suggest_paths else []
@@ -89,8 +90,8 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
 def _follow(where: tuple[int | str, ...], values: Any, section: type[BaseModel]) -> tuple[KeyPath, Shape]:
     """Return the user's path for pydantic's location, and the shape expected there.
 
-    Pydantic's location also contains the branch of a union that it tried, which is not a key. The shape is empty if the
-    value is not meant for that branch: it is a word and the branch a list, or the reverse.
+    Pydantic's location also contains the union branch that it tried, which is not a key. The shape is empty if the
+    value does not belong to that branch: it is a word and the branch a list, or the reverse.
     """
     path: KeyPath = ()
     shape = shape_of(section)
@@ -114,30 +115,32 @@ def _not_one_of(value: Any, words: list[str]) -> str:
 
 
 def _known_keys(key: object, section: KeyPath, names: list[str]) -> str:
-    """Return the nearest key of a section, or all keys of a short section, or a few of a long one."""
+    """Return a hint: the nearest key of a section, all keys of a short section, or a few of a long one."""
     if hint := nearest(key, names):
         return hint
-    if len(names) <= LISTED:
+    if len(names) <= MAX_LISTED:
         return f" Known here: {', '.join(names)}."
-    close = get_close_matches(str(key), names, n=NEAREST, cutoff=0)
+    close = get_close_matches(str(key), names, n=MAX_NEAREST, cutoff=0)
     name = dotted(tuple("N" if isinstance(part, int) else part for part in section))
     all_of_them = f"`lmlong recipe options{' ' + name if name else ''}` lists all"
     return f" Nearest here: {', '.join(close)}; {all_of_them}."
 
 
 def paths_of(name: str, recipe: type[BaseModel]) -> list[str]:
-    """Return the full paths of the options of a name, such as training.steps for steps: those in the outermost sections
-    that have one, or none if there are more than a few."""
+    """Return the full paths of the options with a name, such as training.steps for steps.
+
+    Only the outermost sections that have one count; the list is empty if there are more than a few.
+    """
     own_name = name.replace("-", "_")
     keys = dict.fromkeys(option.key.replace(".N.", ".0.") for option in reference(recipe))
     paths = [key for key in keys if "." in key and key.rpartition(".")[2] == own_name]
     least = min((path.count(".") for path in paths), default=0)
     outer = [path for path in paths if path.count(".") == least]
-    return outer if len(outer) <= NEAREST else []
+    return outer if len(outer) <= MAX_NEAREST else []
 
 
 def _show(value: Any) -> str:
-    """Return a value as the user wrote it, shortened where it is long."""
+    """Return a value as the user wrote it, shortened if it is long."""
     if isinstance(value, dict):
         return "a section"
     if isinstance(value, list):
@@ -148,7 +151,7 @@ def _show(value: Any) -> str:
 
 
 def _remedy(shape: Shape, value: Any) -> str:
-    """Return how to write what was probably meant."""
+    """Return a hint how to write the value that was probably meant."""
     types = [branch.type for branch in shape]
     if str in types and isinstance(value, bool | int | float):
         return " Put it in quotes."

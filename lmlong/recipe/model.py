@@ -13,32 +13,32 @@ from lmlong.recipe.section import Options, completed, mistake
 
 
 class Downsample(Options):
-    """The layers in the middle work on a shorter sequence: blocks of tokens, counted from a document's start, or for an
-    encoder from that of the sequence, each pooled into one vector."""
+    """The middle layers work on a shorter sequence: each block of tokens is pooled into one vector. Blocks are counted
+    from the start of a document, or for an encoder from the start of the sequence."""
 
     factor: int = Field(default=4, gt=1, le=64)
-    """Tokens of a block; a causal model's text.sequence_length must be a multiple of it."""
+    """Tokens in a block; text.sequence_length of a causal model must be a multiple of it."""
     kind: Literal["mean", "max", "conv"] = "mean"
-    """How a block becomes one vector: mean or max of each channel, or a learned convolution of its tokens."""
+    """How a block becomes one vector: mean or max of each channel, or a learned convolution (conv)."""
     layers: int | None = Field(default=None, gt=0, le=10_000)
-    """How many of model.layers, those in the middle, run shortened; left out, all but the first and the last."""
+    """Number of middle layers that run on the shortened sequence; left out, all but the first and the last."""
 
 
 DOWNSAMPLE_DEFAULTS: dict[str, Any] = {"attention": {"kind": "linear"}}
-"""Defaults with downsampled layers, which have no tokens to look up."""
+"""Defaults with downsampling: downsampled layers have no token ids for ngram to look up."""
 
 
 class RopeScaling(Options):
-    """Llama 3's way to let rotary positions reach further than the length that a model was trained at."""
+    """Llama 3's scaling of rotary positions, for texts longer than the model was trained on."""
 
     factor: float = Field(default=8.0, gt=1, le=1e6)
-    """By how much the slow rotations are slowed down."""
+    """Factor by which slow rotations are slowed down."""
     low_frequency_factor: float = Field(default=1.0, gt=0, le=1e6)
-    """Rotations of fewer turns than this within the original length are slowed down by the whole factor."""
+    """Rotations with fewer turns than this within original_length are slowed down by the whole factor."""
     high_frequency_factor: float = Field(default=4.0, gt=0, le=1e6)
-    """Rotations of more turns than this stay as they are; between both the factor falls."""
+    """Rotations with more turns than this are unchanged; between the two limits the factor falls gradually."""
     original_length: int = Field(default=8192, gt=0, le=bounds.TOKENS)
-    """Tokens of a sequence before scaling."""
+    """Sequence length before scaling, in tokens."""
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.high_frequency_factor <= self.low_frequency_factor:
@@ -49,12 +49,12 @@ class RopeScaling(Options):
 
 
 class Rope(Options):
-    """Rotary positions: how fast they turn."""
+    """Frequencies of rotary positions."""
 
     base: float = Field(default=10_000.0, gt=1, le=1e12)
-    """Pair i of a head's d / 2 turns by base^(-2i/d) radians a token."""
+    """Pair i of the d / 2 pairs of a head rotates by base^(-2i/d) radians per token."""
     scaling: RopeScaling | None = None
-    """Slower turns for long texts, as in Llama 3; left out, none."""
+    """Slower rotations for long texts, as in Llama 3; left out, none."""
 
 
 class HeadDims(NamedTuple):
@@ -68,44 +68,45 @@ class Model(Options):
     """The model: embedding, blocks, output."""
 
     width: int = Field(default=256, gt=0, le=bounds.WIDTH)
-    """Size of the vector that stands for a token between blocks."""
+    """Size of a token's vector between blocks."""
     layers: int = Field(default=6, gt=0, le=10_000)
     """Number of blocks."""
     heads: int = Field(default=4, gt=0, le=bounds.WIDTH)
     """Attention heads in each block."""
     kv_heads: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
-    """Heads of keys and values, each of which serves heads / kv_heads heads of queries, where an attention has keys;
-    left out, as many as heads."""
+    """Key/value heads, for attentions that have keys. Each is shared by heads / kv_heads query heads. Left out, as many
+    as heads."""
     head_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
-    """Size of a head's queries and keys; left out, the heads share the width. The state grows with it, and with the
-    state what a model can recall. An encoder has no choice."""
+    """Size of a head's queries and keys; left out, width / heads. A larger size gives a larger state, which can recall
+    more. An encoder always uses width / heads."""
     value_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
-    """Size of a head's values; left out, that of its queries and keys. The state grows with it too."""
+    """Size of a head's values; left out, the size of its queries and keys. It enlarges the state too."""
     attention: Attention = Attention()
     convolution: int = Field(default=4, ge=0, le=64)
-    """Tokens seen by the causal convolution over queries, keys and values; 0 leaves it out, as an encoder does."""
+    """Tokens seen by the causal convolution over queries, keys and values; 0 for none. An encoder has none."""
     positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
-    """rotary rotates queries and keys by their position in the document (RoPE); auto does so for softmax, window,
-    cosine, favor and in all encoders. absolute, for encoders only, adds sinusoidal positions to the embedding."""
+    """rotary: queries and keys are rotated by their position in the document (RoPE). auto: rotary for softmax, window,
+    cosine, favor and all encoders. absolute, for encoders only: sinusoidal positions are added to the embedding."""
     rope: Rope = Rope()
     output_gate: bool = True
-    """Multiply what an attention puts out by a gate of each channel, learned from the token."""
+    """Multiply each channel of an attention's output by a gate learned from the token."""
     head_norm: bool = True
-    """Bring the output of each head of an attention to a mean square of 1; delta, which is no mean, needs it."""
+    """Scale the output of each attention head to a mean square of 1. delta requires it, since its output is not an
+    average."""
     norm_epsilon: float = Field(default=1e-6, gt=0, le=1)
-    """What is added to the mean square in RMS norms."""
+    """Added to the mean square in RMS norms."""
     embedding_scale: float | None = Field(default=None, gt=0, le=1e6)
-    """What the embeddings of tokens are multiplied by; left out, the square root of the width."""
+    """Factor of the token embeddings; left out, the square root of the width."""
     tied_output: bool = True
-    """Let the output layer have the weights of the embedding."""
+    """Share the embedding's weights with the output layer."""
     mlp_width: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
-    """Inner width of the SwiGLU; left out, it follows from mlp_ratio."""
+    """Inner width of the SwiGLU; left out, computed from mlp_ratio."""
     mlp_ratio: float = Field(default=2.7, gt=0, le=1024)
-    """Inner width of the SwiGLU as a multiple of the width (rounded up to a multiple of 32)."""
+    """Inner width of the SwiGLU as a multiple of the width, rounded up to a multiple of 32."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the activations dropped on the way into the residual stream while training."""
+    """Share of activations dropped in training, before they are added to the residual stream."""
     downsample: Downsample | None = None
-    """Layers in the middle that work on a shortened sequence; left out, all layers work on every token."""
+    """Middle layers that work on a shortened sequence; left out, all layers work on every token."""
 
     @model_validator(mode="before")
     @classmethod
@@ -145,17 +146,17 @@ class Model(Options):
 
     @property
     def growing_kinds(self) -> list[str]:
-        """The attentions whose state grows with the tokens read."""
+        """The kinds whose state grows with the tokens read."""
         return [kind for kind in dict.fromkeys(self.kinds) if ATTENTION_KINDS[kind].state_growth == "per token"]
 
     @property
     def quadratic(self) -> bool:
-        """Whether any layer takes quadratic time in the tokens held at once."""
+        """Whether any layer takes time quadratic in the tokens held at once."""
         return any(ATTENTION_KINDS[kind].quadratic for kind in self.kinds)
 
     @property
     def uses_rope(self) -> bool:
-        """Whether queries and keys of any layer are rotated in a causal model."""
+        """Whether any layer of a causal model rotates queries and keys."""
         if self.positions != "auto":
             return self.positions == "rotary"
         kinds = [ATTENTION_KINDS[kind] for kind in self.kinds]
@@ -167,7 +168,7 @@ class Model(Options):
 
     @property
     def kinds(self) -> list[str]:
-        """The attention of each layer: the pattern, repeated."""
+        """The kind of each layer: the pattern, repeated."""
         pattern = self.attention.kind_names
         return [pattern[layer % len(pattern)] for layer in range(self.layers)]
 
@@ -182,7 +183,9 @@ class Model(Options):
                 "kv_heads", f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.heads."
             )
         if not self.head_norm and "delta" in self.kinds:
-            yield mistake("head_norm", "the output of delta is no mean of values and needs it. Set it to true.")
+            yield mistake(
+                "head_norm", "delta requires it, since its output is not an average of values. Set it to true."
+            )
         if self.head_dim is None and self.width % self.heads:
             why = f"{self.heads} heads do not divide a width of {self.width}. Use a divisor, or give model.head_dim."
             yield mistake("heads", why)
@@ -199,12 +202,12 @@ class Model(Options):
             yield from self._downsampled_tokens()
 
     def _downsampled_tokens(self) -> Iterator[PydanticCustomError]:
-        """Iterate over the mistake that a downsampled layer is of a kind that reads tokens."""
+        """Iterate over the mistakes of downsampled layers whose kind reads token ids."""
         kinds = self.kinds
         wrong = [layer for layer in self.downsampled_layers if ATTENTION_KINDS[kinds[layer]].reads_tokens]
         for layer in wrong[:1]:
             yield mistake(
                 "attention.kind",
-                f"{kinds[layer]} reads tokens, and layer {layer + 1}, which is downsampled, has none. Let layers in "
-                "the middle be of another kind, or leave downsample out.",
+                f"{kinds[layer]} reads token ids, but layer {layer + 1} is downsampled and has none. Choose another "
+                "kind for the middle layers, or leave downsample out.",
             )

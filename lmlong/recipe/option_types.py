@@ -1,4 +1,4 @@
-"""Types of options beyond pydantic's own, to be used in `Annotated`."""
+"""Option types beyond pydantic's own, for use in `Annotated`."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from lmlong.recipe.lengths import parse_length
 
 
 def _tokens(value: Any) -> Any:
-    """Return the number of tokens of a length with a unit, and any other value unchanged, to be validated."""
+    """Return a length with a unit as a number of tokens; return any other value unchanged, to be validated."""
     length = parse_length(value) if isinstance(value, str) and value[-1:].isalpha() else None
     return value if length is None else length
 
@@ -24,15 +24,15 @@ LENGTH = BeforeValidator(_tokens)
 """A number of tokens, which may be written as 4k or 1m."""
 
 COMMA_LIST = BeforeValidator(_words)
-"""A list of texts, which may be written as one text with commas between them.
+"""A list of texts, which may be written as one text with commas.
 
-On a command line this needs no brackets, which a shell may read as a pattern of file names. A text that contains a
-comma must be written in a list.
+On a command line this needs no brackets, which a shell may expand as a file pattern. A text that contains a comma must
+be in a list.
 """
 
 
 class NameIn:
-    """A key of a dict, which is looked up when a recipe is validated: plug-ins may have added keys by then."""
+    """A key of a dict, looked up when a recipe is validated: plug-ins may have added keys by then."""
 
     def __init__(self, names: Mapping[str, Any]):
         self.names = names
@@ -42,12 +42,12 @@ class NameIn:
 
     def _check(self, name: Any) -> str:
         if not isinstance(name, str) or name not in self.names:
-            raise PydanticCustomError("literal_error", "no known name")
+            raise PydanticCustomError("literal_error", "unknown name")
         return name
 
 
 class PatternIn(NameIn):
-    """A key of a dict, or several in one word: 3linear+softmax is linear three times, then softmax."""
+    """A key of a dict, or a pattern of keys: 3linear+softmax is linear three times, then softmax."""
 
     def _check(self, name: Any) -> Any:
         words = pattern_words(name) if isinstance(name, str) else [name]

@@ -1,4 +1,4 @@
-"""Overrides of a recipe's values: key.path=value on the command line, values by their key.path in Python."""
+"""Overrides of a recipe's values: key.path=value on the command line, or values by key.path in Python."""
 
 from typing import Any
 
@@ -7,11 +7,12 @@ from lmlong.recipe.yaml import BrokenYAML, Entries, KeyPath, Section, dotted, pa
 
 
 class BadOverride(Exception):
-    """Text that is not an override, or an override that cannot be applied."""
+    """A text that is not a valid override, or an override that cannot be applied."""
 
 
 def with_override(values: Any, text: str) -> Any:
-    """Return the values with one replaced by key.path=value: a number, a word, [a, list] or {a: section} in YAML."""
+    """Return the values with one replaced by key.path=value. The value is YAML: a number, a word, [a, list] or {a:
+    section}."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise BadOverride(f"{text}: expected key.path=value, such as training.steps=20.")
@@ -25,14 +26,14 @@ def with_override(values: Any, text: str) -> Any:
 
 
 def with_item(values: Any, key: str, value: Any, text: str) -> Any:
-    """Return the values with the one at a key.path replaced; `text` is the override in messages."""
+    """Return the values with the value at a key.path replaced; `text` is the override in messages."""
     if not all(key.split(".")):
         raise BadOverride(f"{text}: expected a key.path, such as training.steps.")
     return _replaced(values, undotted(key), value, text)
 
 
 def sets(override: str, path: KeyPath) -> bool:
-    """Return whether the value at `path` is, or is within, the value of an override."""
+    """Return whether an override sets the value at `path`, or a section that contains it."""
     return f"{dotted(path)}.".startswith(f"{override.partition('=')[0]}.")
 
 

@@ -1,6 +1,6 @@
-"""Recipes before validation: read from files, found by name or path, or dicts, with overrides applied.
+"""Recipes before validation, from files found by name or path or from dicts, with overrides applied.
 
-Each value keeps its line or override, so that a mistake in it can be reported there.
+Each value keeps its line or override, where mistakes in it are reported.
 """
 
 import os
@@ -14,7 +14,7 @@ from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_wo
 from lmlong.recipe.overrides import BadOverride, sets, with_item, with_override
 from lmlong.recipe.paths import absolute, is_file
 from lmlong.recipe.yaml import (
-    LARGEST,
+    MAX_SIZE,
     UNREADABLE,
     BrokenYAML,
     KeyPath,
@@ -36,7 +36,7 @@ RECIPE = "recipe.yaml"
 
 
 class MissingPlugin(RecipeError):
-    """A recipe needs a plug-in that is not loaded, and that it may not load by itself."""
+    """A recipe needs a plug-in that is not loaded and that it may not load itself."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -58,7 +58,7 @@ def find_recipe(name_or_path: str) -> Path:
     hint = nearest(path.stem, shipped) or f" Shipped recipes: {', '.join(shipped)}."
     if path.is_dir():
         remedy = "Name the recipe file in it, or train on its texts"
-        raise RecipeError([f"{name_or_path}: is a folder. {remedy}: {_training_on(path, 'library')}."])
+        raise RecipeError([f"{name_or_path}: is a folder, not a recipe. {remedy}: {_training_on(path, 'library')}."])
     is_path = path.name != name_or_path or path.suffix in SUFFIXES
     raise RecipeError([f"{name_or_path}: {'there is no such file' if is_path else 'no recipe of that name'}.{hint}"])
 
@@ -66,8 +66,8 @@ def find_recipe(name_or_path: str) -> Path:
 def read_recipe_file(file: Path) -> str:
     """Return the text of a recipe file."""
     try:
-        if file.stat().st_size > LARGEST:
-            raise RecipeError([f"{file}: larger than any recipe. Name another file."])
+        if file.stat().st_size > MAX_SIZE:
+            raise RecipeError([f"{file}: too large for a recipe. Name another file."])
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise RecipeError([f"{file}: cannot be read: {error.strerror}."]) from None
@@ -82,7 +82,7 @@ class ParsedRecipe(NamedTuple):
     file: Path | None
     values: Section
     mistakes: list[Mistake]
-    """Those found in the YAML of the file."""
+    """Mistakes in the YAML of the file."""
     overrides: list[str]
     rejected: list[str]
     """Messages for overrides that cannot be applied."""
@@ -107,13 +107,13 @@ class ParsedRecipe(NamedTuple):
             plugins = " or ".join(dotted((Path(name).name,)) for name in self._plugins.values())
             needs = f"needs {missing[0]} of the plug-in {plugins}"
             raise MissingPlugin(
-                [f"{self.file or 'the recipe'}: {needs}: name it by --plugin FILE, in Python by lmlong.load_plugin."]
+                [f"{self.file or 'the recipe'}: {needs}: load it by --plugin FILE, or in Python by lmlong.load_plugin."]
             )
 
     def messages(self, wrong: Mapping[KeyPath, str]) -> list[str]:
-        """Return one message for each mistake: those in the file by line, then those in overrides in their order.
+        """Return one message for each mistake: first those in the file by line, then those in overrides in their order.
 
-        `wrong` holds the mistakes that validation has found.
+        `wrong` holds the mistakes found by validation.
         """
         mistakes = [each for each in self.mistakes if not any(sets(override, each.path) for override in self.overrides)]
         mistakes += [self._mistake_at(path, message) for path, message in wrong.items()]
@@ -178,7 +178,7 @@ def _document(file: Path) -> ParsedYAML:
         if file.suffix in SUFFIXES or not file.is_file() or not os.access(file, os.R_OK):
             raise
         remedy = f"To train on it: {_training_on(file, 'book')}"
-        raise RecipeError([f"{file}: is a text or other file, not a recipe (.yaml). {remedy}."]) from None
+        raise RecipeError([f"{file}: not a recipe (.yaml). {remedy}."]) from None
 
 
 def _sections(file: Path) -> ParsedYAML:
@@ -201,7 +201,7 @@ def _training_on(path: Path, recipe: str) -> str:
 def _with_start(values: Section) -> Section:
     """Return the values of a recipe with its missing options of `model` and its missing tokenizer filled in.
 
-    The options are those of the run of `training.init_from`, and the tokenizer that of the same run or of the teacher.
+    Options are taken from the run of `training.init_from`, the tokenizer from that run or else from the teacher.
     A run that cannot be read is ignored here and reported when its weights are loaded.
     """
     start, teacher = (_recipe_of(at(values, ("training", key))) for key in ("init_from", "teacher"))

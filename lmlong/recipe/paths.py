@@ -19,7 +19,7 @@ def absolute(path: str | Path) -> str:
 
 
 def with_absolute(values: dict[str, Any]) -> dict[str, Any]:
-    """Make the paths in a recipe's values absolute, so that they mean the same when read in another folder."""
+    """Make the paths in a recipe's values absolute, so that they can be read from any folder."""
 
     def change(path: str, is_path: bool) -> str:
         return absolute(path_of(path)) if is_path or Path(path).expanduser().exists() else path
@@ -58,6 +58,6 @@ def _change(section: dict[str, Any], key: str, change: Callable[[str, bool], str
 
 
 def _name(path: str, is_path: bool) -> str:
-    """Return the last part of a path of any operating system; a value that is not clearly a path stays as it is."""
+    """Return the last part of a path of any operating system; a value that is not clearly a path is unchanged."""
     parsed = PureWindowsPath(path)  # splits at / too
     return parsed.name or path if is_path or parsed.root or parsed.drive or path.startswith("~") else path

@@ -1,6 +1,6 @@
-"""The declared options as data: the list of every key, and the allowed values in plain words.
+"""The declared options as data: a list of all keys, and their allowed values in plain words.
 
-The reference and the error messages are derived from the declarations, so they cannot disagree with them.
+The reference and the error messages are derived from the declarations, so they always agree with them.
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ class Option(NamedTuple):
     default: Any
     meaning: str
     kind: str | None
-    """The kind of section that has this key, where a section has several kinds."""
+    """The kind of section that has this key, if the section has several kinds."""
 
 
 class Branch(NamedTuple):
-    """One of the alternatives that an option allows: a type, NoneType for null, and its bounds."""
+    """One of the types that an option allows, with its bounds; NoneType stands for null."""
 
     type: Any
     bounds: tuple[Any, ...] = ()
@@ -63,7 +63,7 @@ def is_list(branch: Branch) -> bool:
 
 
 def entry(shape: Shape) -> Shape:
-    """Return the shape of a list's entries, where a shape allows a list, or an empty one."""
+    """Return the shape of a list's entries if a shape allows a list, else an empty shape."""
     return next((shape_of(get_args(branch.type)[0]) for branch in shape if is_list(branch)), ())
 
 
@@ -73,13 +73,13 @@ def sections(shape: Shape) -> list[type[BaseModel]]:
 
 
 def kind_of(section: type[BaseModel]) -> str | None:
-    """Return the value of `kind` for this section, where there are several kinds."""
+    """Return the value of `kind` for this section, if there are several kinds."""
     words = choices(shape_of_field(section.model_fields["kind"])) if "kind" in section.model_fields else []
     return words[0] if len(words) == 1 else None
 
 
 def kinds_of(shape: Shape) -> list[str]:
-    """Return the kinds of the sections that a shape allows, where there are several."""
+    """Return the kinds of the sections that a shape allows, if there are several."""
     return [kind for section in sections(shape) if (kind := kind_of(section))]
 
 
@@ -93,12 +93,13 @@ def choices(shape: Shape) -> list[str]:
 
 
 def takes_patterns(shape: Shape) -> bool:
-    """Return whether a shape allows several of its words in one."""
+    """Return whether a shape allows a pattern of several of its words."""
     return any(isinstance(bound, PatternIn) for branch in shape for bound in branch.bounds)
 
 
 def in_words(shape: Shape, most: float = LARGEST_SHOWN) -> str:
-    """Return a shape in plain words, such as 'a whole number, above 0, or null', without upper limits beyond `most`."""
+    """Return a shape in plain words, such as 'a whole number, above 0, or null'. Upper limits larger than `most` are
+    omitted."""
     words = [_branch_in_words(branch, most) for branch in shape if not sections((branch,)) and branch.type != NoneType]
     if sections(shape):
         kinds = kinds_of(shape)
@@ -133,7 +134,7 @@ def _limits(branch: Branch, name: str) -> list[Any]:
 
 
 def reference(section: type[BaseModel]) -> list[Option]:
-    """Return every option of a section, such as a whole recipe, as declared; each section comes before its keys."""
+    """Return every declared option of a section, such as a whole recipe; each section precedes its keys."""
     return list(_walk(section, ""))
 
 

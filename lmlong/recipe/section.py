@@ -1,4 +1,4 @@
-"""The base class of every section of a recipe: typed keys, and no others."""
+"""The base class of all sections of a recipe: typed keys, unknown keys refused."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ class Options(BaseModel):
     )
 
     is_recipe: ClassVar[bool] = False
-    """Whether this is a whole recipe: the hint for an unknown key then names options of any section."""
+    """Whether this is a whole recipe; hints for unknown keys then name options of all sections."""
 
     def __init__(self, /, **values: Any) -> None:
         """Validate the values; all mistakes in them are raised as one `RecipeError`."""

@@ -1,4 +1,4 @@
-"""YAML 1.2 as plain values that remember their lines, so that a mistake can be reported with its line.
+"""YAML 1.2 as plain values with their line numbers, for messages about mistakes.
 
 Only sections, lists, text, numbers, booleans and null are built from the text.
 """
@@ -19,13 +19,13 @@ Origin = int | str
 """Where a value comes from: its line in a file, or the override that set it."""
 
 UNREADABLE = object()
-"""Stands for a value that is not plain YAML, which is among the mistakes of its document."""
+"""Stands for a value that is not plain YAML; a mistake of the document reports it."""
 
-LARGEST = 1 << 20
-"""Limit of the characters and values of a recipe, with its aliases expanded."""
+MAX_SIZE = 1 << 20
+"""Maximum number of characters and values in a recipe, with its aliases expanded."""
 
-DEEPEST = 200
-"""Limit of nested brackets; the parser takes seconds for thousands of them."""
+MAX_DEPTH = 200
+"""Maximum depth of nested brackets; the parser takes seconds for thousands of them."""
 
 STANDARD = "tag:yaml.org,2002:"
 WORDS = {STANDARD + name for name in ("str", "timestamp", "value", "merge")}
@@ -57,7 +57,7 @@ class Mistake(NamedTuple):
 
 
 class ParsedYAML(NamedTuple):
-    """The values of a YAML text, and the mistakes in those that could not be built."""
+    """The values of a YAML text, and the mistakes in values that could not be built."""
 
     values: Any
     mistakes: list[Mistake]
@@ -94,7 +94,7 @@ def at(values: Any, path: KeyPath) -> Any:
 def origin_of(values: Any, path: KeyPath, origin: Origin) -> Origin:
     """Return the origin of the value at a path, or of the innermost section around it that has one.
 
-    `origin` is that of the values themselves.
+    `origin` is the origin of `values` itself.
     """
     for depth, part in enumerate(path):
         origin = getattr(at(values, path[:depth]), "origins", {}).get(part, origin)
@@ -102,21 +102,21 @@ def origin_of(values: Any, path: KeyPath, origin: Origin) -> Origin:
 
 
 def parse_yaml(text: str, origin: Origin | None = None) -> ParsedYAML:
-    """Return the values of a YAML text, which are of one origin or of their lines."""
+    """Return the values of a YAML text; their origins are `origin`, or by default their lines."""
     depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0) for character in text)
-    if max(depths, default=0) > DEEPEST:
+    if max(depths, default=0) > MAX_DEPTH:
         raise BrokenYAML(1, "it is nested too deeply.")
     builder = _Builder(origin)
     try:
         root: Node | None = builder.yaml.compose(text)
-        if root and _expanded_size(root, {}) > LARGEST:
-            raise BrokenYAML(1, f"written out, its aliases are more than {LARGEST:,} characters. Write less of them.")
+        if root and _expanded_size(root, {}) > MAX_SIZE:
+            raise BrokenYAML(1, f"written out, its aliases are more than {MAX_SIZE:,} characters. Write less of them.")
         return ParsedYAML(builder.value(root, ()) if root else None, builder.mistakes)
     except MarkedYAMLError as error:
         raise BrokenYAML(error.problem_mark.line + 1, _problem(error)) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise BrokenYAML(line, f"the character {chr(error.character)!r} may not stand in YAML.") from None
+        raise BrokenYAML(line, f"the character {chr(error.character)!r} is not allowed in YAML.") from None
     except RecursionError:
         raise BrokenYAML(1, "it is nested too deeply.") from None
 
@@ -157,7 +157,7 @@ class _Builder:
         return self._mistake(path, node, f"a recipe holds plain values only. Remove the tag {tag}.")
 
     def _section(self, node: MappingNode, path: KeyPath) -> Section:
-        """Return a section, in which its own keys override merged ones, and the section merged first the later."""
+        """Return a section. Its own keys override merged ones, and sections merged earlier override later ones."""
         own, merged = Section(), Section()
         first_lines: dict[str, int] = {}
         for key, child in node.value:
@@ -178,7 +178,7 @@ class _Builder:
         return Section(merged | own, merged.origins | own.origins)
 
     def _merged_sections(self, node: Node, path: KeyPath) -> list[Section]:
-        """Return the sections that a merge key `<<` includes, the last one first."""
+        """Return the sections that a merge key `<<` includes, in reverse order."""
         sections = []
         for child in reversed(node.value if isinstance(node, SequenceNode) else [node]):
             if not isinstance(child, MappingNode):
@@ -196,7 +196,8 @@ class _Builder:
 
 
 def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
-    """Return the characters and values of a node with its aliases expanded; `sizes` are those of nodes by their id."""
+    """Return the number of characters and values of a node with its aliases expanded; `sizes` caches them by node
+    id."""
     if id(node) not in sizes:
         sizes[id(node)] = 0  # a recursive alias is reported when values are built
         parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
@@ -207,7 +208,7 @@ def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
 
 
 def _problem(error: MarkedYAMLError) -> str:
-    """Return the parser's error on one line, with the remedy for two frequent mistakes."""
+    """Return the parser's error as one line, with a remedy for two frequent mistakes."""
     words = ", ".join(filter(None, (error.context, error.problem)))
     if "'\\t'" in words:
         return f"{words}. Indent with spaces."

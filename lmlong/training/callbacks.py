@@ -19,8 +19,7 @@ from lmlong.model.metrics import METRICS, LossTotals, loss_totals
 from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
-from lmlong.training.metrics_log import METRICS as LOG
-from lmlong.training.metrics_log import MetricsLog
+from lmlong.training.metrics_log import METRICS_FILE, MetricsLog
 from lmlong.training.module import TrainingModule, as_tensors
 from lmlong.training.prepare import PreparedRun
 from lmlong.training.progress import Progress
@@ -31,7 +30,7 @@ from lmlong.training.state_health import StateHealth
 from lmlong.training.training_state import restore, training_state
 
 SPIKE = 1.5
-"""A loss above this many times the median of the last steps is logged."""
+"""A loss above this multiple of the median of recent steps is logged as an event."""
 
 
 class TrainingCallback(Callback):
@@ -42,12 +41,12 @@ class TrainingCallback(Callback):
         self.data = prepared.data
         options = prepared.recipe.training
         self.metric = METRICS[prepared.recipe.objective]
-        self.of_training = self.metric if options.teacher_of == "predictions" else None
-        self.metrics_log = MetricsLog(folder / LOG, silent=not is_main_process())
+        self.training_metric = self.metric if options.teacher_of == "predictions" else None
+        self.metrics_log = MetricsLog(folder / METRICS_FILE, silent=not is_main_process())
         self.checkpoints = CheckpointStore(folder / "checkpoints", options.keep_last, options.keep_every)
         self.progress: Progress | None = None
         self.final: LossTotals | None = None
-        self.sampled = False  # whether `final` is not of the whole validation text
+        self.sampled = False  # whether `final` is of a sample of the validation text
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.prepared.state:
@@ -55,7 +54,7 @@ class TrainingCallback(Callback):
         recipe, clock, step = self.prepared.recipe, pl_module.clock, pl_module.step
         self.metrics_log.cut_back(step)
         tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
-        self.progress = Progress(clock, step, not trainer.is_global_zero, self.of_training, tokens_per_target)
+        self.progress = Progress(clock, step, not trainer.is_global_zero, self.training_metric, tokens_per_target)
         clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -77,7 +76,7 @@ class TrainingCallback(Callback):
             if last or stop or step % options.checkpoint_every == 0:
                 with self.signals.saving():
                     self._save(pl_module, validated)
-                stop = stop or self.signals.agree(trainer)  # one that came meanwhile needs no further step
+                stop = stop or self.signals.agree(trainer)  # a signal during the save needs no further step
             trainer.should_stop = trainer.should_stop or stop or last
 
     def _save(self, module: TrainingModule, validated: LossTotals | None) -> None:
@@ -109,7 +108,7 @@ class TrainingCallback(Callback):
             check_exists(self.folder)
             metrics = {
                 "loss": totals.nats_per_token,
-                **({self.of_training.name: self.of_training.of(totals)} if self.of_training else {}),
+                **({self.training_metric.name: self.training_metric.of(totals)} if self.training_metric else {}),
                 "learning_rate": learning_rate,
                 "gradient_norm": module.gradient_norm,
                 "tokens_per_second": round(speed, 1),
@@ -119,13 +118,13 @@ class TrainingCallback(Callback):
                 logger.log_metrics(metrics, step)
 
     def _log_event(self, module: TrainingModule, loss: float) -> None:
-        """Log a skipped step, or a loss far above those before it."""
-        usual = statistics.median(module.recent) if module.recent else math.inf
+        """Log a skipped step, or a loss far above the recent losses."""
+        median = statistics.median(module.recent) if module.recent else math.inf
         event = ""
         if module.skipped:
-            event = f"left out, its gradient was not finite ({module.skipped} in a row)"
-        elif loss > SPIKE * usual:
-            event = f"the loss is {loss:.3f} after a usual {usual:.3f}"
+            event = f"skipped, its gradient was not finite ({module.skipped} in a row)"
+        elif loss > SPIKE * median:
+            event = f"the loss is {loss:.3f} after a median of {median:.3f}"
         if math.isfinite(loss):
             module.recent.append(loss)
         if event:
@@ -134,7 +133,7 @@ class TrainingCallback(Callback):
             self.metrics_log.write(step=module.step, event=event)
 
     def _final(self, module: TrainingModule, sample: LossTotals) -> LossTotals:
-        """Return the loss after the last step: that of the even sample, unless more of the text is to be scored."""
+        """Return the loss after the last step: the even sample's, unless the recipe asks for more of the text."""
         options, tokens = module.recipe.training, len(self.prepared.tokens.validation.tokens)
         limit = options.final_validation_tokens
         self.sampled = limit is not None and max(limit, options.validation_tokens) < tokens
@@ -154,7 +153,7 @@ class TrainingCallback(Callback):
         return totals
 
     def _score(self, module: TrainingModule, limit: int | None) -> LossTotals:
-        """Return the loss on the validation text or an even sample of it, in sequences as long as those of training."""
+        """Return the loss on the validation text, or on an even sample of it, in sequences of the training length."""
         trainer, carry_state = module.trainer, module.recipe.training.carry_state
         share = self.data.validation(limit, trainer.global_rank, trainer.world_size)
         batches = (to_device(as_tensors(batch), module.device) for batch in share)
@@ -176,7 +175,7 @@ class TrainingCallback(Callback):
         )
 
     def _sample(self, module: TrainingModule, tokens: int) -> None:
-        """Show a text that the model writes; all ranks write it, since each may hold only a part of the weights."""
+        """Show a text generated by the model; all ranks generate it, since each may hold only a part of the weights."""
         assert self.progress is not None and isinstance(module.model, LanguageModel)
         with evaluating(module):
             text = write_sample(module.model, self.prepared.tokens.tokenizer, tokens, module.recipe.seed)
@@ -184,7 +183,7 @@ class TrainingCallback(Callback):
         self.progress.say(f"{self.progress.name(module.step)}: a sample\n{indent(text, '    ')}")
 
     def tokens_at(self, step: int) -> int:
-        """Return the tokens trained on after a step, those of the run that this one began from among them."""
+        """Return the tokens trained on after a step, including those of the run that this one began from."""
         return self.prepared.tokens_before + step * self.prepared.recipe.tokens_per_step
 
     def close(self) -> None:
@@ -195,7 +194,7 @@ class TrainingCallback(Callback):
 
 @contextmanager
 def evaluating(module: TrainingModule) -> Iterator[None]:
-    """Switch a module to evaluation, in the number format of training."""
+    """Switch a module to evaluation mode, in the number format of training."""
     module.eval()
     with module.trainer.precision_plugin.forward_context():
         yield
@@ -207,10 +206,11 @@ def to_device(tensors: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
 
 
 class ResampleFeatures(Callback):
-    """Resampling of random features before a step, never within one: each draw is a function of the seed and the step,
-    so a resumed run has it too.
+    """Resampling of random features between steps. Each draw is a function of the seed and the step, so a resumed run
+    repeats it.
 
-    A training sequence is read from an empty state, so no state ever meets another draw than its own.
+    A state is always used with the draw that it was computed with: recipes refuse resampling together with carried or
+    passed states, so each training sequence begins from an empty state.
     """
 
     def __init__(self, model: TextModel, seed: int, every: int):

@@ -1,4 +1,4 @@
-"""The checkpoints of a run, one history: which are kept, and the links that name the newest and the best."""
+"""The checkpoints of a run: which ones are kept, and the links to the newest and the best."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ class CheckpointStore:
         return self.folder / f"step-{step:08d}"
 
     def save(self, contents: write.Contents) -> None:
-        """Write a checkpoint, and then remove those that need not be kept."""
+        """Write a checkpoint, then remove those that need not be kept."""
         if contents.validation is not None and not math.isfinite(contents.validation):
             contents = contents._replace(validation=None)
         path = self.path(contents.step)
@@ -38,7 +38,7 @@ class CheckpointStore:
         checkpoints = self.all()
         manifests = {path: content for path in checkpoints if (content := _manifest(path))}
         losses = {path: each.validation for path, each in manifests.items() if each.validation is not None}
-        best = min(losses, key=losses.__getitem__) if losses else None  # the first of equals
+        best = min(losses, key=losses.__getitem__) if losses else None  # the oldest on ties
         for name, path in ((LATEST, checkpoints[-1] if checkpoints else None), (BEST, best)):
             link = self.folder / name
             if path:
@@ -47,8 +47,10 @@ class CheckpointStore:
                 link.unlink()
 
     def prune(self) -> None:
-        """Remove checkpoints that need not be kept; called only after the newest was verified and linked. One whose
-        manifest cannot be read may be the best, and stays."""
+        """Remove checkpoints that need not be kept; called only after the newest was verified and linked.
+
+        A checkpoint with an unreadable manifest is kept, since it may be the best.
+        """
         checkpoints = self.all()
         kept = {follow_link(self.folder / name).resolve() for name in (LATEST, BEST)}
         kept |= {path.resolve() for path in checkpoints[-self.keep_last :]}
@@ -59,7 +61,7 @@ class CheckpointStore:
 
 
 def _manifest(checkpoint: Path) -> Manifest | None:
-    """Return the manifest of a checkpoint; None where it cannot be read."""
+    """Return the manifest of a checkpoint; None if it cannot be read."""
     try:
         return manifest.read(checkpoint)
     except (CheckpointError, OSError):

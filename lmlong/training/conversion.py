@@ -1,6 +1,6 @@
-"""The conversion of a trained model into one with other attention: three runs, each from the weights of the one before.
+"""Conversion of a trained model to other attention: three runs, each from the weights of the previous run.
 
-Every run is a process of its own, `lmlong train`, with all its features: several devices, signals, exact resume.
+Each run is a process of `lmlong train`, with all its features: several devices, signals, exact resume.
 """
 
 import subprocess
@@ -22,8 +22,8 @@ from lmlong.training.plan import make_plan
 from lmlong.training.run_folder import check_folder
 from lmlong.training.signals import STOPPING
 
-SAME = ("width", "layers", "heads", "kv_heads", "head_dim", "value_dim", "tied_output", "embedding_scale")
-"""What the weights that are copied must agree in."""
+SHARED_OPTIONS = ("width", "layers", "heads", "kv_heads", "head_dim", "value_dim", "tied_output", "embedding_scale")
+"""Options of `model` that must be the same in both models, since their weights are copied."""
 
 
 class StageRun(NamedTuple):
@@ -35,7 +35,7 @@ class StageRun(NamedTuple):
 
 
 def stages(recipe: Recipe, teacher: str, folder: Path) -> list[StageRun]:
-    """Return the runs by which a model like `teacher` becomes that of a recipe, which is in `folder` at the end."""
+    """Return the runs that convert `teacher` into the model of a recipe; the last one is in `folder`."""
     conversion = recipe.conversion or Conversion()
     layers, predictions = (folder.with_name(f"{folder.name}-{name}") for name in ("layers", "predictions"))
     by_layer = {"init_from": teacher, "teacher": teacher, "teacher_of": "layers"} | _budget(conversion.layers)
@@ -54,12 +54,12 @@ def _budget(stage: Stage) -> dict[str, Any]:
 
 
 def _from_teacher(recipe: Recipe, training: dict[str, Any]) -> Recipe:
-    """Return the recipe of a stage with a teacher, who reads each sequence from an empty state."""
+    """Return the recipe of a stage with a teacher, which reads each sequence from an empty state."""
     whole = recipe.text.sequence_length
     length = (recipe.conversion and recipe.conversion.sequence_length) or whole
-    alone = {"carry_state": False, "state_passing": 0.0, "segment": None}
+    no_passed_states = {"carry_state": False, "state_passing": 0.0, "segment": None}
     rows = {"batch_size": recipe.training.batch_size * (whole // length)}
-    return _changed(recipe, {**alone, **rows, **training}, {"sequence_length": length})
+    return _changed(recipe, {**no_passed_states, **rows, **training}, {"sequence_length": length})
 
 
 def _changed(recipe: Recipe, training: dict[str, Any], text: dict[str, Any]) -> Recipe:
@@ -73,18 +73,18 @@ def _changed(recipe: Recipe, training: dict[str, Any], text: dict[str, Any]) -> 
 
 
 def samples_file(folder: Path) -> Path:
-    """Return the file of the text that the old model writes."""
+    """Return the file of documents sampled from the old model."""
     return folder.with_name(f"{folder.name}-samples.jsonl")
 
 
 def joined_file(folder: Path) -> Path:
-    """Return the file of that text as one document, without the starts of its documents."""
+    """Return the file of those documents joined into one."""
     return samples_file(folder).with_suffix(".txt")
 
 
 def on_samples(planned: list[StageRun]) -> list[StageRun]:
-    """Return the runs with that text. The last one, in sequences longer than any document, reads all of them as one
-    too: without those that begin, it would forget how texts begin."""
+    """Return the runs with the sampled documents as their text. The last run, whose sequences are longer than any
+    document, reads them also joined into one; without the separate documents it would forget how documents begin."""
     folder = planned[-1].folder
     samples, joined = (
         {"kind": "files", "paths": [str(file.absolute())]} for file in (samples_file(folder), joined_file(folder))
@@ -97,24 +97,26 @@ def on_samples(planned: list[StageRun]) -> list[StageRun]:
 
 
 def check(recipe: Recipe, teacher: str) -> None:
-    """Refuse what cannot be converted, before anything is trained."""
+    """Refuse a conversion that is impossible, before anything is trained."""
     if recipe.objective != "causal":
-        raise UsageError("objective: an encoder has no state to make constant. Use causal.")
+        raise UsageError("objective: only causal models can be converted. Use causal.")
     if recipe.training.teacher:
-        raise UsageError("training.teacher: the teacher of a conversion is the run itself. Leave it out.")
+        raise UsageError("training.teacher: a conversion always learns from the converted run. Leave it out.")
     old = read.reading(teacher, read.read_recipe)
-    for key in SAME:
+    for key in SHARED_OPTIONS:
         before, now = (getattr(model, key) for model in (old.model, recipe.model))
         if before != now:
             raise UsageError(
-                f"model.{key}: {now} here and {before} in {teacher}. Leave it out: attention alone changes."
+                f"model.{key}: {now} here and {before} in {teacher}. Leave it out: only attention may change."
             )
     if old.model.attention == recipe.model.attention:
-        raise UsageError(f"model.attention: {teacher} has the same, so there is nothing to convert. Choose another.")
+        raise UsageError(
+            f"model.attention: {teacher} has the same attention, so there is nothing to convert. Choose another."
+        )
 
 
 def check_folders(planned: list[StageRun]) -> None:
-    """Refuse to begin a conversion where one has begun."""
+    """Refuse to begin a conversion in folders that already hold one."""
     for stage in planned:
         check_folder(stage.folder, stage.recipe, None, False)
     if (samples := samples_file(planned[-1].folder)).exists():
@@ -122,7 +124,7 @@ def check_folders(planned: list[StageRun]) -> None:
 
 
 def check_text(teacher: str, planned: list[StageRun]) -> None:
-    """Turn the text into tokens, and refuse one that is too short for any stage, or too few rows for its sources."""
+    """Tokenize the text; refuse a text that is too short for any stage or has too few rows for its sources."""
     print(f"reading the text with the tokenizer of {teacher}", file=sys.stderr, flush=True)
     tokenizer = read.reading(teacher, read.read_tokenizer)
     for stage in planned:
@@ -130,14 +132,14 @@ def check_text(teacher: str, planned: list[StageRun]) -> None:
 
 
 def plan(planned: list[StageRun]) -> Iterator[str]:
-    """Iterate over the plans of stages, profiled by short steps; weights of stages to come are not needed for that."""
+    """Iterate over the plans of stages, profiled by short steps, which need no weights of earlier stages."""
     for number, stage in enumerate(planned, 1):
         print(f"stage {number} of {len(planned)}: {stage.name}, profiled by short steps", file=sys.stderr, flush=True)
         yield f"{stage.name}\n{make_plan(stage.recipe).text()}"
 
 
 def train_stages(planned: list[StageRun], overwrite: bool) -> int:
-    """Train or resume each run; return the exit status of the first that stopped, else 0."""
+    """Train or resume each run; return the exit status of the first that fails, else 0."""
     for number, stage in enumerate(planned, 1):
         print(f"stage {number} of {len(planned)}: {stage.name}, in {stage.folder}", file=sys.stderr, flush=True)
         if status := _train(stage, overwrite):
@@ -146,10 +148,10 @@ def train_stages(planned: list[StageRun], overwrite: bool) -> int:
 
 
 def _train(stage: StageRun, overwrite: bool) -> int:
-    """Train a run in a process whose progress alone is shown: standard output is for the result of the conversion.
+    """Train a run in another process. Only its progress is shown: standard output is for the result of the conversion.
 
-    The process is in a session of its own, because Ctrl-C in a terminal would otherwise reach it twice: what would stop
-    this process is passed on to it, and it saves before it ends.
+    The process has its own session, because Ctrl-C in a terminal would otherwise reach it twice. Stop signals of this
+    process are passed on to it, and it saves before it ends.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{stage.name}.yaml"

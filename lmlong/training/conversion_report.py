@@ -1,4 +1,4 @@
-"""A report of a conversion: the loss and the errors of layers, after each stage."""
+"""Report of a conversion: the loss and the errors of layers after each stage."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,10 +26,10 @@ from lmlong.training.distillation import layer_errors
 from lmlong.training.module import as_tensors
 
 EXACT = ("window", "softmax")
-"""Attentions that can do the work of the recurrences beside them, which then have learned nothing."""
+"""Exact attentions, which may do all the work so that the recurrences beside them learn nothing."""
 
 BYPASSED = 1.02
-"""A model whose loss grows by less than this factor without its recurrent layers does not use them."""
+"""A model whose loss grows by less than this factor without its recurrences does not use them."""
 
 
 class Point(NamedTuple):
@@ -38,11 +38,11 @@ class Point(NamedTuple):
     name: str
     totals: LossTotals
     layers: list[float] | None = None
-    """The error of each layer relative to the teacher's, given what that has read."""
+    """The error of each layer relative to the teacher's output for the same input."""
     without_recurrence: LossTotals | None = None
-    """The loss by windows and softmax alone, where the model has both these and recurrences."""
+    """The loss with recurrences switched off, if the model has both recurrences and exact attention."""
     recurrent_shares: list[float] | None = None
-    """The share of each layer's output, before its projection, that its recurrence carries; of those with both."""
+    """The recurrence's share of each layer's output before its projection, for layers with a parallel window."""
 
     @property
     def bypassed(self) -> bool:
@@ -54,8 +54,10 @@ class Point(NamedTuple):
 
 
 def measure(teacher: str, planned: list[StageRun]) -> list[Point]:
-    """Return the loss on held-out text of the teacher, of the model with new attention and nothing learned, and of each
-    stage, in sequences of the first stages, each from an empty state."""
+    """Return the loss on held-out text of the teacher, of the untrained model with new attention, and of each stage.
+
+    Sequences have the length of the first stages and begin from an empty state.
+    """
     first = planned[0].recipe
     tokens = prepare(first.text, read.reading(teacher, read.read_tokenizer))
     old = _model(read.reading(teacher, read.read_recipe), teacher, tokens)
@@ -75,7 +77,7 @@ def measure(teacher: str, planned: list[StageRun]) -> list[Point]:
 
 
 def table(points: list[Point], length: int) -> str:
-    """Return the points as a table, with the layers that are furthest from the teacher's."""
+    """Return the points as a table, with the mean and largest error of layers."""
     columns = [
         Column("", 14, align="<"),
         Column("bits/byte", 10, ".4f"),
@@ -92,10 +94,10 @@ def table(points: list[Point], length: int) -> str:
     if shares := points[-1].recurrent_shares:
         mean = sum(shares) / len(shares)
         lines.append(
-            f"recurrences carry {mean:.0%} of what layers find, the window the rest; the least {min(shares):.0%}"
+            f"recurrences contribute {mean:.0%} of the output of layers with a window; the least is {min(shares):.0%}"
         )
     if points[-1].bypassed:
-        lines.append("The recurrences are bypassed: the model is as good without them. Its windows do all the work.")
+        lines.append("The recurrences are bypassed: the loss is about the same without them.")
     return "\n".join(lines)
 
 
@@ -137,7 +139,7 @@ def _point(
 
 
 def _leave_out_recurrence(mixer: Mixer) -> RemovableHandle:
-    """Let a mixer add nothing, or what its window sees alone."""
+    """Switch off a mixer, or only its recurrence if it has a parallel window."""
     if isinstance(mixer.attention, ParallelWindow):
         return mixer.get_submodule("window_share").register_forward_hook(
             lambda module, inputs, share: torch.ones_like(share)
@@ -147,9 +149,9 @@ def _leave_out_recurrence(mixer: Mixer) -> RemovableHandle:
 
 @contextmanager
 def _recurrent_shares(attentions: Sequence[ParallelWindow]) -> Iterator[Callable[[], list[float]]]:
-    """Measure the share of the output of each layer, by length of vectors, that its recurrence carries; the function
-    returns it at the end."""
-    lengths = torch.zeros(len(attentions), 2, dtype=torch.float64)  # from the recurrence, and in all
+    """Measure the recurrence's share of each layer's output, by vector norms; the function returns the shares at the
+    end."""
+    lengths = torch.zeros(len(attentions), 2, dtype=torch.float64)  # of the recurrence, and in total
     outputs: dict[nn.Module, Tensor] = {}  # by the parts of a layer
 
     def keep(part: nn.Module, arguments: tuple[Any, ...], result: tuple[Tensor, Any]) -> None:
@@ -157,9 +159,11 @@ def _recurrent_shares(attentions: Sequence[ParallelWindow]) -> Iterator[Callable
 
     def counter(layer: int) -> Callable[..., None]:
         def count(attention: ParallelWindow, arguments: tuple[Any, ...], result: tuple[Tensor, Any]) -> None:
-            near, far = weighed(outputs.pop(attention.window), outputs.pop(attention.recurrence), arguments[-1])
-            from_recurrence, from_window = (part.norm(dim=-1).double().sum().cpu() for part in (far, near))
-            lengths[layer] += torch.stack([from_recurrence, from_recurrence + from_window])
+            from_window, from_recurrence = weighed(
+                outputs.pop(attention.window), outputs.pop(attention.recurrence), arguments[-1]
+            )
+            recurrent, exact = (part.norm(dim=-1).double().sum().cpu() for part in (from_recurrence, from_window))
+            lengths[layer] += torch.stack([recurrent, recurrent + exact])
 
         return count
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's settings for a recipe."""
+"""DeepSpeed settings for a recipe."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -12,7 +12,7 @@ from lmlong.io.checked import shown
 from lmlong.io.files import parse_json
 
 SHOWN = 200
-"""Characters of DeepSpeed's own message."""
+"""Maximum characters shown of DeepSpeed's own message."""
 
 FROM_THE_RECIPE = {
     "train_batch_size": "training.batch_size",
@@ -26,11 +26,11 @@ FROM_THE_RECIPE = {
     "torch_autocast": "training.precision",
     "zero_optimization.stage": "training.deepspeed.stage",
 }
-"""DeepSpeed's settings that a recipe determines, and the options that do."""
+"""DeepSpeed settings that a recipe determines, and the options that determine them."""
 
 
 def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
-    """Return DeepSpeed's settings for a recipe, overridden by those of the recipe's own file."""
+    """Return the DeepSpeed settings for a recipe, overridden by its own settings file."""
     on_gpu = device.type == "cuda"
     memory = {"device": "cpu", "pin_memory": on_gpu}
     deepspeed = options.deepspeed
@@ -53,7 +53,8 @@ def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
 
 
 def _check(own: dict[str, Any], further: dict[str, Any], file: str) -> None:
-    """Refuse settings that DeepSpeed cannot read, each by its name: it has no error of its own for most of them."""
+    """Refuse settings that DeepSpeed cannot read, by name: DeepSpeed itself reports most of them by unrelated
+    errors."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     for key, value in further.items():
@@ -67,7 +68,7 @@ def _check(own: dict[str, Any], further: dict[str, Any], file: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the settings in a file, none of which may contradict the recipe."""
+    """Return the settings in a file; none may contradict the recipe."""
     try:
         settings = parse_json(path.read_bytes())
         zero = settings.get("zero_optimization", {})

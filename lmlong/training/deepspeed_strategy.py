@@ -1,8 +1,8 @@
 """Training with DeepSpeed: each rank holds a part of the training state, a checkpoint holds all of it.
 
-A checkpoint is the same with and without DeepSpeed: weights and moments whole, under the names and numbers that the
-optimizer itself uses. So any number of ranks, any stage, and training without DeepSpeed resume from it, and nothing
-that DeepSpeed writes, or would have to unpickle, is ever read.
+Checkpoints are the same with and without DeepSpeed: whole weights and moments, under the optimizer's own names and
+numbers. Any number of ranks, any stage, and training without DeepSpeed can resume from them, and no file in DeepSpeed's
+pickle format is ever read.
 """
 
 import importlib
@@ -32,11 +32,11 @@ LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK",
 """Environment variables by which the processes of one run find each other."""
 
 LARGEST_BUCKET = 500_000_000
-"""Most gradients that are summed over the ranks at a time, as by DeepSpeed's default."""
+"""Maximum number of gradients summed over the ranks at a time, DeepSpeed's default."""
 
 
 class DeepSpeedTraining(DeepSpeedStrategy):
-    """DeepSpeed on GPUs, or on processes of a CPU, with checkpoints of our own format."""
+    """DeepSpeed on GPUs or CPU processes, with checkpoints in lmlong's own format."""
 
     def __init__(self, options: recipe.Training, device: torch.device):
         self.options, self.on_cpu = options, device.type == "cpu"
@@ -53,7 +53,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
 
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """The devices, with a number for each rank of a CPU too, since DeepSpeed distinguishes ranks by it."""
+        """The devices; CPU ranks are numbered too, since DeepSpeed distinguishes ranks by the number."""
         return [torch.device("cpu", n) for n in range(len(self._devices))] if self.on_cpu else self._devices
 
     @parallel_devices.setter
@@ -61,7 +61,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         self._devices = devices or []
 
     def setup_environment(self) -> None:
-        if self.on_cpu:  # as the library's own, without its check for a GPU
+        if self.on_cpu:  # skips DeepSpeedStrategy's check for a GPU
             DDPStrategy.setup_environment(self)
         else:
             super().setup_environment()
@@ -73,7 +73,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         self.moments = [(weight, moments_of(group)) for group in groups for weight in group["params"]]
         muon = [group for group in groups if "stacks" in group]
         self.stacks = {id(w): heights for g in muon for w, heights in zip(g["params"], g["stacks"], strict=True)}
-        # DeepSpeed's default takes room for half a billion gradients, whatever the model
+        # DeepSpeed's default allocates half a billion gradients, whatever the size of the model
         room = min(LARGEST_BUCKET, sum(weight.numel() for weight, _ in self.moments))
         assert self.config is not None
         self.config["zero_optimization"].setdefault("reduce_bucket_size", room)
@@ -85,7 +85,8 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             optimizer.partition = self
 
     def teardown(self) -> None:
-        """Restore the process: another run in it, or one that it starts, is no part of this one."""
+        """Undo the changes to the process and its environment: later runs in it, or started by it, must not join this
+        one."""
         super().teardown()
         import deepspeed.comm
 
@@ -103,7 +104,8 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the state of the optimizer as without DeepSpeed, with moments gathered from all ranks; all call it."""
+        """Return the state of the optimizer as without DeepSpeed, with moments gathered from all ranks; all ranks call
+        this."""
         steps = [state["step"] for state in optimizer.optimizer.state.values() if "step" in state]
         self._link()
         state: dict[int, dict[str, Tensor]] = {}
@@ -135,8 +137,8 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return self.optimizers[0]
 
     def gather(self, part: Tensor, values: Tensor) -> tuple[list[Tensor], list[list[int]]]:
-        """Return values of whole weights, given those of this rank's part of them, and what the weights stack; all
-        ranks call this."""
+        """Return whole weights, gathered from the `values` of each rank's part, and the heights of the matrices that
+        they stack; all ranks call this."""
         every = values.new_empty(self.world_size, len(values)).to(self.root_device)
         torch.distributed.all_gather_into_tensor(every.view(-1), values.to(self.root_device))
         whole, stacks = [], []
@@ -148,7 +150,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return whole, stacks
 
     def part_of(self, part: Tensor, weights: list[Tensor]) -> Tensor:
-        """Return this rank's part of whole weights, or of what the optimizer keeps for each."""
+        """Return this rank's part of whole weights, or of their moments."""
         every = torch.zeros(self.world_size, len(part), dtype=part.dtype, device=weights[0].device)
         for (_, begin, size), weight in zip(self._spans(part), weights, strict=True):
             if self.zero_stage_3:
@@ -160,8 +162,8 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return every[self.global_rank].to(part.device)
 
     def _spans(self, part: Tensor) -> list[tuple[Any, int, int]]:
-        """Return the weights that a flat tensor holds a part of, the offset and size of each: in the tensors of all
-        ranks concatenated, or in stage 3, which divides each weight by itself, in the tensor of each rank."""
+        """Return the weights of a flat tensor, with the offset and size of each. They refer to the concatenated tensors
+        of all ranks, or in stage 3, which divides each weight separately, to the tensor of each rank."""
         (weights,) = (weights for flat, weights in self._parts() if flat is part)
         sizes = [weight.ds_tensor.ds_numel if self.zero_stage_3 else weight.numel() for weight in weights]
         return list(zip(weights, accumulate(sizes, initial=0), sizes, strict=False))
@@ -174,8 +176,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         return list(zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True))
 
     def _link(self) -> None:
-        """Link each weight to the optimizer's moments of it: DeepSpeed does it once, when only its first group has
-        any."""
+        """Link each weight to its moments: DeepSpeed links them only once, when only its first group has moments."""
         from deepspeed.utils.mixed_precision_linkage import lazy_init_hp_params_optimizer_state
 
         if not self.zero_stage_3:
@@ -191,15 +192,15 @@ class DeepSpeedTraining(DeepSpeedStrategy):
 
 
 class DeepSpeedAutocast(DeepSpeedPrecision):
-    """float32 weights, and products in bfloat16 where the recipe says so: the numbers of training without DeepSpeed,
-    and sums of gradients over a thousand segments that do not round."""
+    """float32 weights, with products in bfloat16 if the recipe says so. Numbers are the same as without DeepSpeed, and
+    sums of gradients over a thousand segments are not rounded."""
 
     def __init__(self, device: torch.device, numbers: str):
         super().__init__("32-true")
         self.device, self.rounds = device, numbers == "bf16"
 
     def train_step_context(self) -> Any:
-        """Return no autocast: DeepSpeed switches off any that is on around it, so the step enters its own."""
+        """Return no autocast: DeepSpeed switches off any autocast around it, so the step enters its own."""
         return nullcontext()
 
     def forward_context(self) -> Any:
@@ -214,18 +215,18 @@ class DeepSpeedAutocast(DeepSpeedPrecision):
         engine = model.trainer.model
         done = engine.is_gradient_accumulation_boundary()
         engine.step()
-        if done:  # clipped by DeepSpeed, which skips the update where the norm is not finite
+        if done:  # clipped by DeepSpeed, which skips the update if the norm is not finite
             model.accept(float(engine.get_global_grad_norm()))
 
 
 def _prepare_for_cpu() -> None:
-    """Make DeepSpeed run on a CPU, without the shared-memory kernels that it would compile at each start."""
+    """Prepare DeepSpeed for a CPU, without the shared-memory kernels that it would compile at each start."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 
 def _register_external_parameters(model: TextModel) -> None:
-    """Register weights with other modules that use them: weights are gathered for the module that they belong to."""
+    """Register weights that other modules use: DeepSpeed gathers weights only for the module that owns them."""
     import deepspeed
 
     deepspeed.zero.register_external_parameter(model.lm_head, model.lm_head.weight)

@@ -19,13 +19,16 @@ from lmlong.model.build import build
 from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.model.loss import IGNORED, Softening, TeacherOutput
 
-LEAST = 1e-4
-"""Added to the mean square of an output, so that a token to which a layer adds nothing does not outweigh all others."""
+ERROR_EPSILON = 1e-4
+"""Added to the mean square of the teacher's output, so that tokens to which a layer adds nothing do not dominate the
+error."""
 
 
 class Teacher(NamedTuple):
-    """A language model that is not trained, and how a student learns from it: its predictions, or without `soft` the
-    outputs of its layers. Neither its weights nor its memory are in any checkpoint of the student."""
+    """A frozen language model. A student learns its predictions, or without `soft` the outputs of its layers.
+
+    Its weights are not part of the student's checkpoints.
+    """
 
     model: LanguageModel
     soft: Softening | None
@@ -34,7 +37,7 @@ class Teacher(NamedTuple):
 
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor, document_starts: Tensor | None = None) -> Tensor:
-        """Return its last hidden states (B, T, width), read from an empty state piece by piece."""
+        """Return the last hidden states (B, T, width), read piece by piece from an empty state."""
         state, pieces = self.model.init_state(len(tokens)), []
         for begin in range(0, tokens.shape[1], PIECE):
             piece = slice(begin, begin + PIECE)
@@ -58,14 +61,16 @@ def _load(checkpoint: Path, name: str | None, soft: Softening | None) -> Teacher
     read.check_size(checkpoint, trained, lambda trained: build(trained, tokenizer.vocabulary))
     model = build(trained, tokenizer.vocabulary)
     if not isinstance(model, LanguageModel):
-        raise UsageError(f"training.teacher: {name} is an encoder, which predicts no next token. Name another run.")
+        raise UsageError(
+            f"training.teacher: {name} is an encoder, which does not predict next tokens. Name another run."
+        )
     read.load_weights(model, checkpoint, verify=False)  # `check_size` has verified the digest
     weights_hash = manifest.read(checkpoint).files[manifest.WEIGHTS]["sha256"]
     return Teacher(model.eval().requires_grad_(False), soft, tokenizer, weights_hash)
 
 
 def train_mixers_alone(student: TextModel, teacher: LanguageModel) -> None:
-    """Freeze all weights of a student but its mixers', whose outputs are to be those of a teacher."""
+    """Freeze all weights of a student except its mixers', which learn the outputs of a teacher's."""
     assert isinstance(student, LanguageModel)
     (layers, width), (teacher_layers, teacher_width) = (
         (len(model.blocks), model.embedding.embedding_dim) for model in (student, teacher)
@@ -76,7 +81,7 @@ def train_mixers_alone(student: TextModel, teacher: LanguageModel) -> None:
             f"{layers} of width {width}. To learn its layers, both must match; otherwise leave out teacher_of."
         )
     if student.hourglass or teacher.hourglass:
-        raise UsageError("training.teacher_of: layers of a shortened sequence are not compared. Leave it out.")
+        raise UsageError("training.teacher_of: layers cannot be learned with downsampling. Leave it out.")
     student.requires_grad_(False)
     for block in student.blocks:
         block.mixer.requires_grad_(True)
@@ -91,8 +96,11 @@ def taught_loss(
     state: Any = None,
     segment: int | None = None,
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return the loss to minimize, the reported loss, and the state after. The reported loss is the summed -log p of
-    the targets; where the layers of a teacher are learned, the mean of their errors for each target."""
+    """Return the loss to minimize, the reported loss, and the state after the tokens.
+
+    The reported loss is the summed -log p of the targets; if the layers of a teacher are learned, their mean error
+    times the number of targets.
+    """
     if teacher is None:
         losses, state = model.loss(tokens, targets, mask, state, segment)
         return losses, losses.detach(), state
@@ -108,8 +116,10 @@ def taught_loss(
 def layer_errors(
     student: LanguageModel, teacher: LanguageModel, tokens: Tensor, document_starts: Tensor | None
 ) -> Tensor:
-    """Return, for each layer, the squared error of the student's mixer relative to the teacher's output, the mean over
-    all tokens (B, T). Both read what the teacher's layer reads; no gradient passes from one layer to another."""
+    """Return the squared error of each student mixer relative to the teacher's output, averaged over all tokens (B, T).
+
+    Both mixers read the input of the teacher's layer; no gradient passes between layers.
+    """
     state, teacher_state = (model.init_state(len(tokens)) for model in (student, teacher))
     _, positions = student.embed(tokens, state, document_starts)
     with torch.no_grad():
@@ -125,7 +135,7 @@ def layer_errors(
         else:
             output, _ = block.mixer(x, inner, positions)
         target32, output32 = (y.to(torch.promote_types(y.dtype, torch.float32)) for y in (target, output))
-        error = (output32 - target32).square().mean(-1) / (target32.square().mean(-1) + LEAST)
+        error = (output32 - target32).square().mean(-1) / (target32.square().mean(-1) + ERROR_EPSILON)
         errors.append(error.mean())
         with torch.no_grad():
             x = teacher_block.add(x, target)

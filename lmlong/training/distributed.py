@@ -1,4 +1,4 @@
-"""The processes of a run, started by lmlong itself on one machine, by torchrun or SLURM on several."""
+"""The processes of a run, started by lmlong itself on one machine, or by torchrun or SLURM on several."""
 
 import os
 import signal
@@ -17,14 +17,15 @@ PARENT = os.getppid()
 """The process that started this one."""
 
 DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
-"""What gloo and NCCL say when another process is gone."""
+"""Errors that gloo and NCCL report when another process has ended."""
 
 BY_HAND = ("bash", "interactive")
 """Names of SLURM jobs in which a person starts commands without srun."""
 
 
 def is_main_process() -> bool:
-    """Return whether this process is the one that writes and prints, by its launcher, before training begins."""
+    """Return whether this process writes and prints. Uses the launcher's variables, so it works before training
+    begins."""
     rank = {"torchrun": "RANK", "srun": "SLURM_PROCID", None: "LOCAL_RANK"}[launcher()]
     return int(os.environ.get(rank, "0")) == 0
 
@@ -36,14 +37,14 @@ def print_once(line: str) -> None:
 
 
 def launcher() -> str | None:
-    """Return the launcher that started the processes of the run; None when lmlong starts them itself."""
+    """Return the launcher that started the processes of the run; None if lmlong starts them itself."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
     return "srun" if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in BY_HAND else None
 
 
 def check_launch(recipe: Recipe) -> None:
-    """Refuse a recipe for another number of processes than were started."""
+    """Refuse a recipe whose number of processes differs from the number started."""
     by, expected = launcher(), f"the recipe has nodes: {recipe.nodes} with devices: {recipe.devices}"
     if by is None and recipe.nodes > 1:
         raise UsageError(
@@ -53,16 +54,18 @@ def check_launch(recipe: Recipe) -> None:
         )
     started = {"torchrun": "WORLD_SIZE", "srun": "SLURM_NTASKS"}.get(by or "")
     if started and int(os.environ[started]) != recipe.processes:
-        raise UsageError(f"devices: {by} started {os.environ[started]} processes, {expected}. Let them agree.")
+        raise UsageError(f"devices: {by} started {os.environ[started]} processes, but {expected}. Make them agree.")
     if by == "srun" and os.environ.get("SLURM_NTASKS_PER_NODE", str(recipe.devices)) != str(recipe.devices):
         per_node = os.environ["SLURM_NTASKS_PER_NODE"]
-        raise UsageError(f"devices: srun started {per_node} processes on each machine, {expected}. Let them agree.")
+        raise UsageError(
+            f"devices: srun started {per_node} processes on each machine, but {expected}. Make them agree."
+        )
     if by == "srun":
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(recipe.devices))  # Lightning requires it
 
 
 def lost_rank(trainer: Trainer, error: RuntimeError) -> str | None:
-    """Return which process of the run has ended and so stopped the others; None for any other error."""
+    """Return which process of the run has ended and thereby stopped the others; None for any other error."""
     if trainer.world_size == 1:
         return None
     again = "The others have ended too: resume from the last checkpoint with --resume auto."
@@ -80,9 +83,7 @@ def lost_rank(trainer: Trainer, error: RuntimeError) -> str | None:
         memory = ", as the system does when memory is short" if code == -signal.SIGKILL else ""
         return f"rank {rank} of {trainer.world_size} {how}{memory}. {again}"
     if any(words in str(error) for words in DISCONNECTED):
-        return (
-            f"another process of the run has ended, see its own messages; this is rank {trainer.global_rank}. {again}"
-        )
+        return f"another process of the run has ended, see its messages; this is rank {trainer.global_rank}. {again}"
     return None
 
 
@@ -104,7 +105,7 @@ def all_reduce_max(trainer: Trainer, number: int) -> int:
 
 
 def all_gather(trainer: Trainer, tensor: Tensor) -> Tensor:
-    """Return the tensors of all ranks, stacked, or that of the only one; all ranks call this."""
+    """Return the tensors of all ranks, stacked, or this process's tensor if it is the only one; all ranks call this."""
     if trainer.world_size == 1:
         return tensor
     every = trainer.strategy.all_gather(tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor)
@@ -112,5 +113,5 @@ def all_gather(trainer: Trainer, tensor: Tensor) -> Tensor:
 
 
 def rank_slice(trainer: Trainer, tensor: Tensor) -> Tensor:
-    """Return this rank's part of what was gathered."""
+    """Return this rank's part of a gathered tensor."""
     return tensor if trainer.world_size == 1 else tensor[trainer.global_rank]

@@ -1,7 +1,6 @@
-"""Where the metrics of a run go besides metrics.jsonl: Lightning's loggers.
+"""Lightning loggers for the metrics of a run, in addition to metrics.jsonl.
 
-They also get the recipe when a run begins or resumes, and at its end the figures that it prints and its learning
-curve.
+They also receive the recipe when a run begins or resumes, and the final figures and learning curve at its end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from lmlong.training.distributed import is_main_process
 from lmlong.training.metrics_log import read_entries
 
 EXTRAS = ("tensorboard", "wandb")
-"""Those that need an extra of their name, which is that of a package too."""
+"""Loggers that need an extra; the extra and the package have the same name."""
 
 PROJECT = "lmlong"
 
@@ -33,27 +32,27 @@ GREY = Style("0.75")
 
 
 def _csv(folder: Path, step: int) -> Logger:
-    """Return a logger of CSV, with a file of its own for each resume: it would replace an earlier one."""
+    """Return a CSV logger with a separate file for each resume; it would overwrite an existing file."""
     return CSVLogger(str(folder), name="csv", version=f"from-{step:08d}", flush_logs_every_n_steps=1)
 
 
 class _OneFileOfEvents(TensorBoardLogger):
-    """A logger of TensorBoard that stays open when Lightning's fit ends: the figures of the end follow.
+    """A TensorBoard logger that stays open after Lightning's fit, for the final figures.
 
-    Closed and opened anew, it would write them to a second file. Files are read in the order of their names, which have
-    whole seconds and a number without leading zeros: of two in one second, the second may be read first, and what it
-    says is then forgotten at the beginning of the other.
+    If it were closed and reopened, the final figures would go to a second file. TensorBoard reads files in the order of
+    their names, which contain whole seconds and an unpadded number, so of two files from one second it may read the
+    second first, and then forget it at the start of the other.
     """
 
     def finalize(self, status: str) -> None:
-        if status == "success":  # Lightning's word at the end of fit; `finish_loggers` has another
+        if status == "success":  # passed at the end of fit; `finish_loggers` passes another status
             self.experiment.flush()
         else:
             super().finalize(status)
 
 
 def _tensorboard(folder: Path, step: int) -> Logger:
-    """Return a logger of TensorBoard that drops what was logged of later steps: they are taken again."""
+    """Return a TensorBoard logger that drops what was logged for later steps, which are repeated."""
     return _OneFileOfEvents(str(folder), name="", version="tensorboard", default_hp_metric=False, purge_step=step + 1)
 
 
@@ -64,7 +63,7 @@ LOGGERS: dict[str, Callable[[Path, int], Logger]] = {
         name=folder.name, save_dir=str(folder), project=PROJECT, group=folder.name, log_model=False
     ),
 }
-"""(run folder, step to begin after) -> the logger."""
+"""Functions of the run folder and the step to begin after that return a logger."""
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -87,7 +86,7 @@ def make_loggers(recipe: Recipe, folder: Path, step: int) -> list[Logger]:
 
 
 def log_end(loggers: Sequence[Logger], step: int, callback: TrainingCallback, baselines: Baselines | None) -> None:
-    """Log the last figures of a run, unless it was stopped, and its learning curve."""
+    """Log the learning curve of a run, and its final figures unless it was stopped."""
     if not loggers:
         return
     recipe, metric, final = callback.prepared.recipe, callback.metric, callback.final
@@ -102,7 +101,7 @@ def log_end(loggers: Sequence[Logger], step: int, callback: TrainingCallback, ba
 
 
 def finish_loggers(loggers: Sequence[Logger]) -> None:
-    """Let loggers write what they hold; otherwise a run of wandb lasts until the process ends."""
+    """Flush and close loggers; otherwise a wandb run stays open until the process ends."""
     for logger in loggers:
         logger.finalize("finished")
         if isinstance(logger, WandbLogger):
@@ -145,11 +144,11 @@ def _line(label: str, points: Sequence[tuple[int, float]], tokens_at: Callable[[
 
 
 def _log_recipe(logger: Logger, text: str, step: int) -> None:
-    """Log the recipe by which a run trains from a step on."""
+    """Log the recipe that a run uses from a step on."""
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text("recipe", indent(text, "    "), step)  # Markdown keeps lines of code as they are
     elif isinstance(logger, WandbLogger):
-        # a copy, as the recipe in the run folder may be another one when the run is uploaded
+        # a copy, since the recipe in the run folder may have changed when the run is uploaded
         folder = Path(logger.experiment.dir)
         (folder / RECIPE).write_text(text, encoding="utf-8")
         logger.experiment.save(folder / RECIPE, base_path=folder, policy="now", glob=False)
@@ -157,7 +156,9 @@ def _log_recipe(logger: Logger, text: str, step: int) -> None:
 
 def _log_figures(logger: Logger, figures: dict[str, float], step: int, recipe: Recipe) -> None:
     if isinstance(logger, TensorBoardLogger):
-        logger.log_hyperparams(_flat(recipe.model_dump()), figures, step)  # a table of runs has them beside the options
+        logger.log_hyperparams(
+            _flat(recipe.model_dump()), figures, step
+        )  # shown beside the options in the table of runs
     else:
         logger.log_metrics(figures, step)
 
@@ -172,7 +173,7 @@ def _log_curve(logger: Logger, curve: Figure, step: int) -> None:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return options by their dotted keys."""
+    """Return nested options as a flat dict with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -1,4 +1,4 @@
-"""metrics.jsonl: the metrics of each step, a line of JSON each, truncated when a run resumes from a checkpoint."""
+"""metrics.jsonl: metrics as one JSON object on each line, truncated when a run resumes from a checkpoint."""
 
 import json
 import math
@@ -10,21 +10,21 @@ from typing import Any
 from lmlong.io.files import fsync, parse_json
 from lmlong.io.system_errors import explain_errors
 
-METRICS = "metrics.jsonl"
-REMEDY = "Mend that, and resume with --resume auto."
+METRICS_FILE = "metrics.jsonl"
+REMEDY = "Fix that, and resume with --resume auto."
 
 LARGEST, LARGEST_STEP = 1e300, 1 << 40
-"""Bounds of the numbers in a log, and of its steps."""
+"""Upper limits of the numbers and steps in a log."""
 
 NUMBERS = ("loss", "bits_per_byte", "perplexity", "learning_rate", "gradient_norm", "tokens_per_second")
-"""The keys of numbers that commands read; None where one was not finite."""
+"""Keys of numbers that commands read; None if a number was not finite."""
 
 VALIDATIONS = ("final_validation", "validation")
-"""The keys of lines with the loss on more of the validation text, and on the even sample."""
+"""Keys of validation losses: on more of the text after the last step, and on the even sample."""
 
 
 class MetricsLog:
-    """The metrics log of a run, written as lines come; by one process only, where several train together."""
+    """The metrics log of a run, written line by line; only one of several processes writes it."""
 
     def __init__(self, path: Path, silent: bool = False):
         self.path, self.silent = path, silent
@@ -37,19 +37,19 @@ class MetricsLog:
             file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """Flush to disk: no line before a checkpoint may be lost to a power cut after it."""
+        """Flush to disk: a power cut after a checkpoint must not lose lines before it."""
         with explain_errors(self.path, REMEDY):
             if self.path.exists():
                 fsync(self.path)
 
     def cut_back(self, step: int) -> None:
-        """Drop the lines after a step, and invalid ones: an unfinished line, or anything else in the file."""
+        """Drop the lines after a step, and unfinished or invalid lines."""
         if self.silent or not self.path.exists():
             return
         whole = [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         entries = [_entry(line) for line in whole]
         if strange := entries.count(None):
-            print(f"{self.path}: {strange} lines that no run wrote were left out", file=sys.stderr)
+            print(f"{self.path}: {strange} invalid lines were dropped", file=sys.stderr)
         kept = [line for line, entry in zip(whole, entries, strict=True) if entry and entry["step"] <= step]
         new = self.path.with_name(self.path.name + ".partial")
         with explain_errors(self.path, REMEDY):
@@ -58,13 +58,13 @@ class MetricsLog:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a metrics log, without unfinished or invalid lines; empty where there is no log."""
+    """Return the valid entries of a metrics log; empty if there is no log."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     return [entry for line in lines if line.endswith(b"\n") and (entry := _entry(line))]
 
 
 def last_validation(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the newest validation: the final one, or that of the even sample where nothing more was scored."""
+    """Return the newest validation: the final one, else that of the even sample."""
     validated = [entry for entry in entries if any(isinstance(entry.get(name), dict) for name in VALIDATIONS)]
     if not validated:
         return None
@@ -81,7 +81,7 @@ def _finite(value: Any) -> Any:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry of a line; None where it is invalid."""
+    """Return the entry of a line; None if it is invalid."""
     try:
         entry = parse_json(line)
     except ValueError:
@@ -90,7 +90,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_sound(entry: dict[str, Any]) -> bool:
-    """Return whether the parts of an entry have the types that a run writes, and its numbers are not absurdly large."""
+    """Return whether an entry has the types that a run writes, and plausible numbers."""
     step, state = entry.get("step"), entry.get("state", [])
     validations = [entry[name] for name in VALIDATIONS if name in entry]
     return (
@@ -109,7 +109,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_layer(numbers: Any) -> bool:
-    """Return whether these are the numbers of the heads of a layer, each None or a number."""
+    """Return whether these are the numbers of a layer's heads, each a number or None."""
     if not isinstance(numbers, dict) or type(numbers.get("layer")) is not int:
         return False
     heads = [value for name, value in numbers.items() if name != "layer"]

@@ -1,9 +1,9 @@
 """One training step, from a batch to the update of the weights.
 
-Lightning calls the methods of `TrainingModule` in this order. For each of the `training.accumulate` batches of a step:
-`on_train_batch_start` sets the learning rate, `training_step` returns the loss, and Lightning adds up the gradient. At
-the last batch `configure_gradient_clipping` then clips or rejects the gradient, and `optimizer_step` updates the
-weights. (DeepSpeed clips and updates by itself: `DeepSpeedAutocast.optimizer_step`.)
+For each of the `training.accumulate` batches of a step, Lightning calls `on_train_batch_start`, which sets the learning
+rate, then `training_step`, which returns the loss, and adds up the gradient. At the last batch of a step it calls the
+optimizer with a closure that runs `training_step`, backward and `configure_gradient_clipping` before the update.
+(DeepSpeed clips and updates by itself: `DeepSpeedAutocast.optimizer_step`.)
 """
 
 import math
@@ -27,10 +27,10 @@ from lmlong.training.prepare import PreparedRun
 from lmlong.training.progress import TrainingClock
 
 PASSED = 1
-"""Part of the key of the draws that choose the rows of `state_passing`."""
+"""Part of the random key that selects the rows of `state_passing`."""
 
 RECENT = 20
-"""Number of recent losses that are kept, to detect a spike."""
+"""Number of recent losses kept to detect a spike."""
 
 
 class TrainingModule(LightningModule):
@@ -53,11 +53,11 @@ class TrainingModule(LightningModule):
         self.gradient_norm = math.nan
         self.skipped = 0  # consecutive steps skipped so far
         self.recent: deque[float] = deque(maxlen=RECENT)
-        self.carried: Any = None  # the state after the previous batch, where the recipe passes it on
+        self.carried: Any = None  # the state after the previous batch, if the recipe passes it on
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken since the run began, those before a resume included."""
+        """Optimizer steps taken since the run began, including those before a resume."""
         return self.prepared.first_step + self.trainer.global_step
 
     def on_fit_start(self) -> None:
@@ -74,7 +74,7 @@ class TrainingModule(LightningModule):
         return make_optimizer(self.model, self.recipe.training)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set the learning rate, which depends on the step, and on the time trained where that ends the run."""
+        """Set the learning rate by the step, and by the time trained if `training.minutes` ends the run."""
         options = self.recipe.training
         factor = learning_rate_factor(self.step, self.clock.expected_steps(self.step), options)
         self.learning_rate = options.learning_rate * factor
@@ -92,9 +92,9 @@ class TrainingModule(LightningModule):
         if self.recipe.training.passes_states:
             self.carried = detach_state(state)
         loss = float(learned.detach())
-        # several ranks check the gradient, which all of them see: a rank that stopped alone would hang the others
-        alone = self.trainer.world_size == 1
-        if not math.isfinite(loss) and alone and self.recipe.training.on_nonfinite == "stop":
+        # with several ranks, only the shared gradient is checked: a single rank that stopped would hang the others
+        single_process = self.trainer.world_size == 1
+        if not math.isfinite(loss) and single_process and self.recipe.training.on_nonfinite == "stop":
             raise DivergedError(self._diverged(f"the loss of batch {number} is {loss}"))
         self.step_totals += LossTotals(
             float(nll), int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes)
@@ -106,11 +106,11 @@ class TrainingModule(LightningModule):
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.clip)
         if not self.accept(float(norm)):
             for weight in self.model.parameters():
-                weight.grad = None  # without one the optimizer updates neither a weight nor its state
+                weight.grad = None  # the optimizer then skips the weight and its moments
 
     def accept(self, norm: float) -> bool:
-        """Return whether a gradient of this norm may update the weights: only a finite one may. A loss that is not
-        finite has no finite gradient."""
+        """Return whether a gradient of this norm may update the weights: only if it is finite. A non-finite loss always
+        has a non-finite gradient."""
         training = self.recipe.training
         self.gradient_norm = norm
         # float16 overflows now and then by design: its gradient scaler skips such a step and lowers the scale
@@ -122,20 +122,19 @@ class TrainingModule(LightningModule):
         self.skipped += 1
         if self.skipped > training.skips:
             raise DivergedError(self._diverged(f"{self.skipped} steps in a row had a gradient that is not finite"))
-        self.carried = None  # it may hold what is not finite
+        self.carried = None  # it may contain non-finite numbers
         return False
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Update the weights. The closure computes the gradient of the step's last batch, and clips their sum."""
-        optimizer.step(optimizer_closure)
-
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the weights of the model alone, under the model's own names."""
+        """Return only the model's weights, under the model's own names."""
         return self.model.state_dict()
 
     def _initial_state(self, tokens: Tensor, mask: Tensor, number: int) -> tuple[Any, Tensor]:
-        """Return the state to read a batch from, and its mask: with `state_passing` a share of the rows, drawn by batch
-        and row, begins with the state after the same row of the previous batch, where no document starts."""
+        """Return the state to read a batch from, and its mask.
+
+        With `state_passing`, a share of the rows, drawn by batch and row, begins with the state after the same row of
+        the previous batch, and no document starts there.
+        """
         share = self.recipe.training.state_passing
         if self.carried is None or not share:
             return self.carried, mask
@@ -149,7 +148,7 @@ class TrainingModule(LightningModule):
         return where_state(passed, self.carried, self.model.init_state(len(tokens))), mask
 
     def _seed(self, number: int) -> None:
-        """Seed dropout, the only draw of a forward pass, by the batch, so that it is the same after a resume."""
+        """Seed dropout, the only random draw of a forward pass, by the batch, so that a resumed run repeats it."""
         if self.recipe.model.dropout:
             torch.manual_seed(hash((self.recipe.seed, number, self.global_rank)) % 2**63)
 

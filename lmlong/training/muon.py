@@ -1,8 +1,8 @@
-"""Muon: the weight matrices of the blocks take orthogonal steps; AdamW updates all other weights.
+"""Muon: orthogonal steps for the weight matrices of the blocks, AdamW for all other weights.
 
-A few directions dominate the gradient of a matrix. Muon (Jordan et al., 2024) replaces its momentum, U S Vᵀ, by U Vᵀ,
-so that all directions are learned alike. U Vᵀ comes from a polynomial of the matrix (Newton and Schulz), which takes
-products of matrices only.
+A few directions dominate the gradient of a matrix. Muon (Jordan et al., 2024) replaces its momentum U S Vᵀ by U Vᵀ, so
+that all directions are learned at the same rate. U Vᵀ is computed by a polynomial of the matrix (Newton-Schulz), which
+needs only matrix products.
 """
 
 import math
@@ -14,34 +14,37 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of x, x³ and x⁵, by Jordan: after five steps, singular values from 0.001 to 1 lie between 0.7 and 1.2."""
+"""Coefficients of x, x³ and x⁵, from Jordan: five steps map singular values between 0.001 and 1 to values between 0.7
+and 1.2."""
 
 STEPS = 5
 
 ADAMW_RMS = 0.2
-"""Root mean square of AdamW's steps, as a share of the learning rate: with steps of that size one rate suits both."""
+"""Root mean square of AdamW's steps, as a share of the learning rate. Muon's steps get the same size, so one rate suits
+both."""
 
 BASE_WIDTH = 256
-"""The width at which a step of Muon is of that size; at another one its largest singular value stays the same, and so
-does the change of what a layer puts out."""
+"""Width at which a Muon step has that root mean square. At any other width the largest singular value of a step is the
+same, so a step changes a layer's output by the same amount."""
 
 
 class Partition(Protocol):
-    """How weights are divided among devices where a parameter is the flat part of many."""
+    """Division of weights among devices, when a parameter is a flat part of many weights."""
 
     def gather(self, part: Tensor, values: Tensor) -> tuple[list[Tensor], list[list[int]]]:
-        """Return values of all weights that this parameter is a part of, and what they stack; all devices call this."""
+        """Return whole weights, gathered from the `values` of all devices, and the heights of the matrices that they
+        stack; all devices call this."""
         ...
 
     def part_of(self, part: Tensor, weights: list[Tensor]) -> Tensor:
-        """Return this device's part of them, as flat as the parameter."""
+        """Return this device's flat part of whole weights."""
         ...
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for groups with `stacks`, the heights of the matrices that each weight stacks, and AdamW for other groups.
+    """Muon for groups with `stacks`, the heights of the matrices stacked in each weight; AdamW for other groups.
 
-    Each group has its own learning rate. `dtype` is that of the products, for which bfloat16 is enough.
+    Each group has its own learning rate. Matrix products use `dtype`; bfloat16 is precise enough.
     """
 
     partition: Partition | None = None
@@ -74,7 +77,7 @@ class Muon(torch.optim.Optimizer):
             weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"])
 
     def _momentum(self, weight: Tensor, gradient: Tensor, momentum: float) -> Tensor:
-        """Return the mean of the gradients so far, one step ahead (Nesterov)."""
+        """Return the running mean of the gradients, one step ahead (Nesterov)."""
         state = self.state[weight]
         if not state:
             state["momentum"] = torch.zeros_like(weight)
@@ -82,7 +85,7 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(mean, momentum)
 
     def _steps(self, group: dict[str, Any], weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
-        """Return the steps of weights, or of parts of them, at learning rate 1."""
+        """Return the steps of weights, or of parts of weights, at learning rate 1."""
         if self.partition is None:
             stacks = {id(weight): heights for weight, heights in zip(group["params"], group["stacks"], strict=True)}
             return orthogonal_steps(updates, [stacks[id(weight)] for weight in weights], self.dtype)
@@ -116,8 +119,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal_steps(updates: list[Tensor], stacks: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
-    """Return the steps of weights at learning rate 1: each matrix that they stack by itself, those of one shape
-    together."""
+    """Return the steps of weights at learning rate 1. Stacked matrices are made orthogonal separately, in batches of
+    equal shapes."""
     steps = [torch.empty_like(update) for update in updates]
     shapes: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
     for update, step, heights in zip(updates, steps, stacks, strict=True):
@@ -131,14 +134,14 @@ def orthogonal_steps(updates: list[Tensor], stacks: list[list[int]], dtype: torc
 
 
 def step_size(shape: Sequence[int]) -> float:
-    """Return the largest singular value of a step at learning rate 1, by height and width of a matrix: what keeps the
-    sizes of what goes in and comes out alike at any width."""
+    """Return the largest singular value of a step at learning rate 1, for a matrix of (height, width). With it, a step
+    changes a layer's output by about the same amount at any width."""
     height, width = shape
     return ADAMW_RMS * math.sqrt(BASE_WIDTH * max(1, height / width))
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return about U Vᵀ of matrices U S Vᵀ (N, height, width)."""
+    """Return approximately U Vᵀ of matrices U S Vᵀ (N, height, width)."""
     height, width = matrices.shape[-2:]
     x = matrices.mT if height > width else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)

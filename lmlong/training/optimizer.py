@@ -1,4 +1,4 @@
-"""The optimizer of a run, and its learning rate schedule."""
+"""The optimizer and the learning rate schedule of a run."""
 
 import math
 from collections.abc import Mapping
@@ -15,24 +15,27 @@ from lmlong.training.muon import BASE_WIDTH, Muon
 
 
 def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[str, Any]]:
-    """Return the weights that are trained, in the order in which a checkpoint numbers them: embeddings and the matrices
-    of linear layers, which decay, and the others; for Muon the projections of gates too are a group.
+    """Return the groups of trained weights, in the order in which checkpoints number them.
 
-    `stacks` are what Muon needs, and `lr_scale` keeps what a step changes alike at any width: AdamW moves each number
-    of a vector alike, so with the width grows what a product with that vector changes by."""
+    They are embeddings and the matrices of linear layers, which decay, then all other weights; with Muon, gate
+    projections are a separate group. `stacks` are the heights of stacked matrices, for Muon.
+
+    `lr_scale` makes a step change a layer's output by the same amount at any width. AdamW moves every entry of a vector
+    by about the same amount, so its effect on a product grows with the width.
+    """
     muon, decay = options.optimizer != "adamw", options.weight_decay
     modules, weights = list(model.modules()), [weight for weight in model.parameters() if weight.requires_grad]
     linear = {id(module.weight): module for module in modules if isinstance(module, nn.Linear)}
     gates = {id(module.projection) for module in modules if isinstance(module, GateProjection) and muon}
     embedded = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
-    kept_apart = {*linear, *gates, *embedded}
+    separate = {*linear, *gates, *embedded}
     matrices = [weight for weight in weights if id(weight) in linear]
     stacks = [getattr(linear[id(weight)], "heights", [len(weight)]) for weight in matrices]
     scale = math.sqrt(BASE_WIDTH / model.embedding.embedding_dim) if muon else 1.0
     groups: list[dict[str, Any]] = [
         {"params": [w for w in weights if id(w) in embedded], "weight_decay": decay, "lr_scale": scale},
         {"params": matrices, "weight_decay": decay, "lr_scale": 1.0, **({"stacks": stacks} if muon else {})},
-        {"params": [w for w in weights if id(w) not in kept_apart], "weight_decay": 0.0, "lr_scale": 1.0},
+        {"params": [w for w in weights if id(w) not in separate], "weight_decay": 0.0, "lr_scale": 1.0},
         {"params": [w for w in weights if id(w) in gates], "weight_decay": 0.0, "lr_scale": scale},
     ]
     return [group | {"lr": options.learning_rate * group["lr_scale"]} for group in groups if group["params"]]
@@ -47,17 +50,17 @@ def make_optimizer(model: TextModel, options: recipe.Training) -> torch.optim.Op
 
 
 def moments_of(group: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of what the optimizer keeps for each weight of a group."""
+    """Return the names of the optimizer's moments for each weight of a group."""
     return ("momentum",) if "stacks" in group else ("step", "exp_avg", "exp_avg_sq")
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, options: recipe.Training, steps: int) -> LambdaLR:
-    """Return the schedule, a function of the step alone, so that a resumed run is on it wherever it starts."""
+    """Return a scheduler for the small models of lmlong.experiments; a run sets `learning_rate_factor` by itself."""
     return LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, options))
 
 
 def learning_rate_factor(step: int, steps: int, options: recipe.Training) -> float:
-    """Return the share of the peak learning rate at a step (from 0) of a run of `steps`."""
+    """Return the learning rate at a step (from 0) of a run of `steps`, as a share of the peak."""
     warmup = min(options.warmup_steps, steps // 2)
     if step < warmup:
         return (step + 1) / warmup
@@ -70,12 +73,12 @@ def learning_rate_factor(step: int, steps: int, options: recipe.Training) -> flo
 
 
 ENDLESS = 10**9
-"""Steps that no run takes, for one that ends by time alone."""
+"""Number of steps that stands for no limit, in a run that ends only by time."""
 
 
 def count_steps(options: recipe.Training, tokens_per_step: int) -> int:
-    """Return the optimizer steps of a run, from `steps` or `tokens`, whichever ends first; `minutes` may end it
-    before."""
+    """Return the optimizer steps of a run by `steps` and `tokens`, whichever ends first; `minutes` may end it
+    earlier."""
     ends = [ENDLESS]
     if options.steps is not None:
         ends.append(options.steps)

@@ -1,4 +1,5 @@
-"""Plans of runs: their memory and time, by a model fitted to short steps, and how to fit them into less memory."""
+"""Plans of runs: memory and time, by a model fitted to short steps, and a batch or segment that fits into less
+memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,50 +19,50 @@ from lmlong.training.profile import BatchShape, StepProfile, profile_step
 KEPT_CHECKPOINTS = 3
 """The newest, the best, and the one being written."""
 
-SHORT = 8192
-"""Tokens of the longer of two profiled steps, at most."""
+LONGEST_PROFILED = 8192
+"""Maximum tokens of the longer of the two profiled steps."""
 
 PROFILED_WORK = 1e12
-"""Operations that a profiled step on a CPU may take: some ten to twenty seconds of one core."""
+"""Operations of a profiled step on a CPU, at most: 10 to 20 seconds of one core."""
 
 PROFILED_SEGMENTS = 3
 
 SHORTEST_SEGMENT = 64
 
-LEAST_GROWTH = 0.25
-"""Share of the time of a short step that is taken to grow with its tokens, whatever was measured."""
+MINIMUM_GROWTH = 0.25
+"""Minimum share of the time of a short step that is assumed to grow with its tokens."""
 
 
 SAMPLED = 512
-"""Forward passes whose lengths are looked up, evenly over the run."""
+"""Number of forward passes, spread evenly over the run, whose row lengths are looked up."""
 
 
 class StepCost(NamedTuple):
-    """The cost of one step for one process: at the longest rows, and on average."""
+    """The cost of a step for one process: memory with the longest rows, time on average."""
 
     bytes: int
     seconds: float
 
 
 class MemoryModel:
-    """Memory and time by the tokens that are held at once, as a line through two short steps.
+    """Memory and time as linear functions of the tokens held at once, fitted to two short steps.
 
-    Memory in use grows in proportion. Memory that the allocator of a CPU holds beyond it grows likewise at first, but
-    not indefinitely: half of its growth is counted. With segments, the states between them are added; the time of
-    softmax and full attention grows with the square of the length.
+    Memory in use grows in proportion to the tokens. The memory that a CPU allocator holds beyond it grows at first too,
+    but not indefinitely, so half of its growth is counted. With segments, the states between them are added. The time
+    of softmax and full attention grows with the square of the length.
     """
 
     def __init__(
         self, recipe: Recipe, rows: int, segmented: bool, lengths: Sequence[int] = (), tokens: int | None = None
     ):
-        """`lengths` are those of the rows of some forward passes, by default all of text.sequence_length. Steps of
-        up to `tokens` tokens are profiled, by default SHORT."""
+        """Profile two steps. `lengths` are the row lengths of some forward passes, by default text.sequence_length. The
+        longer step has up to `tokens` tokens, by default LONGEST_PROFILED."""
         self.recipe, self.rows, self.segmented, self.tokens = recipe, rows, segmented, tokens
         self.lengths = Counter(lengths or [recipe.text.sequence_length])
         self.longest = max(self.lengths)
         self.squared = not segmented and recipe.model.quadratic
         length = recipe.training.segment or self.longest
-        self.longer = min(length, max(SHORT // rows, 128) if tokens is None else max(tokens // rows, 32))
+        self.longer = min(length, max(LONGEST_PROFILED // rows, 128) if tokens is None else max(tokens // rows, 32))
         self.shorter = self.longer // 2
         self.first, self.second = self._profile(exact=False)
         on_gpu = pick_device(recipe.device).type == "cuda"
@@ -70,7 +71,7 @@ class MemoryModel:
         self.bytes_a_token = max(sum(growths) / 2, 0) / (rows * (self.longer - self.shorter))
 
     def _profile(self, exact: bool) -> tuple[StepProfile, StepProfile]:
-        """Return the profiles of the shorter and of the longer step."""
+        """Return the profiles of the shorter and the longer step."""
         parts = PROFILED_SEGMENTS if self.segmented else 1
         first, second = (
             profile_step(self.recipe, BatchShape(self.rows, parts * time, time if self.segmented else None), exact)
@@ -79,7 +80,7 @@ class MemoryModel:
         return first, second
 
     def cost(self, rows: int, segment: int | None) -> StepCost:
-        """Return the cost of a step, that holds `segment` tokens of `rows` rows at once."""
+        """Return the cost of a step with `rows` rows and `segment` tokens of each held at once."""
         recipe = self.recipe
         length = self.longest
         held = min(segment or length, length)
@@ -100,24 +101,25 @@ class MemoryModel:
         """Return the seconds of a forward and backward pass over `held` tokens of `rows` rows at once."""
         measured = PROFILED_SEGMENTS if self.segmented else 1
         first, second = self.first.work / measured, self.second.work / measured
-        if self.squared:  # a time + b time^2, for as many rows as measured
+        if self.squared:  # a time + b time^2, for the measured number of rows
             a, b = _line_through(self.shorter, first / self.shorter, self.longer, second / self.longer)
             return rows / self.rows * held * (a + max(b, 0) * held)
         tokens = self.longer * self.rows
         _, each = _line_through(self.shorter * self.rows, first, tokens, second)
-        each = min(max(each, LEAST_GROWTH * second / tokens), second / tokens)  # other programs slow down either step
+        each = min(max(each, MINIMUM_GROWTH * second / tokens), second / tokens)  # other programs slow down either step
         return second + each * (rows * held - tokens)
 
     def _distributed_bytes(self) -> float:
-        """Return the bytes that distributed training adds to those of a single process, less those that it saves."""
+        """Return the bytes that distributed training adds to the memory of a single process; negative if it saves
+        memory."""
         recipe, count = self.recipe, self.second.parameters
         ranks, training = recipe.processes, recipe.training
         if training.strategy == "deepspeed":
-            # alone: weights, gradients, moments; divided: the weights that are updated, moments, and by stage more
+            # single: weights, gradients and moments; divided: updated weights, moments, and more by stage
             whole = {1: 2, 2: 2, 3: 1}[training.deepspeed.stage]
             divided = {1: 2, 2: 2, 3: 3}[training.deepspeed.stage]
-            alone, moments = 2.0 * count, self.second.moments
-            return 4.0 * (whole * count + (divided * count + moments) / ranks - alone - moments)
+            single, moments = 2.0 * count, self.second.moments
+            return 4.0 * (whole * count + (divided * count + moments) / ranks - single - moments)
         return 4.0 * count if ranks > 1 else 0.0  # the buckets of gradients
 
 
@@ -129,19 +131,19 @@ class Plan(NamedTuple):
     moments: int  # numbers that the optimizer keeps
     cost: StepCost
     memory: int | None  # available bytes
-    proposal: tuple[list[str], StepCost] | None  # overrides with which it fits
-    mean_length: float | None = None  # of a row, where documents make the rows differ; None for text.sequence_length
+    proposal: tuple[list[str], StepCost] | None  # overrides with which the run fits
+    mean_length: float | None = None  # of a row, if documents make row lengths differ; None for text.sequence_length
 
     @property
     def steps(self) -> int:
-        """The steps that are expected, those that fit into training.minutes where these end before the others."""
+        """The expected steps, limited by training.minutes if that ends the run first."""
         minutes = self.recipe.training.minutes
         fitting = [] if minutes is None else [max(1, round(60 * minutes / self.cost.seconds))]
         return min([count_steps(self.recipe.training, self.recipe.tokens_per_step), *fitting])
 
     @property
     def tokens_per_step(self) -> int:
-        """The tokens of a step, on average where documents make the rows differ."""
+        """The tokens of a step, on average if row lengths differ."""
         if self.mean_length is None:
             return self.recipe.tokens_per_step
         return round(self.recipe.sequences_per_step * self.mean_length)
@@ -152,11 +154,11 @@ class Plan(NamedTuple):
         hours, minutes = divmod(round(self.steps * self.cost.seconds / 60), 60)
         disk = KEPT_CHECKPOINTS * 4 * (self.parameters + self.moments)  # float32
         about = "" if self.recipe.training.minutes is None else "about "
-        nearly = "" if self.mean_length is None else "about "
+        roughly = "" if self.mean_length is None else "about "
         each = " in each process" if self.recipe.processes > 1 else ""
         lines = [
             f"parameters   {self.parameters:,}",
-            f"steps        {about}{self.steps:,} of {nearly}{tokens:,} tokens: {self.steps * tokens:,} tokens in all",
+            f"steps        {about}{self.steps:,} of {roughly}{tokens:,} tokens: {self.steps * tokens:,} tokens in all",
             f"time         {self.cost.seconds:.2f} s a step: {hours} h {minutes:02d} min, validation not counted",
             f"memory       {self.cost.bytes / 1e9:.2f} GB at the peak of a step{each}",
             f"disk         {disk / 1e9:.2f} GB for checkpoints",
@@ -168,23 +170,23 @@ class Plan(NamedTuple):
             return []
         memory = f"{self.memory / 1e9:.2f} GB"
         if self.proposal is None:
-            return [f"{memory:12} not enough, whatever the batch: make the model or text.sequence_length smaller"]
+            return [f"{memory:12} not enough for any batch: make the model or text.sequence_length smaller"]
         overrides, cost = self.proposal
         if not overrides:
             return [f"{memory:12} enough, as it is"]
         return [
             f"{memory:12} enough with {' '.join(overrides)}",
-            f"{'':12} {cost.bytes / 1e9:.2f} GB, {cost.seconds:.2f} s a step of as many sequences",
+            f"{'':12} {cost.bytes / 1e9:.2f} GB, {cost.seconds:.2f} s a step of the same number of sequences",
         ]
 
 
 def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
-    """Return the cost of a run, profiled by short steps, and the batch and segment with which it fits into `memory`."""
+    """Return the cost of a run, profiled by short steps, and a batch and segment that fit into `memory`."""
     tokens, training = prepare(recipe.text), recipe.training
     check_memory(recipe, tokens.tokenizer.vocabulary, pick_device(recipe.device))
     lengths = _row_lengths(recipe, tokens) if recipe.text.rows == "documents" else [recipe.text.sequence_length]
-    few = _profiled_tokens(recipe, tokens.tokenizer.vocabulary)
-    model = MemoryModel(recipe, training.batch_size, training.segment is not None, lengths, few)
+    profiled_tokens = _profiled_tokens(recipe, tokens.tokenizer.vocabulary)
+    model = MemoryModel(recipe, training.batch_size, training.segment is not None, lengths, profiled_tokens)
     cost = model.cost(training.batch_size, training.segment)
     proposal = None
     if memory is not None:
@@ -194,24 +196,24 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
 
 
 def _row_lengths(recipe: Recipe, tokens: TokenDataset) -> list[int]:
-    """Return the lengths of the rows of some forward passes, evenly over the run."""
+    """Return the row lengths of some forward passes, spread evenly over the run."""
     batches, training = DATA_MODULES[recipe.objective](recipe, tokens).training(), recipe.training
     passes = count_steps(training, recipe.tokens_per_step) * training.accumulate
     return [batches.length(number, recipe.processes) for number in evenly(passes, min(passes, SAMPLED))]
 
 
 def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
-    """Return how many tokens a profiled step may have so that it takes PROFILED_WORK; None where SHORT are not more."""
+    """Return the tokens of a profiled step that takes PROFILED_WORK; None if that allows LONGEST_PROFILED tokens."""
     if pick_device(recipe.device).type != "cpu":
         return None
     with without_memory():
         parameters = count_parameters(build(recipe, vocabulary))
     tokens = int(PROFILED_WORK / (6 * parameters))  # forward and backward pass: 6 operations for each weight
-    return tokens if tokens < SHORT else None
+    return tokens if tokens < LONGEST_PROFILED else None
 
 
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
-    """Return the largest batch that fits, else the longest segment of one row; a step has the same sequences."""
+    """Return the largest batch that fits, else the longest segment of one row; a step keeps its number of sequences."""
     own = recipe.sequences_per_step // recipe.processes  # of each process
     sizes = [rows for rows in range(min(recipe.training.batch_size, own) - 1, 0, -1) if own % rows == 0]
     segment = recipe.training.segment
@@ -219,7 +221,7 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
         if (cost := model.cost(rows, segment)).bytes <= memory:
             return [f"training.batch_size={rows}", f"training.accumulate={own // rows}"], cost
     if recipe.model.state_growth != "constant" or recipe.objective == "masked":
-        return None  # it cannot be read in segments
+        return None  # segments need a constant state and causal layers
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
     model = model if model.segmented else MemoryModel(recipe, 1, True, list(model.lengths.elements()), model.tokens)
     segment = 1 << (((segment or model.longest) - 1).bit_length() - 1)

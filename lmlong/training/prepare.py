@@ -1,4 +1,4 @@
-"""What a run needs before its first step, from its recipe: the tokens, the model and its teacher."""
+"""Preparation of a run from its recipe: tokens, model and teacher."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,10 +29,10 @@ class PreparedRun(NamedTuple):
     model: TextModel
     device: torch.device
     teacher: Teacher | None = None
-    start: Path | str | None = None  # the checkpoint or run with whose weights it begins
+    start: Path | str | None = None  # the checkpoint or run that its weights come from
     state: dict[str, Any] | None = None  # the training state to resume from
     weights_hash: str = ""  # of the weights to resume from
-    tokens_before: int = 0  # trained on by the run that this one began from
+    tokens_before: int = 0  # trained on before, by the run that this one began from
 
     @property
     def steps(self) -> int:
@@ -49,13 +49,13 @@ class PreparedRun(NamedTuple):
         return DATA_MODULES[self.recipe.objective](self.recipe, self.tokens)
 
     @property
-    def sources(self) -> dict[str, str]:
-        """The hashes of what a run learns from: with another text or teacher it would be another run."""
+    def source_hashes(self) -> dict[str, str]:
+        """The hashes of the text and the teacher, which may not change when a run resumes."""
         return {"text": self.tokens.identity, "teacher": self.teacher.weights_hash if self.teacher else ""}
 
 
 def prepare_new_run(recipe: Recipe) -> PreparedRun:
-    """Return a run that begins with the weights of `training.init_from`, if any; its attention may be another one."""
+    """Return a run that begins with the weights of `training.init_from`, if any; its attention may differ."""
     source = recipe.training.init_from
     if source is None:
         return prepare_run(recipe)
@@ -68,10 +68,11 @@ def prepare_new_run(recipe: Recipe) -> PreparedRun:
 def prepare_run(
     recipe: Recipe, start: Path | None = None, new_attention: bool = False, verify: bool = True
 ) -> PreparedRun:
-    """Read the text and build the model, with the tokenizer and weights of the checkpoint `start`, if any, else with
-    the tokenizer of the teacher, if any.
+    """Tokenize the text and build the model.
 
-    With `new_attention` the checkpoint's attention may differ from the recipe's; all else must fit.
+    The checkpoint `start`, if any, provides the tokenizer, weights and buffers; otherwise a teacher, if any, provides
+    the tokenizer. With `new_attention` the checkpoint's attention may differ from the recipe's; everything else must
+    fit.
     """
     recipe, device = _resolve(recipe)
     training = recipe.training
@@ -81,7 +82,7 @@ def prepare_run(
     if teacher and teacher.tokenizer.hash != tokens.tokenizer.hash:
         raise UsageError(
             f"training.teacher: {training.teacher} has another tokenizer than training.init_from. Choose two runs with "
-            "the same, or leave one out."
+            "the same tokenizer, or leave one out."
         )
     check_memory(recipe, tokens.tokenizer.vocabulary, device)
     torch.manual_seed(recipe.seed)
@@ -101,7 +102,7 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     """Return the recipe with `auto` resolved for this machine, and its device; refuse what the device cannot do."""
     device = pick_device(recipe.device)
     if device.type == "mps" and (recipe.processes > 1 or recipe.training.strategy == "deepspeed"):
-        raise UsageError("device: on mps one process trains, without deepspeed. Use devices: 1, or device: cpu.")
+        raise UsageError("device: mps supports only one process, without deepspeed. Use devices: 1, or device: cpu.")
     check_kernel(recipe.training.kernel, device)
     optimizer = "muon" if recipe.training.optimizer == "auto" else recipe.training.optimizer
     resolved = {"precision": resolve(recipe.training.precision, device), "optimizer": optimizer}
@@ -109,23 +110,23 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     return recipe.model_copy(update={"training": training, "device": device.type}), device
 
 
-Kernel = Literal["auto", "torch", "triton"]
+KernelName = Literal["auto", "torch", "triton"]
 
 
-def check_kernel(kernel: Kernel, device: torch.device) -> None:
+def check_kernel(kernel: KernelName, device: torch.device) -> None:
     """Refuse a kernel that cannot run on a device."""
     if kernel == "triton" and (why := triton.unavailable_reason(device)):
         raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
 
 
-def set_kernel(model: LanguageModel, kernel: Kernel) -> None:
-    """Let the attentions of a model read many tokens by a kernel; `auto` is what they begin with."""
+def set_kernel(model: LanguageModel, kernel: KernelName) -> None:
+    """Select the kernel by which a model reads many tokens at once; a new model has `auto`."""
     if kernel != "auto":
         model.use_kernel(kernel)
 
 
 def resolve(precision: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Precision:
-    """Return the number format; `auto` is bf16 where the machine computes in it rather than emulating it."""
+    """Return the number format; `auto` is bf16 if the hardware computes in it, without emulation, else 32."""
     if precision == "16" and device.type == "cpu":
         raise UsageError("training.precision: 16 needs a GPU. Use bf16, 32 or auto.")
     if precision in ("16", "bf16") and device.type == "mps":

@@ -1,4 +1,5 @@
-"""Profiles of short training steps, each in a process of its own, whose peak memory is that of the step."""
+"""Profiles of short training steps. Each runs in its own process, so that the peak memory of the process is the
+step's."""
 
 import json
 import os
@@ -22,11 +23,12 @@ from lmlong.training.distillation import taught_loss
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.prepare import PreparedRun, prepare_run
 
-TIMED, ENOUGH, LONG = 7, 4.0, 10.0
-"""Number of timed steps, the seconds after which fewer are enough, and those after which the first alone is."""
+TIMED_STEPS, ENOUGH_SECONDS, LONG_SECONDS = 7, 4.0, 10.0
+"""Number of timed steps, the total seconds after which fewer are enough, and the seconds of a first step after which no
+other is timed."""
 
 DOCUMENT = 1000
-"""Tokens of each document in the profiled text, or slightly fewer."""
+"""Tokens of each document in the profiled text, rounded down to whole blocks."""
 
 
 class BatchShape(NamedTuple):
@@ -38,7 +40,7 @@ class BatchShape(NamedTuple):
 
 
 class StepProfile(NamedTuple):
-    """The measured cost of a step, with sizes that depend on the recipe alone."""
+    """The measured cost of a step, and sizes that depend only on the recipe."""
 
     peak: int  # bytes: of the GPU, or of the process
     work: float  # seconds of a forward and backward pass
@@ -49,25 +51,25 @@ class StepProfile(NamedTuple):
 
 
 def profile_step(recipe: Recipe, shape: BatchShape, exact: bool = False) -> StepProfile:
-    """Profile a few steps on batches of one shape in a process of its own.
+    """Profile a few steps on batches of one shape, in another process.
 
-    With `exact` the allocator returns freed memory at once, so the peak is the memory in use, but it takes longer.
+    With `exact` the allocator returns freed memory at once: the peak is the memory in use, but steps take longer.
     """
     child = subprocess.run(
         [sys.executable, "-m", __name__],
-        input=json.dumps([list(LOADED), recipe.model_dump_json(), shape, 1 if exact else TIMED]),
+        input=json.dumps([list(LOADED), recipe.model_dump_json(), shape, 1 if exact else TIMED_STEPS]),
         env={**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "262144"} if exact else {})},
         capture_output=True,
         text=True,
     )
     if child.returncode != 0:
-        last = (child.stderr.strip().splitlines() or ["killed, for lack of memory perhaps"])[-1]
+        last = (child.stderr.strip().splitlines() or ["killed, perhaps for lack of memory"])[-1]
         raise LmlongError(f"--dry-run: a step of {shape.rows} x {shape.time:,} tokens failed: {last}")
     return StepProfile(*json.loads(child.stdout))
 
 
 def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
-    import_module("lightning.pytorch")  # it takes memory in a real run too
+    import_module("lightning.pytorch")  # a real run imports it too, and it takes memory
     prepared = prepare_run(recipe)
     model = prepared.model.to(prepared.device)
     if prepared.teacher:
@@ -87,23 +89,23 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
         optimizer.zero_grad()
         synchronize(prepared.device)
         updates.append(time.perf_counter() - begun)
-        if sum(works) > (ENOUGH if number else LONG):
+        if sum(works) > (ENOUGH_SECONDS if number else LONG_SECONDS):
             break
-    # the first includes one-time work, which is little beside a long step
+    # the first step includes one-time work, which is negligible in a long step
     work, update = (statistics.median(times[1:] or times) for times in (works, updates))
     state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(1)))
     peak = peak_memory(prepared.device)
     if peak is None:
         raise LmlongError("this system does not report the memory of a process")
-    kept = sum(moment.numel() for moments in optimizer.state.values() for moment in moments.values())
-    return StepProfile(peak, work, update, count_parameters(model), kept, state)
+    moments = sum(moment.numel() for of_weight in optimizer.state.values() for moment in of_weight.values())
+    return StepProfile(peak, work, update, count_parameters(model), moments, state)
 
 
 def _backward(model: TextModel, prepared: PreparedRun, shape: BatchShape) -> None:
     """Add the gradient of one batch of random text."""
     recipe = prepared.recipe
     device = model.embedding.weight.device
-    # an encoder's last embedding is that of the mask, which is never a target
+    # an encoder's last embedding is the mask token, which is never a target
     tokens = torch.randint(model.embedding.num_embeddings - 1, (shape.rows, shape.time), device=device)
     document = DOCUMENT // recipe.model.factor * recipe.model.factor
     document_starts = (torch.arange(shape.time, device=device) % document == 0).expand(shape.rows, -1)

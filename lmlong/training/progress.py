@@ -1,4 +1,4 @@
-"""The time that a run has trained, the step that it is expected to end at, and its progress on stderr."""
+"""The training time of a run, its expected last step, and its progress on stderr."""
 
 import math
 import sys
@@ -17,14 +17,14 @@ from lmlong.training.distributed import all_reduce_max
 MICROSECONDS = 1_000_000
 
 AVERAGED = 20
-"""Steps that the shown numbers are averaged over: single steps are too uneven to read."""
+"""Number of steps over which shown numbers are averaged: single steps vary too much to read."""
 
 
 class TrainingClock:
-    """The seconds spent in training steps, waits for their batches among them; set-up, validation, samples and
-    checkpoints do not count. With `training.minutes` the clock of the first rank decides for all.
+    """The seconds spent in training steps, including waits for batches; set-up, validation, samples and checkpoints do
+    not count. With `training.minutes`, the clock of the first rank decides for all.
 
-    A checkpoint keeps the seconds, so a run that was killed has the time left that it had when it was saved.
+    A checkpoint stores the seconds, so a resumed run has the time left that it had when it was saved.
     """
 
     def __init__(self, options: recipe.Training, steps: int, seconds: float = 0.0):
@@ -38,7 +38,7 @@ class TrainingClock:
         self._since = time.perf_counter()
 
     def step(self, trainer: Trainer) -> float:
-        """Count the step that ends now, and return the seconds it took; all ranks call this together."""
+        """Count the step that ends now, and return its seconds; all ranks call this together."""
         now = time.perf_counter()
         taken, self._since = now - self._since, now
         self.seconds += taken
@@ -49,7 +49,7 @@ class TrainingClock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave other work out of the time of a step."""
+        """Exclude other work from the time of a step."""
         paused = time.perf_counter()
         yield
         self._since += time.perf_counter() - paused
@@ -60,7 +60,7 @@ class TrainingClock:
         return self.budget is not None and self.seconds >= self.budget
 
     def ends_at(self, step: int) -> bool:
-        """Return whether a run ends after this step."""
+        """Return whether the run ends after this step."""
         return step >= self.steps or self.is_over
 
     def remaining_steps(self, step: int) -> int:
@@ -76,13 +76,13 @@ class TrainingClock:
 
 
 class Progress:
-    """Step, loss, the metric of the objective where the loss has it, tokens/s, learning rate and time left, on
-    stderr."""
+    """Progress on stderr: step, loss, the objective's metric if the loss is of the text, tokens/s, learning rate and
+    time left."""
 
     def __init__(self, clock: TrainingClock, first: int, silent: bool, metric: Metric | None, tokens_per_target: float):
         self.clock, self.silent, self.metric, self.tokens_per_target = clock, silent, metric, tokens_per_target
         steps = clock.expected_steps(first)
-        self._tenth = 10 * first // steps  # of the run, after which a line was printed
+        self._tenth = 10 * first // steps  # of the run, at which the last line was printed
         self.bar = tqdm(
             total=steps,
             initial=first,
@@ -94,7 +94,7 @@ class Progress:
         self._recent: deque[tuple[LossTotals, float]] = deque(maxlen=AVERAGED)  # losses and seconds of steps
 
     def step(self, step: int, totals: LossTotals, learning_rate: float, taken: float) -> float:
-        """Show a finished step and return its tokens per second. `taken` are its seconds."""
+        """Show a finished step, which took `taken` seconds, and return its tokens per second."""
         self._recent.append((totals, taken))
         lost = sum((part for part, _ in self._recent), LossTotals())
         seconds = sum(part for _, part in self._recent)
@@ -118,7 +118,7 @@ class Progress:
         return f"{self.metric.of(totals):.3f} {self.metric.unit}, " if self.metric else ""
 
     def name(self, step: int) -> str:
-        """Return the name of a step in what is printed, with the last one, which is a guess where time decides."""
+        """Return the label of a step: out of all steps, or with the share of the time used if time ends the run."""
         if self.clock.budget is None:
             return f"step {step}/{self.clock.steps}"
         return f"step {step}, {min(self.clock.seconds / self.clock.budget, 1):.0%} of the time"

@@ -1,4 +1,16 @@
-"""Resuming a run: from which checkpoint, by which recipe, and with one history of checkpoints in its folder."""
+"""Resume a run: choose the checkpoint, check the recipe, and keep one history of checkpoints in the run folder.
+
+A resumed run restores, in this order:
+
+1. `prepare.prepare_run`: the tokenizer, weights and buffers.
+
+2. `TrainingModule`: the training clock, the first step, and the position in the data.
+
+3. `make_newest`: the history of checkpoints; later ones are moved aside.
+
+4. `training_state.restore`, before the first step: the optimizer's moments, the gradient scaler, the count of skipped
+steps, the carried state, recent losses, and random states. Then `MetricsLog.cut_back` drops metrics of later steps.
+"""
 
 import shutil
 import sys
@@ -13,7 +25,7 @@ from lmlong.io.files import atomic_write
 from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import is_main_process, print_once
-from lmlong.training.metrics_log import METRICS
+from lmlong.training.metrics_log import METRICS_FILE
 from lmlong.training.prepare import PreparedRun, prepare_run
 from lmlong.training.run_folder import ABANDONED, RECORDS
 from lmlong.training.training_state import read_state
@@ -29,22 +41,22 @@ FIXED = (
     "training.teacher",
     "training.optimizer",
 )
-"""Options that weights, data order and draws depend on; all others may change during a run."""
+"""Options that determine weights, data order and random draws; all others may change during a run."""
 
-SHARES = ("devices", "nodes", "training.batch_size", "training.accumulate")
-"""How the sequences of a step are divided: this may change, but not their number."""
+DIVISION = ("devices", "nodes", "training.batch_size", "training.accumulate")
+"""Options that divide the sequences of a step among devices; they may change, but not the number of sequences."""
 
 PATHS = ("text.sources", "text.validation.sources")
-"""Paths of the text, which may change as long as the text does not: its tokens are compared when training begins."""
+"""Options with paths of the text. They may change if the text does not: its hash is compared when training begins."""
 
-LEFT_TO_THE_MACHINE = ("device", "training.precision")
-"""Options where `auto` is no change: a run keeps the resolved value."""
+RESOLVED = ("device", "training.precision")
+"""Options whose `auto` is not a change: a run keeps the resolved value."""
 
 
 def resume_point(folder: Path, resume: str) -> Path | None:
-    """Return the checkpoint of --resume: `auto` is the newest of the run that is undamaged, or None before the first.
+    """Return the checkpoint of --resume; `auto` is the newest undamaged one of the run, or None if there is none yet.
 
-    The main process alone verifies digests, and moves damaged checkpoints aside before the others train.
+    Only the main process verifies digests, and moves damaged checkpoints aside before the others train.
     """
     if resume != "auto":
         checkpoint = read.find(resume)
@@ -53,7 +65,7 @@ def resume_point(folder: Path, resume: str) -> Path | None:
     checkpoints = checkpoints_in(folder)
     if checkpoints and manifest.TRAINING not in manifest.read(checkpoints[-1]).files:
         raise UsageError(
-            f"{folder}: holds imported weights, and no training to resume. Start one: training.init_from={folder}."
+            f"{folder}: holds imported weights, not a run to resume. Start a run: training.init_from={folder}."
         )
     for path in reversed(checkpoints):
         try:
@@ -65,16 +77,16 @@ def resume_point(folder: Path, resume: str) -> Path | None:
         raise CheckpointError(f"{folder}: none of its checkpoints can be resumed, see above. Choose another --out.")
     if list(folder.glob("abandoned-*")):
         raise CheckpointError(
-            f"{folder}: has no checkpoint but those moved aside. Name one of abandoned-*/checkpoints by --resume."
+            f"{folder}: all checkpoints have been moved aside. Name one in abandoned-*/checkpoints by --resume."
         )
     return None
 
 
 def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
-    """Return a run that resumes from a checkpoint of `resume_point`."""
+    """Return a run that resumes from a checkpoint chosen by `resume_point`."""
     old = read.read_recipe(checkpoint, verify=False)
     prepared = prepare_run(resumed_recipe(old, recipe), checkpoint, verify=False)
-    state = read_state(checkpoint, prepared.model, prepared.recipe.training, prepared.sources)
+    state = read_state(checkpoint, prepared.model, prepared.recipe.training, prepared.source_hashes)
     about = manifest.read(checkpoint)
     before = 0 if about.trained_tokens is None else about.trained_tokens - state["step"] * old.tokens_per_step
     weights_hash = about.files[manifest.WEIGHTS]["sha256"]
@@ -82,25 +94,27 @@ def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
 
 
 def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:
-    """Return the recipe to resume with: the new one, with the old number of sequences a step. Print what has
-    changed since the checkpoint, and refuse changes that would make it another run."""
+    """Return the recipe to resume with: the new one, with the old number of sequences per step.
+
+    Print all changes since the checkpoint, and refuse changes that would make it a different run.
+    """
     old = _with_optimizer(old, "adamw")
     new = _with_optimizer(_share_out(old, new), old.training.optimizer)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
-        if key in LEFT_TO_THE_MACHINE and now == "auto":
+        if key in RESOLVED and now == "auto":
             continue
         if key in PATHS and _weights(before) == _weights(now):
             print_once(f"changed since the checkpoint: {key}")
             continue
-        if key.startswith(FIXED) or (key in SHARES and old.training.passes_states):
-            raise _another_run(key, f"was {before} in this run and is {now} now. Put it back")
+        if key.startswith(FIXED) or (key in DIVISION and old.training.passes_states):
+            raise _different_run(key, f"was {before} in this run and is {now} now. Put it back")
         print_once(f"changed since the checkpoint: {key} from {before} to {now}")
     return new
 
 
 def _with_optimizer(recipe: Recipe, optimizer: str) -> Recipe:
-    """Return the recipe with this optimizer for `auto`: a run keeps its own, and one that began before there was a
-    choice has AdamW."""
+    """Return the recipe with `auto` replaced by this optimizer: a run keeps its optimizer, and a run from before the
+    option existed has AdamW."""
     if recipe.training.optimizer != "auto":
         return recipe
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"optimizer": optimizer})})
@@ -112,14 +126,15 @@ def _weights(sources: list[dict[str, Any]]) -> list[float]:
 
 
 def _share_out(old: Recipe, new: Recipe) -> Recipe:
-    """Return the recipe with `accumulate` changed so that other devices take the same number of sequences a step."""
+    """Return the recipe with `accumulate` changed so that a different number of devices reads the same number of
+    sequences per step."""
     before = old.sequences_per_step
     if before == new.sequences_per_step:
         return new
-    changed = [key for key, _, _ in changes(old.model_dump(), new.model_dump()) if key in SHARES]
+    changed = [key for key, _, _ in changes(old.model_dump(), new.model_dump()) if key in DIVISION]
     at_once = new.processes * new.training.batch_size
     if new.processes == old.processes or new.training.accumulate != old.training.accumulate or before % at_once:
-        raise _another_run(
+        raise _different_run(
             changed[0],
             f"devices x nodes x batch_size x accumulate was {before} sequences a step in this run and is "
             f"{new.sequences_per_step} now. Make it {before} again",
@@ -128,13 +143,13 @@ def _share_out(old: Recipe, new: Recipe) -> Recipe:
     return new.model_copy(update={"training": training})
 
 
-def _another_run(key: str, why: str) -> UsageError:
-    remedy = "or begin another run by --out; training.init_from takes the weights along."
+def _different_run(key: str, why: str) -> UsageError:
+    remedy = "or begin another run by --out, with these weights by training.init_from."
     return UsageError(f"--resume: {key}: {why}, {remedy}")
 
 
 def changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Iterate over the dotted keys whose values differ, with both values."""
+    """Iterate over the dotted keys whose values differ, with the old and new values."""
     for key in new:
         before, now = old.get(key), new[key]
         if isinstance(before, dict) and isinstance(now, dict):
@@ -144,10 +159,10 @@ def changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> Iter
 
 
 def make_newest(folder: Path, checkpoint: Path, store: CheckpointStore) -> None:
-    """Make the checkpoint that a run resumes from its newest, so that its checkpoints are one history.
+    """Make the checkpoint to resume from the newest of the run, so that its checkpoints are one history.
 
     Later checkpoints are moved aside, not removed. A checkpoint of another run is copied, with the metrics up to it.
-    What a kill left undone after a save is done now.
+    Links and removals that a killed run left undone are completed.
     """
     store.folder.mkdir(parents=True, exist_ok=True)
     write.clean(store.folder)
@@ -155,19 +170,19 @@ def make_newest(folder: Path, checkpoint: Path, store: CheckpointStore) -> None:
     if checkpoint.resolve() in [path.resolve() for path in store.all()]:
         _move_aside(folder, store, step)
     else:
-        # the metrics up to it; unknown where the checkpoint was taken out of its run
-        log = checkpoint.parents[1] / METRICS if checkpoint.parent.name == "checkpoints" else None
+        # the metrics up to it, unless the checkpoint was moved out of its run
+        log = checkpoint.parents[1] / METRICS_FILE if checkpoint.parent.name == "checkpoints" else None
         metrics = log.read_text(encoding="utf-8", errors="replace") if log and log.is_file() else ""
         _move_aside(folder, store, -1)
-        atomic_write(folder / METRICS, metrics)
+        atomic_write(folder / METRICS_FILE, metrics)
         write.copy(checkpoint, store.path(step))
     store.link()
     store.prune()
 
 
 def _move_aside(folder: Path, store: CheckpointStore, step: int) -> None:
-    """Move the checkpoints after a step into a run folder of their own, the newest first: whenever the machine stops,
-    those that stay are the first ones of the history."""
+    """Move the checkpoints after a step into a separate run folder, the newest first: if interrupted, the remaining
+    ones are still the beginning of the history."""
     later = [path for path in store.all() if step_of(path) > step]
     if not later:
         return
@@ -179,6 +194,6 @@ def _move_aside(folder: Path, store: CheckpointStore, step: int) -> None:
         if (folder / record).is_file():
             shutil.copyfile(folder / record, abandoned / record)
     for path in reversed(later):
-        shutil.move(path, aside.folder / path.name)  # copies where `checkpoints` is on another disk
+        shutil.move(path, aside.folder / path.name)  # copies if `checkpoints` is on another disk
         aside.link()
     print(f"moved aside to {abandoned}: {', '.join(path.name for path in later)}", file=sys.stderr)

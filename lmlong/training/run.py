@@ -32,7 +32,7 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
 from lmlong.training.loggers import check_loggers, finish_loggers, log_end, make_loggers
-from lmlong.training.metrics_log import METRICS, read_entries
+from lmlong.training.metrics_log import METRICS_FILE, read_entries
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import ENDLESS
 from lmlong.training.prepare import PreparedRun, prepare_new_run
@@ -54,21 +54,21 @@ class TrainingResult(NamedTuple):
     step: int
     """Optimizer steps taken."""
     validation: LossTotals | None
-    """The loss over the validation text, all of it but where `sampled`; None when training was stopped, or had no step
-    to take."""
+    """The loss on the whole validation text, or on a sample of it if `sampled`; None if training was stopped or had no
+    step to take."""
     baselines: Baselines | None
-    """Bits per byte of the same text without a model; None where the objective has none to compare."""
+    """Bits per byte of the same text without a model; None if the objective has no baselines."""
     signal: int | None = None
     """The signal that stopped training."""
     sampled: bool = False
-    """Whether `validation` is of an even sample, as training.final_validation_tokens asked, not of the whole text."""
+    """Whether `validation` is of an even sample, by training.final_validation_tokens, instead of the whole text."""
     is_main_process: bool = True
-    """Whether this process, of several, is the one that prints."""
+    """Whether this process is the one that prints, if there are several."""
 
     @property
     def losses(self) -> dict[int, float]:
-        """The training loss in nats per token, by step: of each `training.log_every` steps."""
-        return {entry["step"]: entry["loss"] for entry in read_entries(self.run / METRICS) if "loss" in entry}
+        """The training loss in nats per token by step, every `training.log_every` steps."""
+        return {entry["step"]: entry["loss"] for entry in read_entries(self.run / METRICS_FILE) if "loss" in entry}
 
 
 def train(
@@ -102,8 +102,8 @@ def train(
 
 
 def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrite: bool = False) -> TrainingResult:
-    """Train for the command `lmlong train`, which owns this process: it is started again for each further device, and
-    the result reports the signal that stopped it."""
+    """Train for the command `lmlong train`, which owns this process. The process is started again for each further
+    device, and the result reports the signal that stopped it."""
     check_launch(recipe)
     check_loggers(recipe.training.loggers)
     resume = str(resume) if resume else None
@@ -117,7 +117,7 @@ def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrit
         module = TrainingModule(prepared)
         signals = StopOnSignal(recipe.processes)
         callback = TrainingCallback(folder, prepared, signals)
-        if is_main_process():  # whatever may be wrong was found by now
+        if is_main_process():  # all checks have passed by now
             if overwrite:
                 clear(folder)
             if checkpoint:
@@ -148,7 +148,7 @@ def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSign
 
 
 def _result(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal) -> TrainingResult:
-    """Return the result of a run that ended, with the baselines of its text, after it is logged."""
+    """Return the result of a finished run, and log it with the baselines of its text."""
     prepared, tokens, step, is_main = module.prepared, module.prepared.tokens, module.step, is_main_process()
     validation, compared = callback.final if is_main else None, None
     if validation and prepared.recipe.objective == "causal":
@@ -178,7 +178,7 @@ def _record(folder: Path, prepared: PreparedRun) -> None:
 
 
 def _print_start(prepared: PreparedRun) -> None:
-    """Print what is trained to stderr."""
+    """Print the size, length and device of the run to stderr."""
     training = prepared.recipe.training
     length = f"{prepared.steps:,} steps"
     if training.minutes is not None:
@@ -194,7 +194,8 @@ def _print_start(prepared: PreparedRun) -> None:
 
 
 def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal) -> Trainer:
-    """Return Lightning's Trainer without what is done here: progress bars, checkpoints, samplers, summaries."""
+    """Return Lightning's Trainer without the features implemented here: progress bars, checkpoints, samplers,
+    summaries."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.fabric.utilities.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
@@ -208,7 +209,7 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
     precision: Any = PRECISIONS[training.precision]
     if training.strategy == "deepspeed":
         if find_spec("deepspeed") is None:
-            raise UsageError("training.strategy: deepspeed is not installed, it is made for Linux. Use ddp or auto.")
+            raise UsageError("training.strategy: deepspeed is not installed; it is for Linux. Use ddp or auto.")
         from lmlong.training.deepspeed_strategy import DeepSpeedTraining
 
         strategy, precision = DeepSpeedTraining(training, prepared.device), None

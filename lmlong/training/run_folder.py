@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, and what must hold before a run may begin in it. Imports no torch."""
+"""The folder of a run: its lock, and checks before a run begins in it. Imports no torch."""
 
 import re
 import shutil
@@ -15,44 +15,45 @@ from lmlong.io.files import parse_json
 from lmlong.io.links import is_link
 from lmlong.io.lock import Held, Lock
 from lmlong.recipe import Recipe
-from lmlong.training.metrics_log import METRICS
+from lmlong.training.metrics_log import METRICS_FILE
 
 LOCK, ENVIRONMENT = ".lock", "environment.json"
 
-RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS)
+RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS_FILE)
 """The files that describe a run."""
 
 ABANDONED = re.compile(r"abandoned-(\d+)")
-"""Folders of the checkpoints of an abandoned history; each is a run folder by itself."""
+"""Folders of checkpoints that were moved aside; each is itself a run folder."""
 
 OWN = re.compile(
     rf"({ABANDONED.pattern}/)*"
-    rf"({'|'.join(map(re.escape, (LOCK, *RECORDS)))}|{re.escape(METRICS)}\.partial|\.[a-z.]+\.partial"
+    rf"({'|'.join(map(re.escape, (LOCK, *RECORDS)))}|{re.escape(METRICS_FILE)}\.partial|\.[a-z.]+\.partial"
     rf"|checkpoints/(({NAME.pattern}|{LEFT_FOLDER.pattern})/({'|'.join(map(re.escape, (*FILES, MANIFEST)))})?)?"
     r"|tensorboard/(events\.out\.tfevents\..*|hparams\.yaml)?"
     r"|csv/(from-\d{8,}/.*)?"
     r"|wandb/(((offline-)?run-\d{8}_\d{6}-.*|latest-run|debug(-internal)?\.log|settings)(/.*)?)?)?"
 )
-"""The paths that a run uses in its folder, those of folders with a slash at their end."""
+"""The paths that a run uses in its folder; those of folders end with a slash."""
 
 OWN_LINKS = re.compile(rf"({ABANDONED.pattern}/)*(checkpoints/({LATEST}|{BEST}|{LEFT_LINK.pattern})|wandb/.*)")
 
 
 def default_folder(recipe: Recipe) -> Path:
-    """Return the run folder of a recipe where no other is given."""
+    """Return the default run folder of a recipe."""
     return Path("runs") / recipe.name
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a run folder against any other training; it is made if need be, and removed if it stays empty."""
+    """Lock a run folder against other training. The folder is created if missing, and removed again if it stays
+    empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with Lock(folder / LOCK):
             yield
     except Held as held:
         raise UsageError(
-            f"{folder}: {held} is training into it. Wait for it, stop it, or choose another folder by --out."
+            f"{folder}: {held} is training in it. Wait for it, stop it, or choose another folder by --out."
         ) from None
     except OSError as error:
         if error.filename is None or Path(error.filename) not in (folder / LOCK, folder, *folder.parents):
@@ -65,7 +66,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_sources(recipe: Recipe, resume: str | None = None) -> None:
-    """Refuse a recipe whose text, or runs that it begins from, are missing."""
+    """Refuse a recipe whose text, initial run or teacher is missing."""
     for checkpoint in (resume if resume != "auto" else None, recipe.training.init_from, recipe.training.teacher):
         if checkpoint:
             find(checkpoint)
@@ -73,12 +74,12 @@ def check_sources(recipe: Recipe, resume: str | None = None) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a run may be in training in a folder: `locked` finds out by which process."""
+    """Return whether a run may be training in a folder; `locked` finds out which process."""
     return (folder / LOCK).exists()
 
 
 def check_folder(folder: Path, recipe: Recipe, resume: str | None, overwrite: bool) -> None:
-    """Refuse to train into a folder where that would replace files of the user, or a run without --overwrite."""
+    """Refuse to train in a folder if that would replace the user's files, or a run without --overwrite."""
     if resume and overwrite:
         raise UsageError("--resume continues a run, --overwrite replaces it. Leave out one of them.")
     if not folder.is_dir():
@@ -95,7 +96,9 @@ def check_folder(folder: Path, recipe: Recipe, resume: str | None, overwrite: bo
 def _check_resumable(folder: Path) -> None:
     for name in RECORDS:
         if (folder / name).exists() and not _is_run(folder):
-            raise UsageError(f"{folder / name}: not of a run of lmlong, and training would replace it. Choose --out.")
+            raise UsageError(
+                f"{folder / name}: not part of a run of lmlong, and training would replace it. Choose --out."
+            )
 
 
 def _check_replaceable(folder: Path, recipe: Recipe) -> None:
@@ -109,11 +112,11 @@ def _check_replaceable(folder: Path, recipe: Recipe) -> None:
         if path.is_dir() and not link:
             name += "/"
         if not (OWN_LINKS if link else OWN).fullmatch(name):
-            raise UsageError(f"{path}: not of a run, and --overwrite would delete it. Move it, or choose --out.")
+            raise UsageError(f"{path}: not part of a run, and --overwrite would delete it. Move it, or choose --out.")
 
 
 def _is_run(folder: Path) -> bool:
-    """Return whether training has begun here, which it records before anything else, or has left a checkpoint."""
+    """Return whether training has begun here, which it records first of all, or has left a checkpoint."""
     try:
         about = parse_json((folder / ENVIRONMENT).read_bytes())
     except (OSError, ValueError):
@@ -123,16 +126,16 @@ def _is_run(folder: Path) -> bool:
 
 
 def check_exists(folder: Path) -> None:
-    """Refuse to continue without the run folder: a new one of its name would hold the rest of the run alone."""
+    """Refuse to continue if the run folder is gone: a new folder of its name would hold only the rest of the run."""
     if not folder.is_dir():
         raise LmlongError(
             f"{folder}: the run folder was moved or removed while it trained. Resume from its last checkpoint by "
-            "--resume auto, with --out where it is now."
+            "--resume auto, with --out naming its new place."
         )
 
 
 def clear(folder: Path) -> None:
-    """Remove a run, the files that mark it as one last; its lock stays."""
+    """Remove a run, ending with the file that marks it as one; its lock stays."""
     for path in sorted(folder.iterdir(), key=lambda path: path.name == ENVIRONMENT):
         if path.name == LOCK:
             continue

@@ -1,4 +1,4 @@
-"""A sample of what a model writes while it is trained."""
+"""A sample of text generated during training."""
 
 import torch
 
@@ -10,9 +10,9 @@ from lmlong.model.sampling_options import DEFAULTS
 
 @torch.no_grad()
 def write_sample(model: LanguageModel, tokenizer: Tokenizer, tokens: int, seed: int) -> str:
-    """Return `tokens` tokens of text, one document after the other, with the default sampling options.
+    """Return `tokens` tokens of text, one document after another, with the default sampling options.
 
-    The random numbers are its own: training continues as if there had been no sample.
+    It uses a separate random generator, so training continues as if there had been no sample.
     """
     draw = torch.Generator().manual_seed(seed)
     token, state, written, guard = tokenizer.bos, None, [], LoopGuard(DEFAULTS)

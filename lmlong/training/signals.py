@@ -1,7 +1,7 @@
-"""Signals during training: a request to stop, which finishes the step and saves it.
+"""Signals during training: a request to stop, which finishes and saves the step.
 
-Ctrl-C, a closed terminal, and what cluster schedulers send before a time limit all mean the same. The third Ctrl-C,
-SIGTERM or SIGQUIT ends training at once, without a checkpoint; the second one only reports what is being done.
+Ctrl-C, a closed terminal, and the signals of cluster schedulers before a time limit all mean the same. The third
+Ctrl-C, SIGTERM or SIGQUIT ends training at once, without a checkpoint; the second only reports the current work.
 """
 
 import os
@@ -18,15 +18,15 @@ from lmlong.io.signal_handlers import HANGUP, Handlers, signals_named
 from lmlong.training.distributed import all_reduce_max, is_main_process
 
 BY_A_PERSON = signals_named("SIGINT", "SIGTERM", "SIGQUIT")
-"""Signals of which the third ends training at once."""
+"""Signals that end training at once when sent a third time."""
 
 STOPPING = (*BY_A_PERSON, *signals_named("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"))
 """Signals that stop training. The kernel repeats SIGXCPU each second, and a terminal may repeat SIGHUP."""
 
 
 class StopAtOnce(BaseException):
-    """The same signal came three times; not a KeyboardInterrupt, for which Lightning ends the process and ignores
-    Ctrl-C."""
+    """The same signal was received three times. It is not a KeyboardInterrupt, for which Lightning ends the process and
+    ignores Ctrl-C."""
 
     def __init__(self, signal_number: int):
         super().__init__(signal_number)
@@ -34,9 +34,9 @@ class StopAtOnce(BaseException):
 
 
 class StopOnSignal(Callback):
-    """A callback that stops all ranks together at the end of a step, after a signal that came within its `with` block.
+    """A callback that stops all ranks together at the end of a step, after a signal received within its `with` block.
 
-    Only the main thread receives signals, so in another thread none of them stops a run.
+    Only the main thread receives signals, so in another thread no signal stops a run.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -62,14 +62,14 @@ class StopOnSignal(Callback):
     def agree(self, trainer: Trainer) -> bool:
         """Return, on all ranks, whether any rank received a signal; all ranks call this together.
 
-        A signal that comes during the exchange is not lost: it counts in the next one.
+        A signal during the exchange is not lost: it counts in the next exchange.
         """
         self.agreed = all_reduce_max(trainer, self.received) or None
         return self.agreed is not None
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A block in which a checkpoint is written, as a further signal then reports."""
+        """A block in which a checkpoint is being saved, as a second signal then reports."""
         self._is_saving = True
         try:
             yield
@@ -78,29 +78,29 @@ class StopOnSignal(Callback):
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._counts[number] += 1
-        if number == HANGUP:  # the reader is gone: writing to a terminal or a pipe would fail
-            self._turn_away()
+        if number == HANGUP:  # the terminal or pipe is closed: writing to it would fail
+            self._discard_output()
         if number in BY_A_PERSON and self._counts[number] > 2:
-            if self.processes > 1:  # to leave in order, each rank would wait for the others
+            if self.processes > 1:  # an orderly exit would wait for the other ranks
                 os._exit(128 + number)
             raise StopAtOnce(number)
         is_first, self.received = not self.received, self.received or number
         if is_first:
-            self._print("stopping: this step is finished and saved first")
+            self._print("stopping: finishing and saving this step first")
         elif number in BY_A_PERSON and self._counts[number] == 2:
             doing = "the checkpoint is being saved" if self._is_saving else "this step is being finished and saved"
             self._print(f"{doing}; once more to stop at once, without it")
 
     @staticmethod
     def _print(line: str) -> None:
-        """Print a line to stderr, unless the signal came while something else is printed there."""
+        """Print a line to stderr, unless the signal interrupted another write to it."""
         if is_main_process():
             with suppress(OSError, RuntimeError):
                 print(f"\n{line}", file=sys.stderr, flush=True)
 
     @staticmethod
-    def _turn_away() -> None:
-        """Redirect further output to nowhere, unless it goes into a file."""
+    def _discard_output() -> None:
+        """Discard further output, unless it goes to a file."""
         for descriptor in (1, 2):
             with suppress(OSError):
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):

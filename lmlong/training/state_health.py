@@ -1,4 +1,4 @@
-"""The health of recurrent states, measured while a model is validated: how much of the past each head keeps.
+"""The health of recurrent states, measured during validation: how much of the past each head keeps.
 
 B batch, H heads, T time, C channels, or 1.
 """
@@ -19,22 +19,24 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.training.distributed import all_gather
 
 HeadNumbers = dict[str, list[float | None]]
-"""By the name of a measure: its value for each head, None where there is none."""
+"""By the name of a measure: its value for each head, or None."""
 
 
 class StateHealth:
     """The effective memory of each head of a model's recurrences, and the smallest denominator of linear attention.
 
     The effective memory is the number of tokens after which 1/e of what a head has read is left, at the mean of its log
-    decays; None for a head that forgets nothing. Of a head whose channels have decays of their own it is their median.
+    decays; None for a head that forgets nothing. For a head with a decay for each channel it is the median over
+    channels.
     """
 
     def __init__(self, model: TextModel):
         self.heads: dict[int, Tensor] = {}
-        """Of a layer: sums of log decays, counts, smallest denominators (3, H, C), by channel where they decay so."""
+        """By layer: sums of log decays, counts, and smallest denominators (3, H, C); C is 1 without decays by
+        channel."""
         self.layers: dict[int, Recurrence[Any]] = {}
         self.block_sizes: dict[int, int] = {}  # tokens that a layer reads as one
-        # torch.compile traces no hooks, and in DeepSpeed's stage 3 a weight is whole only in its own module
+        # torch.compile ignores hooks, and in DeepSpeed's stage 3 a weight is whole only in its own module
         if isinstance(model, LanguageModel) and not model.is_compiled and not model.partitioned:
             parts = [(layer, part) for layer, attention in enumerate(model.attentions) for part in attention.parts]
             for layer, attention in parts:
@@ -48,14 +50,14 @@ class StateHealth:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Measure what the attentions read within the block."""
+        """Measure the inputs of the recurrences within the block."""
         with ExitStack() as hooks:
             for layer, attention in self.layers.items():
                 hooks.callback(attention.register_forward_pre_hook(self._counter(layer)).remove)
             yield
 
     def by_layer(self, trainer: Trainer) -> list[dict[str, Any]]:
-        """Return the numbers of each recurrence, over what all ranks have read; all of them call this together."""
+        """Return the numbers of each recurrence, over the inputs of all ranks; all ranks call this together."""
         device = trainer.strategy.root_device if trainer.world_size > 1 else torch.device("cpu")
         gathered = {layer: all_gather(trainer, held.to(device)) for layer, held in self.heads.items()}
         return [{"layer": layer + 1, **self._numbers(layer, held.cpu())} for layer, held in gathered.items()]
@@ -77,7 +79,7 @@ class StateHealth:
         return count
 
     def _numbers(self, layer: int, held: Tensor) -> HeadNumbers:
-        """Return the numbers of a layer, given those of one rank (3, H, C) or of each (ranks, 3, H, C)."""
+        """Return the numbers of a layer from the sums of one rank (3, H, C) or of all ranks (ranks, 3, H, C)."""
         log_decay, count, smallest = held.reshape(-1, *held.shape[-3:]).unbind(1)
         rate = log_decay.sum(0) / count.sum(0)
         memory = torch.where(rate < 0, -self.block_sizes[layer] / rate, torch.inf).median(-1).values

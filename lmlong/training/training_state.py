@@ -1,8 +1,8 @@
-"""The training state of a run: what a checkpoint holds beside the weights.
+"""The training state of a run: the contents of a checkpoint beside the weights.
 
-It holds only what cannot be computed: the step, the optimizer's moments, random states, and what is carried from step
-to step. Learning rate, weight decay and the position in the text follow from the recipe and the step, so that an option
-changed during a run takes effect.
+It holds only what cannot be derived: the step, the optimizer's moments, random states, and values carried from step to
+step. Learning rate, weight decay and the position in the text follow from the recipe and the step, so a changed option
+takes effect on resume.
 """
 
 import math
@@ -29,13 +29,13 @@ from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import make_optimizer, moments_of, parameter_groups
 
 LARGEST_GPU_RANDOM_STATE = 1 << 12
-"""Bytes; torch, whose CUDA generators take 16, checks the exact size where there is a GPU."""
+"""Bytes. A CUDA generator's state takes 16; torch checks the exact size if there is a GPU."""
 
 INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of positions, counts and masks, which a carried state may also have."""
 
 ADDED = {"seconds": 0.0, "teacher": ""}
-"""Parts that older checkpoints do not have, with the values that they stand for."""
+"""Parts missing from older checkpoints, with the values to assume for them."""
 
 LARGEST_COUNT = 1 << 40
 
@@ -43,7 +43,7 @@ NEVER_NEGATIVE = {"step", "exp_avg_sq"}
 
 
 def training_state(module: TrainingModule) -> dict[str, Any]:
-    """Return the state after a step; all ranks call this, since each may hold a part of it."""
+    """Return the training state after a step; all ranks call this, since each may hold a part of it."""
     trainer = module.trainer
     return {
         "step": module.step,
@@ -53,16 +53,19 @@ def training_state(module: TrainingModule) -> dict[str, Any]:
         "carried": [all_gather(trainer, tensor) for tensor in state_tensors(module.carried)],
         "seconds": module.clock.seconds,
         "recent": list(module.recent),
-        **module.prepared.sources,
+        **module.prepared.source_hashes,
         "random": random_states(),
     }
 
 
 def restore(module: TrainingModule, state: dict[str, Any]) -> None:
-    """Restore a state before the first step of a resumed run: the weights are those of the checkpoint already. The
-    moments are moved out of it, since they may take much memory."""
+    """Restore a training state before the first step of a resumed run, whose weights are loaded already.
+
+    The moments are moved out of `state`, since they may take much memory.
+    """
     trainer = module.trainer
     _check_same_checkpoint(module)
+    # checkpoints store only moments; a second optimizer provides the group options of the current recipe
     options = make_optimizer(module.model, module.recipe.training).state_dict()["param_groups"]
     moments = {"state": state.pop("optimizer"), "param_groups": options}
     trainer.strategy.load_optimizer_state_dict({"optimizer_states": [moments]})
@@ -75,7 +78,7 @@ def restore(module: TrainingModule, state: dict[str, Any]) -> None:
 
 
 def _carried_state(module: TrainingModule, tensors: list[Tensor]) -> Any:
-    """Return the state after the previous batch, given its tensors; None where none is carried."""
+    """Return the model state after the previous batch from its tensors; None if none is carried."""
     if not tensors:
         return None
     empty = module.model.init_state(module.recipe.training.batch_size)
@@ -90,8 +93,8 @@ def _carried_state(module: TrainingModule, tensors: list[Tensor]) -> Any:
 
 
 def _check_same_checkpoint(module: TrainingModule) -> None:
-    """Refuse to train where the ranks have read different checkpoints: only the main process verifies digests, and may
-    have skipped one that is damaged."""
+    """Refuse to train if the ranks have read different checkpoints: only the main process verifies digests, and it may
+    have skipped a damaged checkpoint."""
     number = int(module.prepared.weights_hash[:12], 16)
     largest, smallest = all_reduce_max(module.trainer, number), -all_reduce_max(module.trainer, -number)
     if largest != smallest:
@@ -102,10 +105,12 @@ def _check_same_checkpoint(module: TrainingModule) -> None:
 
 
 def read_state(
-    checkpoint: Path, model: TextModel, options: recipe.Training, sources: Mapping[str, str]
+    checkpoint: Path, model: TextModel, options: recipe.Training, source_hashes: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the training state of a checkpoint; refuse one that is not of this model, or of other sources. Every rank
-    validates it, though only one has verified the digest."""
+    """Return the training state of a checkpoint; refuse a state of another model, text or teacher.
+
+    Every rank validates it, though only the main process has verified the digest.
+    """
     state = read_training(checkpoint, verify=False)
     if isinstance(state, dict):
         state = {**ADDED, **state}
@@ -118,8 +123,8 @@ def read_state(
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
     if state["step"] != manifest.read(checkpoint).step:
         raise CheckpointError(f"{checkpoint}: its manifest has another step. Use another checkpoint.")
-    for name, its_hash in sources.items():
-        if state[name] != its_hash:
+    for name, source_hash in source_hashes.items():
+        if state[name] != source_hash:
             raise UsageError(
                 f"--resume: the {name} has changed since the run began. Put it back, or begin another run."
             )
@@ -127,11 +132,11 @@ def read_state(
 
 
 Moments = list[dict[str, torch.Size]]
-"""The names and shapes of what the optimizer keeps for each weight, in the order in which it numbers them."""
+"""The names and shapes of the optimizer's moments of each weight, in the optimizer's order."""
 
 
 def _first_mistake(state: Any, moments: Moments) -> str:
-    """Return the name of the first part that is invalid for such a model, or an empty string."""
+    """Return the name of the first invalid part of a training state, or an empty string."""
     if not isinstance(state, dict):
         return "form"
     if "optimizer" not in state or not _are_moments(state["optimizer"], moments):
@@ -140,7 +145,7 @@ def _first_mistake(state: Any, moments: Moments) -> str:
 
 
 def _are_moments(value: Any, moments: Moments) -> bool:
-    """Return whether these are the optimizer's moments of all weights, or none as before the first step."""
+    """Return whether these are the optimizer's moments of all weights, or empty as before the first step."""
     if not isinstance(value, dict) or (value and list(value) != list(range(len(moments)))):
         return False
     return all(_are_moments_of(value[number], shapes) for number, shapes in enumerate(moments if value else []))
@@ -154,10 +159,10 @@ def _are_moments_of(value: Any, shapes: dict[str, torch.Size]) -> bool:
 
 
 def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:
-    """Return whether this is a tensor of finite numbers, which float32 can hold, of a shape."""
+    """Return whether this is a tensor of a shape, with finite numbers that float32 can hold."""
     if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided or value.is_meta:
         return False
-    size = value.numel() * value.element_size()  # checked before any computation on it
+    size = value.numel() * value.element_size()  # checked before any computation on the tensor
     if value.untyped_storage().nbytes() < size or (shape is not None and value.shape != shape):
         return False
     if not value.is_floating_point():
@@ -174,7 +179,7 @@ def _is_scaler(value: Any) -> bool:
 
 
 def _are_random_states(value: Any) -> bool:
-    """Return whether these are random states, those of any number of GPUs among them."""
+    """Return whether these are valid random states, with those of any number of GPUs."""
     own = random_states()
     if not isinstance(value, dict) or value.keys() != own.keys():
         return False
@@ -184,13 +189,13 @@ def _are_random_states(value: Any) -> bool:
 
 
 def _is_gpu_random_state(value: Any) -> bool:
-    """Return whether this has the form of a CUDA generator's state, which is checked without a GPU too."""
+    """Return whether this has the form of a CUDA generator's state; works without a GPU."""
     is_flat = _is_finite(value) and value.dtype == torch.uint8 and value.dim() == 1
     return is_flat and 0 < len(value) <= LARGEST_GPU_RANDOM_STATE
 
 
 def _has_form_of(own: Any, value: Any) -> bool:
-    """Return whether a value has the structure and types of one of this process."""
+    """Return whether a value has the structure and types of this process's own."""
     if isinstance(own, list):
         return isinstance(value, list) and len(value) == len(own) and all(map(_has_form_of, own, value))
     if isinstance(own, Tensor):
@@ -211,7 +216,7 @@ PARTS: dict[str, Callable[[Any], bool]] = {
     "teacher": lambda value: isinstance(value, str),
     "random": _are_random_states,
 }
-"""The parts of a training state beside the optimizer's, with their validity checks."""
+"""The parts of a training state other than the optimizer's, with their validity checks."""
 
 
 def random_states() -> dict[str, Any]:
@@ -226,11 +231,11 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: dict[str, Any], gpus: int | None = None) -> None:
-    """Restore random states; those of GPUs for up to `gpus` of them, by default all that are visible."""
+    """Restore random states, for up to `gpus` GPUs, by default all visible ones."""
     gpus = torch.cuda.device_count() if gpus is None else gpus
     saved = states["cuda"]
     try:
-        if not 0 <= states["numpy"][2] <= 624:  # else numpy reads out of bounds
+        if not 0 <= states["numpy"][2] <= 624:  # otherwise numpy reads out of bounds
             raise ValueError("numpy's position is out of range")
         random.setstate((random.getstate()[0], tuple(states["python"]), None))
         np.random.set_state(tuple(states["numpy"]))

@@ -208,8 +208,8 @@ def test_inputs_longer_than_the_projections_are_refused(projection: str) -> None
     [
         ({"projected": [3, 3, 3]}, "not one number, one for each of 2 layers, or 3 for each"),
         ({"projected": [[3], [3]]}, "not one number"),
-        ({"projected": [[1, 2, 3], [1, 2, 3]]}, "heads of different sizes share no matrix; sharing is headwise"),
-        ({"projected": [3, 4], "sharing": "layerwise"}, "layers of different sizes share no matrix"),
+        ({"projected": [[1, 2, 3], [1, 2, 3]]}, "heads with different k cannot share a matrix; sharing is headwise"),
+        ({"projected": [3, 4], "sharing": "layerwise"}, "layers with different k cannot share a matrix"),
         ({"projected": 13}, "13 slots for a longest input of 12"),
         ({"projected": 5, "projection": "mean"}, "5 does not divide a longest input of 12"),
     ],

@@ -151,7 +151,7 @@ def test_the_command_tabulates_draws_and_writes_json(tmp_path: Path) -> None:
         (["--slots", "0"], "--slots: 0 cannot be used. Give numbers above 0."),
         (["--slots", "128"], "--slots: 128 are more than the 64 tokens of the longest input"),
         (["--heads", "3"], "--heads: 3 do not divide a width of 8. Use a divisor."),
-        (["--lengths", "1x"], "--lengths: '1x' is no length"),
+        (["--lengths", "1x"], "--lengths: '1x' is not a length"),
         (["--plot", "a.jpeg"], "a.jpeg: cannot be drawn"),
     ],
 )

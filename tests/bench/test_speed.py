@@ -119,7 +119,7 @@ def test_each_benchmark_ends_in_a_table_json_and_a_chart(command: str, options: 
     [
         (["--only", "sofmax"], "--only: there is no 'sofmax'. Did you mean 'softmax'?"),
         (["--precisions", "int8"], "--precisions: there is no 'int8'"),
-        (["--lengths", "4x"], "--lengths: '4x' is no length"),
+        (["--lengths", "4x"], "--lengths: '4x' is not a length"),
         (["--plot", "speed.txt"], "speed.txt: cannot be drawn"),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_model_of_another_program_is_to_be_imported_first(tmp_path: Path) -> N
         with pytest.raises(CheckpointError, match=rf"Import it first: lmlong import \S*.*{name}'? --out {run}, then"):
             read.find(tmp_path / name)
     (tmp_path / "Tiny Llama" / "modeling_lmlong.py").write_text("")
-    with pytest.raises(CheckpointError, match="an export of a run"):
+    with pytest.raises(CheckpointError, match="an export for other programs"):
         read.find(tmp_path / "Tiny Llama")
 
 
@@ -75,7 +75,9 @@ def test_a_manifest_never_leads_out_of_its_folder(checkpoint: Path, name: str) -
 
 
 def test_weights_of_another_shape_are_refused_by_name(checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"embedding\.weight is \(258, 16\), the recipe's model has \(258, 32\)"):
+    with pytest.raises(
+        CheckpointError, match=r"embedding\.weight has shape \(258, 16\), but the recipe's model has \(258, 32\)"
+    ):
         read.load_weights(model(width=32), checkpoint)
     with pytest.raises(CheckpointError, match=r"blocks\.1\..* is none"):
         read.load_weights(model(layers=2), checkpoint)

@@ -156,7 +156,7 @@ def test_too_little_space_is_seen_before_the_first_byte(tmp_path: Path, monkeypa
     need = write.size(contents(2))
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=need - 1234))
-    with pytest.raises(LmlongError, match=rf"takes {need:,} bytes, 1,234 are missing\. Free some space"):
+    with pytest.raises(LmlongError, match=rf"needs {need:,} bytes, 1,234 more than are free\. Free some space"):
         write.write(tmp_path / "step-00000002", contents(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
     manifest.verify(tmp_path / "step-00000001")
@@ -214,7 +214,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_fills_up_while_saving(small_disk: Path) -> None:
     done = program(FILLED, small_disk)
     assert done.returncode == 1, done.stderr
-    assert "a checkpoint takes" in done.stdout
-    assert ("are missing" if small_disk.is_mount() else "the disk or a quota is full") in done.stdout
+    assert "a checkpoint needs" in done.stdout
+    assert ("more than are free" if small_disk.is_mount() else "the disk or a quota is full") in done.stdout
     assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "latest", "step-00000001"]
     manifest.verify(small_disk / "step-00000001")

@@ -51,7 +51,7 @@ def test_every_cut_and_every_changed_bit_is_found(checkpoint: Path) -> None:
     ("here", "there", "why"),
     [
         ("\n  width: 16\n", "\n  width: 131072\n", "the recipe's model has"),
-        ("layers: 1\n", "layers: 10000\n", "more layers than there are weights"),
+        ("layers: 1\n", "layers: 10000\n", "has more layers than the weights"),
         ("layers: 1\n", "layers: 1000000000\n", "at most 10000"),
     ],
 )
@@ -157,6 +157,8 @@ def test_weights_beyond_those_of_the_model_are_refused(checkpoint: Path) -> None
     weights = read.read_weights(checkpoint)
     save_file({**weights, "blocks.0.mixer.extra": torch.zeros(3)}, checkpoint / write.WEIGHTS)
     sign(checkpoint)
-    with pytest.raises(CheckpointError, match=r"blocks\.0\.mixer\.extra is \(3,\), the recipe's model has none"):
+    with pytest.raises(
+        CheckpointError, match=r"blocks\.0\.mixer\.extra has shape \(3,\), but the recipe's model has none"
+    ):
         load(checkpoint, "cpu")
     assert RECIPE.model.layers == 1

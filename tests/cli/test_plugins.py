@@ -88,7 +88,9 @@ def test_a_run_goes_on_and_is_the_same_as_a_whole_one(folder: Path, run: Path) -
 def test_every_command_that_reads_a_run_needs_the_plugin_by_name(folder: Path, run: Path) -> None:
     refused = lmlong(folder, "generate", "mine", "--prompt", "once")
     assert refused.code == 4 and "Traceback" not in refused.stderr
-    assert "needs the attention two_gates of the plug-in two_gates.py: name it by --plugin FILE, in" in refused.stderr
+    assert (
+        "needs the attention two_gates of the plug-in two_gates.py: load it by --plugin FILE, or in" in refused.stderr
+    )
     assert len(done(folder, "generate", "mine", "--prompt", "once", "--max-tokens", "9", *PLUGIN)) > 3
     assert "all laws kept" in done(folder, "check", "mine", "--tokens", "64", *PLUGIN)
     about = json.loads(done(folder, "info", "mine", "--json", *PLUGIN))
@@ -108,7 +110,7 @@ def test_a_checkpoint_cannot_have_a_file_imported(folder: Path, run: Path) -> No
     (folder / "sprung").unlink()
     for words in (["generate", "runs/trap"], ["info", "runs/trap"], ["check", "runs/trap"], ["eval", "runs/trap"]):
         refused = lmlong(folder, *words)
-        assert refused.code == 4 and "of the plug-in trap.py: name it by --plugin" in refused.stderr
+        assert refused.code == 4 and "of the plug-in trap.py: load it by --plugin" in refused.stderr
     done(folder, "info", "runs/trap", *PLUGIN)  # the user's own file of the same attention
     assert not (folder / "sprung").exists()
 

@@ -94,9 +94,7 @@ def test_options_fit_eighty_columns_and_tell_type_default_and_meaning() -> None:
     text = run("recipe", "options").stdout
     assert max(map(len, text.splitlines())) <= 80
     assert (
-        "model.width\n"
-        "    a whole number, above 0; default 256\n"
-        "    Size of the vector that stands for a token between blocks.\n"
+        "model.width\n    a whole number, above 0; default 256\n    Size of a token's vector between blocks.\n"
     ) in text
     assert "text.sources.N.dataset  (kind: hub)\n    text; required\n" in text
 

@@ -160,7 +160,7 @@ def test_what_was_saved_of_other_records_is_refused(run: Path, tmp_path: Path) -
     scored(run, *STREAMS, "--save-state", state, piped=b'{"host": 1, "message": "to be"}\n' * 3)
     with pytest.raises(UsageError, match=r"holds records scored with --streams host\. Give --streams host"):
         scored(run, *STREAMS[:4], "--load-state", state)
-    with pytest.raises(CheckpointError, match="no state file"):
+    with pytest.raises(CheckpointError, match="not a state file"):
         scored(run, "--load-state", state)
     whole = state.read_bytes()
     for damaged in (whole[:-30], whole[:100], b"", whole.replace(b'"held"', b'"hold"')):

@@ -107,7 +107,7 @@ def test_tokens_on_a_full_disk(lmlong: Command, place: Path) -> None:
 def test_checkpoints_and_states_on_a_full_disk(lmlong: Command, place: Path) -> None:
     with largest_file(4000):
         code, _, told = lmlong("train", "mine.yaml", "--out", "full")
-    assert code == 1 and "error: full/checkpoints/step-00000002: File too large. Mend that, and resume" in told
+    assert code == 1 and "error: full/checkpoints/step-00000002: File too large. Fix that, and resume" in told
     with largest_file(4000):
         code, _, told = lmlong("generate", "run", "--prompt", "a", "--max-tokens", "1", "--save-state", "a.state")
     assert (code, told) == (
@@ -122,7 +122,7 @@ def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
     from lmlong.errors import LmlongError
     from lmlong.training.metrics_log import MetricsLog
 
-    told = r"metrics\.jsonl: File too large\. Mend that, and resume with --resume auto"
+    told = r"metrics\.jsonl: File too large\. Fix that, and resume with --resume auto"
     with largest_file(40), pytest.raises(LmlongError, match=told):
         MetricsLog(tmp_path / "metrics.jsonl").write(step=1, text="x" * 100)
 

@@ -51,9 +51,9 @@ def test_what_the_alphabet_lacks_is_replaced_where_that_is_wanted() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "characters"}, "alphabet: a tokenizer of this kind needs one"),
-        ({"kind": "bytes", "alphabet": "AC"}, "alphabet: a tokenizer of kind bytes has none"),
-        ({"kind": "characters", "alphabet": "ACGTA"}, "alphabet: has 'A' more than once"),
+        ({"kind": "characters"}, "alphabet: required by a tokenizer of this kind"),
+        ({"kind": "bytes", "alphabet": "AC"}, "alphabet: not used by a tokenizer of kind bytes"),
+        ({"kind": "characters", "alphabet": "ACGTA"}, "alphabet: contains 'A' more than once"),
         ({"kind": "characters", "alphabet": "A\ud800"}, "alphabet: expected text"),
         ({"kind": "characters", "alphabet": ""}, "alphabet: "),
     ],

@@ -161,7 +161,7 @@ def test_tokens_of_utf8_are_those_of_earlier_caches() -> None:
 
 
 def test_an_encoding_that_there_is_not() -> None:
-    with pytest.raises(RecipeError, match="encoding: 'utf-9' is no encoding that Python knows"):
+    with pytest.raises(RecipeError, match="encoding: 'utf-9' is not an encoding that Python supports"):
         recipe.Text(encoding="utf-9")
 
 

@@ -73,7 +73,7 @@ def test_files_are_written_beside_the_table(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lengths", "1k,2x"], "^--lengths: '2x' is no length"),
+        (["--lengths", "1k,2x"], "^--lengths: '2x' is not a length"),
         (["--by", "contxt"], r"^--by: there is no 'contxt'\. Did you mean 'context'\?$"),
         (["--by", "state", "--plot", "a.png"], "^--plot: the state view has no plot"),
         (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),

@@ -134,9 +134,9 @@ def test_commands_that_continue_a_text_refuse_an_encoder(encoder: Path, tmp_path
     _, error = invoke(*(places.get(word, word) for word in words.split()))
     assert isinstance(error, UsageError) and error.exit_code == 2
     assert re.search(
-        r"an encoder \(objective: masked\) has read the future .* lmlong eval; .* objective: causal", str(error)
+        r"an encoder \(objective: masked\) cannot continue text .* lmlong eval, .* objective: causal", str(error)
     )
-    with pytest.raises(UsageError, match="has read the future"):
+    with pytest.raises(UsageError, match="cannot continue text"):
         load(encoder, "cpu")
 
 

@@ -193,7 +193,11 @@ def test_a_place_in_a_file_of_prompts_counts_its_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [('"a"\n{"text": "b"}\n', "prompts.jsonl:2: no prompt"), ("a\n", "jsonl:1: no prompt"), ("", "contains no prompt")],
+    [
+        ('"a"\n{"text": "b"}\n', "prompts.jsonl:2: not a prompt"),
+        ("a\n", "jsonl:1: not a prompt"),
+        ("", "contains no prompt"),
+    ],
 )
 def test_prompts_that_cannot_be_used_are_named(run: Path, tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "prompts.jsonl"

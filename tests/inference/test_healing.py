@@ -168,7 +168,7 @@ def test_nothing_is_left_unread_where_nothing_can_change(run: Path, loaded: Trai
 def test_pieces_far_before_the_end_are_not_weighed(
     loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(healing, "FAR", 1)
+    monkeypatch.setattr(healing, "WEIGHED_TOKENS", 1)
     left_out = 0
     for cut in CUTS:
         session, covers = loaded.read(TEXT[:cut]), loaded.tokenizer.boundaries.covers(TEXT[:cut])

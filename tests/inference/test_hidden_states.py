@@ -105,5 +105,5 @@ def test_a_layer_can_be_trained_on_them(run: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (1, 5)])
 def test_ids_of_another_shape_are_refused(model_of: ModelOf, shape: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match=r"^text: ids of shape .* Give those of one text"):
+    with pytest.raises(UsageError, match=r"^text: ids of shape .* Give the ids of one text"):
         loaded(model_of("linear")).hidden_states(torch.zeros(shape, dtype=torch.long))

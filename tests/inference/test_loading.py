@@ -94,5 +94,7 @@ def test_weights_of_another_vocabulary_are_refused(run: Path) -> None:
     other = run.parent / "other"
     tokenizer = (loaded.checkpoint / "tokenizer.model").read_bytes()
     write(other, Contents(weights, {}, recipe_file.dump(loaded.recipe), tokenizer))
-    with pytest.raises(CheckpointError, match=r"embedding\.weight is \(100, 16\), the recipe's model has \(258, 16\)"):
+    with pytest.raises(
+        CheckpointError, match=r"embedding\.weight has shape \(100, 16\), but the recipe's model has \(258, 16\)"
+    ):
         load(other, "cpu")

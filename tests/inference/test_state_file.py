@@ -183,7 +183,7 @@ def test_a_damaged_or_foreign_file_is_refused(run: Path, tmp_path: Path) -> None
 
 def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
     loaded = load(run, "cpu")
-    with pytest.raises(UsageError, match="holds one text, this session"):
+    with pytest.raises(UsageError, match="holds one text, but this session"):
         loaded.save_state(concat_states([loaded.read("a"), loaded.read("b")]), tmp_path / "two.state")
     for words in (["--samples", "2"], ["--prompts", __file__]):
         with pytest.raises(UsageError, match="--save-state: saves the state of one text"):

@@ -123,7 +123,7 @@ LONG = "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}"
     [
         (LOOP, "took more than 2 seconds"),
         (DOUBLE, "takes more than 1 GB"),
-        (LONG, "makes more than 16,777,2"),
+        (LONG, "renders more than 16,777,2"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ raise_exception('a' * 10 ** 6) }}", "aaaa"),
     ],

@@ -176,7 +176,10 @@ def test_matrices_are_as_long_as_what_their_layer_reads() -> None:
     for options, message in [
         ({"projected": 4}, "projected: 4 slots for a longest input of 3"),
         ({"projected": [6, 2, 6], "projection": "mean"}, "projected: 2 does not divide a longest input of 3"),
-        ({"projected": 3, "sharing": "layerwise"}, "sharing: layers that read 12 and 3 vectors share no matrix"),
+        (
+            {"projected": 3, "sharing": "layerwise"},
+            "sharing: layers with inputs of 12 and 3 vectors cannot share one matrix",
+        ),
     ]:
         with pytest.raises(UsageError, match=message):
             lengths(cut, **options)

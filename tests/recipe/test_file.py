@@ -207,7 +207,7 @@ def test_a_number_is_a_position_in_lists_only(here: Path) -> None:
         ("a/zzz", f"a/zzz: there is no such file. Shipped recipes: {', '.join(shipped_recipes())}."),
         (
             ".",
-            ".: is a folder. Name the recipe file in it, or train on its texts: `lmlong train library "
+            ".: is a folder, not a recipe. Name the recipe file in it, or train on its texts: `lmlong train library "
             "text.sources.0.paths=.`.",
         ),
     ],
@@ -228,8 +228,7 @@ def test_a_text_in_the_place_of_a_recipe_is_told_from_one(here: Path, text: byte
     with pytest.raises(RecipeError) as error:
         load("my book.txt")
     assert str(error.value) == (
-        "my book.txt: is a text or other file, not a recipe (.yaml). To train on it: `lmlong train book "
-        "'text.sources.0.paths=my book.txt'`."
+        "my book.txt: not a recipe (.yaml). To train on it: `lmlong train book 'text.sources.0.paths=my book.txt'`."
     )
 
 

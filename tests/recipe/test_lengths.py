@@ -24,7 +24,7 @@ def test_lengths_are_read_once_each_shortest_first(text: str, lengths: list[int]
     ("text", "bad"), [("", ""), ("256,", ""), ("1k,0", "0"), ("-5", "-5"), ("1.5k", "1.5k"), ("1t", "1t"), ("²", "²")]
 )
 def test_what_is_no_length_is_named(text: str, bad: str) -> None:
-    with pytest.raises(UsageError, match=f"^--lengths: '{bad}' is no length"):
+    with pytest.raises(UsageError, match=f"^--lengths: '{bad}' is not a length"):
         parse_lengths(text)
 
 

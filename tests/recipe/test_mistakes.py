@@ -62,7 +62,7 @@ def test_blocks_must_fit_the_layers_and_the_sequence(file: Path) -> None:
     assert told("{layers: 3}") == middle + "3 of 3 layers leaves none at full length. Give 1 to 2."
     assert told("{}", "model.layers=2").endswith("leaves none downsampled. Give 1 to 1.")
     assert told("{}", "model.layers=1").endswith("one layer has no middle. Leave downsample out.")
-    assert told("{factor: 3}").endswith("1024 is no multiple of model.downsample.factor, 3. Use 1026.")
+    assert told("{factor: 3}").endswith("1024 is not a multiple of model.downsample.factor, 3. Use 1026.")
     assert told("{kind: men}") == (
         "file:3: model.downsample.kind: 'men' is not one of mean, max, conv. Did you mean 'mean'?"
     )
@@ -82,7 +82,7 @@ def test_a_state_that_grows_is_not_handed_on(file: Path, option: str) -> None:
 def test_carried_states_and_new_draws_exclude_each_other(file: Path) -> None:
     text = "model: {attention: {favor: {resample_every: 5}}}\ntraining:\n  steps: 1\n  carry_state: true\n"
     (mistake,) = complaints(file, text)
-    assert mistake.startswith("file:4: training.carry_state: features drawn anew make the states")
+    assert mistake.startswith("file:4: training.carry_state: states become invalid when random features are resampled")
 
 
 def test_each_source_is_judged_by_its_own_kind(file: Path) -> None:
@@ -136,13 +136,13 @@ def test_a_word_or_a_list_of_words_gives_one_message(file: Path, kind: str, comp
 @pytest.mark.parametrize(
     ("kind", "reason", "remedy"),
     [
-        ("linformer", "mixes all positions, the future too, into each projected key and value", "Use linear, window"),
+        ("linformer", "mixes all positions, also future ones, into each projected key and value", "Use linear, window"),
         (
             "efficient",
-            "normalises keys over the whole sequence, the future too",
+            "normalises keys over the whole sequence, also the future",
             "Use linear with feature_map: softmax",
         ),
-        ("full", "looks at the future too", "Use softmax"),
+        ("full", "also looks at the future", "Use softmax"),
     ],
 )
 def test_attentions_that_see_the_future_are_refused_with_the_reason(
@@ -165,7 +165,8 @@ def test_only_an_attention_is_refused_for_seeing_the_future(file: Path) -> None:
 def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
     text = "training:\n  carry_state: true\n  state_passing: 0.5\nmodel:\n  width: 250\n  heads: 4\n"
     assert complaints(file, text) == [
-        "file:3: training.state_passing: carry_state begins no row with the state of another text. Use one of them.",
+        "file:3: training.state_passing: with carry_state, no row begins with the state of another text. "
+        "Use one of them.",
         "file:6: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim.",
     ]
 
@@ -323,7 +324,7 @@ def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> N
     for wrong, message in (
         (
             lambda: Training(carry_state=True, state_passing=0.5),
-            "state_passing: carry_state begins no row with the state of another text. Use one of them.",
+            "state_passing: with carry_state, no row begins with the state of another text. Use one of them.",
         ),
         (
             lambda: Model(width=30, heads=4),
@@ -331,8 +332,8 @@ def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> N
         ),
         (
             lambda: Recipe(model=Model(attention=Attention(kind="full")), training=Training(steps=1)),
-            "model.attention.kind: full looks at the future too, so it cannot be causal. Use softmax, which is the "
-            "same over the past alone, or train an encoder by objective: masked.",
+            "model.attention.kind: full also looks at the future, so it cannot be causal. Use softmax, which only "
+            "looks at the past, or train an encoder by objective: masked.",
         ),
     ):
         with pytest.raises(RecipeError) as caught:
@@ -346,9 +347,7 @@ def test_a_downsampled_layer_has_no_tokens_to_read(file: Path) -> None:
         return complaints(file, middle + ENOUGH)
 
     (mistake,) = told("[linear, ngram]", 2)
-    assert mistake.startswith(
-        "file:3: model.attention.kind: ngram reads tokens, and layer 2, which is downsampled, has"
-    )
+    assert mistake.startswith("file:3: model.attention.kind: ngram reads token ids, but layer 2 is downsampled and has")
     (mistake,) = told("[linear, ngram]", 9)
     assert "9 of 4 layers leaves none" in mistake
     file.write_text(
@@ -360,10 +359,14 @@ def test_a_downsampled_layer_has_no_tokens_to_read(file: Path) -> None:
 @pytest.mark.parametrize(
     ("attention", "key", "why"),
     [
-        ("{kind: delta, decay: channel}", "decay", "delta forgets by the head"),
-        ("{kind: 3linear+delta, decay: channel}", "decay", "delta forgets by the head"),
-        ("{feature_map: taylor, decay: channel}", "decay", "features of taylor have signs"),
-        ("{kind: [window, linear], feature_map: cosine, decay: channel}", "decay", "features of cosine have signs"),
+        ("{kind: delta, decay: channel}", "decay", "delta has one decay for each head"),
+        ("{kind: 3linear+delta, decay: channel}", "decay", "delta has one decay for each head"),
+        ("{feature_map: taylor, decay: channel}", "decay", "features of taylor may be negative"),
+        (
+            "{kind: [window, linear], feature_map: cosine, decay: channel}",
+            "decay",
+            "features of cosine may be negative",
+        ),
     ],
 )
 def test_a_decay_by_channel_where_there_is_none(tmp_path: Path, attention: str, key: str, why: str) -> None:
@@ -378,7 +381,7 @@ def test_a_decay_by_channel_where_there_is_none(tmp_path: Path, attention: str, 
 def test_a_pattern_in_one_word_is_a_list(tmp_path: Path) -> None:
     file = tmp_path / "pattern.yaml"
     file.write_text("model: {attention: {kind: 3linear+full}}\n" + ENOUGH)
-    with pytest.raises(RecipeError, match=r"model\.attention\.kind: full looks at the future"):
+    with pytest.raises(RecipeError, match=r"model\.attention\.kind: full also looks at the future"):
         load(file)
     file.write_text("model: {layers: 5, attention: {kind: 2linear+softmax}}\n" + ENOUGH)
     chosen = load(file)

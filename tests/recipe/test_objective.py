@@ -81,15 +81,15 @@ training:
   kernel: triton
 """
     starts = [
-        "file:3: model.convolution: it sees the past alone",
-        "file:4: model.value_dim: an encoder keeps no state, its heads share the width",
-        "file:6: model.attention.kind.1: softmax looks at the past alone, and an encoder at both sides. Use full",
-        "file:6: model.attention.kind.2: window looks at the past alone, and an encoder at both sides. Use full",
+        "file:3: model.convolution: it only sees the past",
+        "file:4: model.value_dim: an encoder keeps no state, and its heads always have width / heads",
+        "file:6: model.attention.kind.1: softmax only looks at the past, but an encoder looks at both sides. Use full",
+        "file:6: model.attention.kind.2: window only looks at the past, but an encoder looks at both sides. Use full",
         "file:7: model.attention.decay: an encoder sees all of its text at once",
         "file:9: model.attention.linformer.projected: 300 slots for a longest input of 256. Use 1 up to that.",
         "file:13: training.segment: an encoder reads its text at once",
         "file:14: training.carry_state: an encoder reads its text at once",
-        "file:15: training.kernel: the kernels read the past alone",
+        "file:15: training.kernel: the kernels only read the past",
     ]
     found = complaints(file, text)
     assert len(found) == len(starts)
@@ -114,8 +114,11 @@ def test_all_that_a_causal_model_cannot_have_is_told_at_once(file: Path) -> None
     [
         ("projected: 100, projection: mean", "100 does not divide a longest input of 256; projection mean"),
         ("projected: [8, 8]", "[8, 8] is not one number, one for each of 3 layers, or 4 for each."),
-        ("projected: [8, 8, [8, 8, 8, 4]]", "heads of different sizes share no matrix; sharing is headwise. Use none."),
-        ("projected: [8, 8, 4], sharing: layerwise", "layers of different sizes share no matrix"),
+        (
+            "projected: [8, 8, [8, 8, 8, 4]]",
+            "heads with different k cannot share a matrix; sharing is headwise. Use none.",
+        ),
+        ("projected: [8, 8, 4], sharing: layerwise", "layers with different k cannot share a matrix"),
     ],
 )
 def test_slots_that_do_not_fit_are_refused_by_their_key(file: Path, linformer: str, message: str) -> None:
@@ -138,14 +141,17 @@ HOURGLASS = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length
     [
         ("{}", "projected: 128 slots for a longest input of 65. Use 1 up to that."),
         ("{projected: [1, 64, 257], projection: conv}", "projected: 64 does not divide a longest input of 65;"),
-        ("{projected: 8, sharing: layerwise}", "sharing: layers that read 257 and 65 vectors share no matrix"),
+        (
+            "{projected: 8, sharing: layerwise}",
+            "sharing: layers with inputs of 257 and 65 vectors cannot share one matrix",
+        ),
     ],
 )
 def test_slots_are_of_the_blocks_that_shortened_layers_read(file: Path, linformer: str, message: str) -> None:
     override = f"model.attention={{kind: linformer, linformer: {linformer}}}"
     (found,) = complaints(file, START + HOURGLASS, override)
     assert found.startswith(f"{override}: model.attention.linformer.{message}")
-    assert found.endswith(" The layers in the middle read blocks of 4 tokens (model.downsample).")
+    assert found.endswith(" The middle layers read blocks of 4 tokens (model.downsample).")
 
 
 @pytest.mark.parametrize("linformer", ["{projected: [257, 65, 257]}", "{projected: [1, 13, 257], projection: max}"])
@@ -180,10 +186,10 @@ def test_the_sizes_of_heads_need_not_share_the_width(file: Path) -> None:
         file, "training: {steps: 1}\n", "model.width=16", "model.heads=4", "model.value_dim=9"
     ).model.head_dims == (4, 9)
     odd = complaints(file, "training: {steps: 1}\n", "model.positions=rotary", "model.head_dim=7")
-    assert odd == ["model.head_dim=7: queries of size 7 cannot be rotated by rotary positions. Use an even size."]
+    assert odd == ["model.head_dim=7: rotary positions need queries of an even size, not 7. Use an even size."]
 
 
 def test_a_head_of_odd_width_may_be_placed_absolutely(file: Path) -> None:
     odd = [START, "model.width=15", "model.heads=5"]
-    assert "cannot be rotated by rotary positions" in complaints(file, *odd)[0]
+    assert "rotary positions need queries of an even size" in complaints(file, *odd)[0]
     assert loaded(file, *odd, "model.positions=absolute").model.width == 15

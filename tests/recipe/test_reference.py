@@ -34,7 +34,7 @@ def test_an_option_is_described_in_plain_words() -> None:
         "a whole number, above 0",
         False,
         256,
-        "Size of the vector that stands for a token between blocks.",
+        "Size of a token's vector between blocks.",
         None,
     )
     assert options["training.steps", None].type == "a whole number, above 0, or null"

@@ -66,7 +66,7 @@ def test_a_step_left_out_changes_no_weight(recipe_of: Recipes, tmp_path: Path, p
     ]
     poison({9})
     train(recipe_of(*skip), tmp_path / "run")
-    assert events(tmp_path / "run") == [(5, "left out, its gradient was not finite (1 in a row)")]
+    assert events(tmp_path / "run") == [(5, "skipped, its gradient was not finite (1 in a row)")]
     steps = [read.read_weights(tmp_path / "run" / "checkpoints" / f"step-{n:08d}") for n in (4, 5, 6)]
     assert all(torch.equal(steps[0][name], steps[1][name]) for name in steps[0])
     assert not all(torch.equal(steps[1][name], steps[2][name]) for name in steps[0])

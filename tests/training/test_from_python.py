@@ -52,7 +52,7 @@ def test_a_run_in_a_thread_is_resumed_and_kept_from_others(recipe_of: Recipes, t
         going_on = threads.submit(lmlong.train, recipe_of("training.steps=200"), run, resume="auto")
         while not ((run / ".lock").exists() and (run / ".lock").read_text()):  # opened, but not taken yet
             time.sleep(0.001)
-        with pytest.raises(UsageError, match=f"process {os.getpid()} on .* is training into it"):
+        with pytest.raises(UsageError, match=f"process {os.getpid()} on .* is training in it"):
             lmlong.train(recipe_of(), run, overwrite=True)
         assert going_on.result(timeout=120).step == 200
     assert lmlong.train(recipe_of("training.steps=2"), run, overwrite=True).step == 2
@@ -179,7 +179,7 @@ def test_ctrl_c_three_times_ends_training_at_once_but_not_the_program(tiny: Path
     with Script(tiny, tmp_path / "run", accumulate=1_000_000) as script:  # a step that does not end
         script.wait_for_handlers()
         script.process.send_signal(signal.SIGINT)
-        script.wait_for("this step is finished and saved first")
+        script.wait_for("finishing and saving this step first")
         script.process.send_signal(signal.SIGINT)
         script.wait_for("this step is being finished and saved; once more to stop at once, without it")
         script.process.send_signal(signal.SIGINT)

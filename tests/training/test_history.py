@@ -212,7 +212,7 @@ def test_a_second_training_into_a_folder_is_refused_by_the_first_ones_name(
     while not metrics(run):
         time.sleep(0.01)
     for how in ({}, {"overwrite": True}, {"resume": "auto"}):
-        with pytest.raises(UsageError, match=rf"process {first.pid} on \S+ is training into it\. Wait for it, stop it"):
+        with pytest.raises(UsageError, match=rf"process {first.pid} on \S+ is training in it\. Wait for it, stop it"):
             train(recipe_of(), run, **how)  # type: ignore[arg-type]
     first.kill()
     first.communicate()
@@ -274,7 +274,7 @@ def test_a_run_that_holds_more_is_not_overwritten(recipe_of: Recipes, tmp_path: 
     mine = run / place
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
-    with pytest.raises(UsageError, match="not of a run, and --overwrite would delete it"):
+    with pytest.raises(UsageError, match="not part of a run, and --overwrite would delete it"):
         train(recipe_of("training.steps=1"), run, overwrite=True)
     assert mine.read_text() == "mine" and linked(run, "latest") == 1
 
@@ -293,7 +293,7 @@ def test_a_link_within_a_run_is_not_followed_into_what_it_names(recipe_of: Recip
     (tmp_path / "thesis").mkdir()
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "thesis")
-    with pytest.raises(UsageError, match="checkpoints: not of a run"):
+    with pytest.raises(UsageError, match="checkpoints: not part of a run"):
         train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
 
 
@@ -402,7 +402,7 @@ def test_going_on_writes_over_nobodys_files(recipe_of: Recipes, tmp_path: Path, 
 def test_files_among_events_are_not_overwritten(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.steps=1", "training.loggers=[tensorboard]"), tmp_path / "run")
     (tmp_path / "run" / "tensorboard" / "thesis.tex").write_text("mine")
-    with pytest.raises(UsageError, match=r"thesis\.tex: not of a run"):
+    with pytest.raises(UsageError, match=r"thesis\.tex: not part of a run"):
         train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
     (tmp_path / "run" / "tensorboard" / "thesis.tex").unlink()
     train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)

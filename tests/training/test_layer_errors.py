@@ -4,7 +4,7 @@ import torch
 
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model
-from lmlong.training.distillation import LEAST, layer_errors
+from lmlong.training.distillation import ERROR_EPSILON, layer_errors
 
 TEACHER = Model(width=16, layers=3, heads=2, attention=Attention(kind="softmax"))
 STUDENT = TEACHER.model_copy(update={"attention": Attention(kind="linear")})
@@ -34,7 +34,7 @@ def test_each_layer_reads_what_the_teacher_has_read() -> None:
     truth = []
     for block, state, (x, wanted) in zip(student.blocks, student.init_state(2).blocks, seen, strict=True):
         found, _ = block.mixer(x, state, positions)
-        truth.append(((found - wanted).square().mean(-1) / (wanted.square().mean(-1) + LEAST)).mean())
+        truth.append(((found - wanted).square().mean(-1) / (wanted.square().mean(-1) + ERROR_EPSILON)).mean())
     errors = layer_errors(student, teacher, tokens, starts)
     assert torch.allclose(errors, torch.stack(truth), rtol=1e-10)
     (gradient,) = torch.autograd.grad(errors[0], student.blocks[1].mixer.out_proj.weight)

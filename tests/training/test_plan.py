@@ -21,7 +21,7 @@ LONG = ["text.sequence_length=4096", "text.rows=documents", "model.width=64", "t
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps shorter than usual, so that there is something to predict."""
-    monkeypatch.setattr(plan, "SHORT", 2048)
+    monkeypatch.setattr(plan, "LONGEST_PROFILED", 2048)
 
 
 @pytest.mark.slow
@@ -80,10 +80,10 @@ def test_a_first_step_that_takes_long_is_the_only_one(
     recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, seconds: float, passes: int
 ) -> None:
     taken, backward = [], profile._backward
-    monkeypatch.setattr(profile, "LONG", seconds)
-    monkeypatch.setattr(profile, "ENOUGH", 1e9)
+    monkeypatch.setattr(profile, "LONG_SECONDS", seconds)
+    monkeypatch.setattr(profile, "ENOUGH_SECONDS", 1e9)
     monkeypatch.setattr(profile, "_backward", lambda *of: [taken.append(1), backward(*of)])
-    assert profile._profile(recipe_of(), BatchShape(1, 16, None), profile.TIMED).work > 0
+    assert profile._profile(recipe_of(), BatchShape(1, 16, None), profile.TIMED_STEPS).work > 0
     assert len(taken) == passes
 
 

@@ -83,11 +83,14 @@ def test_a_run_killed_goes_on_to_the_same_bit(tiny: Path, recipe_of: Recipes, tm
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["training.carry_state=true"], "carry_state begins no row with the state of another text"),
+        (["training.carry_state=true"], "with carry_state, no row begins with the state of another text"),
         (["model.attention.kind=softmax"], "the state of softmax attention grows"),
-        (["text.rows=documents"], "whole documents need nothing from the batch before"),
+        (["text.rows=documents"], "not used with whole documents"),
         (["objective=masked", "model.attention.kind=full"], "an encoder reads its text at once"),
-        (["model.attention.feature_map=favor", "model.attention.favor.resample_every=5"], "features drawn anew"),
+        (
+            ["model.attention.feature_map=favor", "model.attention.favor.resample_every=5"],
+            "states become invalid when random features are resampled",
+        ),
     ],
 )
 def test_what_has_no_state_to_pass_is_refused(recipe_of: Recipes, options: list[str], why: str) -> None:

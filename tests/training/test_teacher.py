@@ -218,9 +218,9 @@ def test_two_processes_align_as_one_does(aligned: Recipes, tiny: Path, tmp_path:
     [
         (["model.layers=3"], "the teacher has 2 layers of width 32, the model 3 of"),
         (["model.width=48"], "the teacher has 2 layers of width 32, the model 2 of width 48"),
-        (["training.segment=16"], "segment=16: layers are compared all at once"),
-        (["training.strategy=deepspeed"], "strategy=deepspeed: layers are learned with all other weights as they are"),
-        (["training.teacher=null"], "training.teacher=null: there is no teacher"),
+        (["training.segment=16"], "segment=16: teacher_of: layers compares whole sequences"),
+        (["training.strategy=deepspeed"], "strategy=deepspeed: deepspeed is not supported with teacher_of: layers"),
+        (["training.teacher=null"], "training.teacher=null: teacher_of: layers needs one"),
         (["model.downsample={factor: 2, layers: 1}", "model.layers=3"], "the teacher has 2 layers"),
     ],
 )
