@@ -6,7 +6,7 @@
 
 namespace {
 
-struct Decay {  // the letters are those of chunk.py
+struct Decay {  // the letters are chunk.py's names
     alignas(64) float mask[TILE * TILE];               // W, [s][t]
     alignas(64) float from_state[TILE], to_end[TILE];  // a, u
     float chunk;                                       // r
