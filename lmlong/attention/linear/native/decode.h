@@ -8,7 +8,7 @@ namespace {
 
 struct LinearAttention {
     struct Weights {
-        Features features;
+        FeatureMapWeights features;
         Forgetting forgetting;
     };
 
@@ -18,7 +18,7 @@ struct LinearAttention {
     };
 
     const Weights& weights;
-    const Features& features = weights.features;
+    const FeatureMapWeights& features = weights.features;
     const Int heads, width, head_dim, V;
     float *fq, *fk, *inner;
     float *lowered, *forgotten;  // of a decay by channel: the row of the batch projected to its rank, a head's gates
