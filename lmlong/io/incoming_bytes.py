@@ -95,8 +95,8 @@ def follow_file(
     position: FilePosition | None = None,
 ) -> Generator[bytes, None, None]:
     """Yield the bytes of a file and all bytes appended to it, indefinitely. Yield QUIET once after `quiet` seconds
-    without any. If another file replaces it, read the old file to its end, then the new one. If it is truncated, read it from
-    its beginning. If it is removed, wait for a new one. Begin at `position`, and update it at the end."""
+    without any. If another file replaces it, read the old file to its end, then the new one. If it is truncated, read
+    it from its beginning. If it is removed, wait for a new one. Begin at `position`, and update it at the end."""
     position = position or FilePosition()
     file, since, is_quiet = path.open("rb", buffering=0), time.monotonic(), True
     position.seek(file)
