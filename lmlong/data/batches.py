@@ -23,7 +23,7 @@ class CausalBatch(NamedTuple):
 
     tokens: np.ndarray  # (rows, time) int64
     targets: np.ndarray  # (rows, time) int64, IGNORED after the end of a document
-    document_starts: np.ndarray  # (rows, time) bool, true where a document begins
+    document_starts: np.ndarray  # (rows, time) bool, whether a document begins
 
 
 class TrainingBatches:

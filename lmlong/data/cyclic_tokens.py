@@ -48,7 +48,7 @@ class CyclicTokens:
         return self._row_at(at, at < end)
 
     def _row_at(self, at: np.ndarray, real: np.ndarray) -> Row:
-        """Return the tokens at positions in the text, with their targets, and padding where `real` is False."""
+        """Return the tokens at positions in the text, with their targets, and padding if `real` is False."""
         tokens, targets = (self.tokens.take(at + ahead, mode="wrap").astype(np.int64) for ahead in (0, 1))
         tokens = np.where(real, tokens, self.eos)
         ends = ~real | (tokens == self.eos) & (targets == self.bos)

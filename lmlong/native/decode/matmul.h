@@ -79,8 +79,8 @@ float sum_of_lanes(const FloatVec& x) {
     return sums[0];
 }
 
-// The products of some rows with x, lane by lane. Memory is fastest when it is read in one stream; where converting to
-// float takes longer than fetching, several rows share the x that is loaded.
+// The products of some rows with x, lane by lane. Memory is fastest when it is read in one stream. If converting to float
+// takes longer than fetching, several rows share each load of x.
 template <typename Dtype, Int TOGETHER>
 void matvec_lanes(const typename Dtype::Element* rows, Int inputs, const float* x, FloatVec* sums) {
     constexpr Int unit = Dtype::PER_LANE * LANES, CHAINS = 4 / TOGETHER;  // independent sums, which hide add latency
