@@ -1,6 +1,6 @@
-"""The laws of causal attention, held against an attention or a feature map alone, on random inputs that it declares.
+"""Checks of the laws of causal attention for an attention or a feature map, on random inputs.
 
-For the tests of an attention of one's own:
+To test your own attention:
 
 >>> from lmlong.testing import check_attention
 >>> check_attention(TwoGates)
@@ -29,22 +29,22 @@ from lmlong.errors import LmlongError, UsageError
 from lmlong.report.json_values import json_keys
 
 HEADS, HEAD_DIM, VALUE_DIM, BATCH, TIME = 3, 8, 6, 2, 100
-"""Of the attentions that are made here, and of the texts."""
+"""Sizes of the attentions and texts that are built here."""
 
 EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
-"""How far two ways of reading the same text may be apart."""
+"""Largest error between two ways of computing the same text, by dtype."""
 
 BEGINS = (0, 1, 30, 64, 90)
-"""Where the documents of a packed text begin."""
+"""Positions at which the documents of a packed text begin."""
 
 
 class BrokenLaw(LmlongError):
-    """An attention or a feature map does not keep the laws."""
+    """An attention or a feature map breaks a law."""
 
 
 @json_keys("name", "kept", "laws=verdicts")
 class Report(NamedTuple):
-    """How far an attention or a feature map is from each law, where it is furthest."""
+    """The worst measured error of an attention or a feature map for each law."""
 
     name: str  # its class, and the file of a plug-in
     verdicts: list[Verdict]
@@ -55,25 +55,27 @@ class Report(NamedTuple):
 
 
 def check_attention(attention: CausalAttention | Callable[[int, int, int], CausalAttention]) -> Report:
-    """Hold laws 1 to 9 against an attention, or what a class or function makes of (heads, head_dim); law 1 in values
-    and gradients, all in float64 and float32. A law that is broken is an error, which names it."""
+    """Check laws 1 to 9 for an attention, or for the attention that a class or function builds from (heads, head_dim,
+    value_dim), in float64 and float32. Law 1 compares values and gradients. Raise BrokenLaw, which names the broken
+    laws."""
     return _held(examine_attention(attention))
 
 
 def check_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMap]) -> Report:
-    """Hold against a feature map for 3 heads of width 8, or what a class or function makes of (heads, head_dim), that
-    it maps each token by itself, that no product of features is negative, and laws 1 to 10 as linear attention."""
+    """Check a feature map for 3 heads of width 8, or the one that a class or function builds from (heads, head_dim). It
+    must map each token by itself, products of features must not be negative, and linear attention with it must keep
+    laws 1 to 10. Raise BrokenLaw, which names the broken laws."""
     return _held(examine_feature_map(feature_map))
 
 
 def examine_attention(attention: CausalAttention | Callable[[int, int, int], CausalAttention]) -> Report:
-    """Return what `check_attention` does, without an error for a broken law."""
+    """Return the same as `check_attention`, without raising BrokenLaw."""
     made = attention if isinstance(attention, CausalAttention) else attention(HEADS, HEAD_DIM, VALUE_DIM)
     return Report(in_words(made), _worst(_verdicts(made)))
 
 
 def examine_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMap]) -> Report:
-    """Return what `check_feature_map` does, without an error for a broken law."""
+    """Return the same as `check_feature_map`, without raising BrokenLaw."""
     made = feature_map if isinstance(feature_map, FeatureMap) else feature_map(HEADS, HEAD_DIM)
     verdicts = list(_of_feature_map(made))
     for decay in ("none", "learned") if made.signed else ("none", "learned", "channel"):
@@ -82,7 +84,7 @@ def examine_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMa
 
 
 def examine_plugin(plugin: Plugin) -> list[Report]:
-    """Return the laws held against each attention and feature map of a plug-in, with its default options."""
+    """Check the laws for each attention and feature map of a plug-in, with its default options."""
     options = recipe.Attention()
     attentions = [CAUSAL[name](HEADS, HEAD_DIM, VALUE_DIM, options) for name in plugin.attentions]
     maps = [FEATURE_MAPS[name](HEADS, HEAD_DIM, options) for name in plugin.feature_maps]
@@ -101,7 +103,7 @@ def _held(report: Report) -> Report:
 
 
 def _worst(verdicts: Iterator[Verdict] | Sequence[Verdict]) -> list[Verdict]:
-    """Return one verdict for each law: where it is furthest from being kept."""
+    """Return the worst verdict for each law."""
 
     def excess(verdict: Verdict) -> tuple[bool, float]:
         return not verdict.kept, verdict.measured / verdict.allowed if verdict.allowed else verdict.measured
@@ -114,7 +116,7 @@ def _worst(verdicts: Iterator[Verdict] | Sequence[Verdict]) -> list[Verdict]:
 
 
 class _Texts(NamedTuple):
-    """Random texts for an attention in one dtype, and the attention in it."""
+    """An attention in one dtype, and random texts for it."""
 
     attention: CausalAttention
     dtype: torch.dtype
@@ -124,7 +126,7 @@ class _Texts(NamedTuple):
         return laws.of_attention(self.attention, torch.zeros((), dtype=self.dtype))
 
     def draw(self, seed: int = 0, time: int = TIME, scale: float = 1.0, starts: Tensor | None = None) -> Text:
-        """Return (q, k, v, document_starts, what the attention declares)."""
+        """Return (q, k, v, document_starts, *declared inputs)."""
         draw = torch.Generator().manual_seed(seed)
         sizes = (self.attention.head_dim, self.attention.head_dim, self.attention.value_dim)
         shapes = [(BATCH, self.attention.heads, time, size) for size in sizes]
@@ -137,18 +139,18 @@ class _Texts(NamedTuple):
 
     @property
     def case(self) -> Case:
-        """The texts of the laws about ways of computing the same text."""
+        """The texts for the laws of SAME_TEXT."""
         starts = torch.zeros(BATCH, TIME, dtype=torch.bool).index_fill(1, torch.tensor(BEGINS), True)
         cuts = (1, TIME // 3, TIME // 2, TIME - 1)
         return Case(self.subject, self.draw(), self.draw(seed=1), self.draw(starts=starts), BEGINS, cuts, 3)
 
 
 Errors = Iterator[tuple[str, float, float]]
-"""What was measured of a law: of what, how much, and how much is allowed."""
+"""Measurements of a law: (subject, error, allowed error)."""
 
 
 def _verdicts(attention: CausalAttention) -> Iterator[Verdict]:
-    """Every law in both dtypes; an exception on the way is an error that names the law."""
+    """Iterate over the verdicts of every law in both dtypes. An exception becomes a UsageError that names the law."""
     exact, single = (_Texts(copy.deepcopy(attention).cpu().to(dtype).eval(), dtype) for dtype in EXACT)
     for texts in (exact, single):
         for number in range(1, 11):
@@ -157,8 +159,8 @@ def _verdicts(attention: CausalAttention) -> Iterator[Verdict]:
                 with torch.set_grad_enabled(number == 1):
                     errors = list(_errors(number, exact, texts))
             except Exception as error:
-                why = explain(error, file_of(type(attention)))
-                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {why}") from error
+                reason = explain(error, file_of(type(attention)))
+                raise UsageError(f"{in_words(attention)}: law {number}, {law}: {reason}") from error
             dtype = str(texts.dtype).removeprefix("torch.")
             yield from (Verdict(number, f"{law}: {what}{dtype}", *numbers) for what, *numbers in errors)
 
@@ -173,7 +175,7 @@ def _errors(number: int, exact: _Texts, texts: _Texts) -> Errors:
 
 
 def _definition(exact: _Texts, texts: _Texts) -> Errors:
-    """Law 1, read in two parts, so that the gradient of the first part's keys and values flows through the state."""
+    """Measure law 1 in two parts, so that the gradients of the first part's keys and values flow through the state."""
     text, upstream = exact.draw(), exact.draw(seed=2)[2]
     assert upstream is not None
     narrow, subject = cast(text, texts.dtype), texts.subject
@@ -210,7 +212,7 @@ def _denominators(of: _Texts) -> Errors:
 
 
 def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
-    """What a feature map must be by itself: laws 4 and 10, before any attention is made of it."""
+    """Iterate over the verdicts on a feature map by itself, for laws 4 and 10."""
     draw = torch.Generator().manual_seed(0)
     for scale in (1e-2, 1.0, min(1e2, feature_map.largest_scale)):
         x, other = (scale * torch.randn(BATCH, HEADS, TIME, HEAD_DIM, generator=draw) for _ in range(2))
@@ -223,7 +225,7 @@ def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
                 why = explain(error, file_of(type(feature_map)))
                 raise UsageError(f"{in_words(feature_map)}: {name}: {why}") from error
             if features.shape != (expected := (*x.shape[:3], feature_map.features)):
-                raise UsageError(f"{in_words(feature_map)}: {name} gives {tuple(features.shape)}, not {expected}.")
+                raise UsageError(f"{in_words(feature_map)}: {name} returns {tuple(features.shape)}, not {expected}.")
             change = (features - of_mixed)[:, :, :half].abs().max()
             other_change = (phi(other).detach() - of_mixed)[:, :, half:].abs().max()
             yield Verdict(4, f"each token by itself: {name}", float(max(change, other_change)), 0.0)
@@ -232,7 +234,7 @@ def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
 
 
 def cast(text: Text, dtype: torch.dtype) -> Text:
-    """Return a text (q, k, v, document_starts, inputs) in a dtype; gates are in float32 at least."""
+    """Return a text (q, k, v, document_starts, *inputs) in a dtype; gates are in at least float32."""
     q, k, v, starts, *rest = text
     gates = at_least_float32(dtype)
     inputs = (x.to(gates) if x is not None and x.is_floating_point() else x for x in rest)
@@ -240,7 +242,7 @@ def cast(text: Text, dtype: torch.dtype) -> Text:
 
 
 def in_two_parts(subject: Subject, text: Text) -> Tensor:
-    """Return the outputs of a text that is read in two calls."""
+    """Return the outputs of a text read in two calls."""
     assert text[0] is not None
     rows, _, time = text[0].shape[:3]
     first, state = subject.forward(laws.cut(text, 0, time // 2), subject.init_state(rows))
@@ -248,15 +250,15 @@ def in_two_parts(subject: Subject, text: Text) -> Tensor:
 
 
 def distance(measured: Tensor, truth: Tensor, upstream: Tensor) -> float:
-    """Return the error relative to the truth's norm, or to a tenth of the upstream gradient's if that is larger: the
-    gradient of the first token's query is 0 in exact numbers."""
+    """Return the error relative to the norm of the truth, or to a tenth of the norm of the upstream gradient if that is
+    larger: the gradient of the first token's query is 0 in exact arithmetic."""
     size = max(float(truth.norm()), 0.1 * float(upstream.norm()))
     error = float((measured.double() - truth).norm()) / size
     return error if error == error else float("inf")
 
 
 def with_gradients(function: Callable[[Text], Tensor], x: Text, upstream: Tensor) -> list[Tensor]:
-    """Return the outputs, and the gradients of all real inputs."""
+    """Return the outputs, and the gradients of all floating-point inputs."""
     leaves = tuple(t.detach().requires_grad_(t.is_floating_point()) if t is not None else None for t in x)
     y = function(leaves)
     real = [t for t in leaves if t is not None and t.requires_grad]

@@ -6,6 +6,7 @@
 Run it after a change of an option, a help text or a public docstring.
 """
 
+import argparse
 import ast
 import inspect
 import json
@@ -218,6 +219,7 @@ def python() -> str:
 PAGES = {"commands.md": commands, "recipe-options.md": recipe_options, "python.md": python}
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page(), encoding="utf-8")
         print(FOLDER / name)

@@ -1,4 +1,6 @@
-"""Chunks of a text, and the decay within and between them: what the scans of torch share.
+"""Chunks of a span, and the decay within and between them, shared by all recurrences.
+
+The chunked scans of the recurrences themselves are linear/chunk.py and delta/chunk.py.
 
 N chunks, B batch, H heads, C tokens in a chunk, T time.
 """
@@ -14,27 +16,27 @@ from torch.nn.functional import pad
 from lmlong.attention.scan import Kernel
 
 CHUNK_SIZE = 64
-"""Tokens in a chunk: within it attention is a masked product, between chunks it is the state."""
+"""Tokens in a chunk. Within a chunk attention is a masked product; the state carries it from chunk to chunk."""
 
 MIN_LOG2_DECAY = -100.0
-"""Lower bound of exponents of 2: negligible beside a token's own weight, and no slow denormal number."""
+"""Lower bound of exponents of 2: negligible beside a token's own weight, but not a slow denormal number."""
 
 
 class Decay(NamedTuple):
-    """The decay masks of all chunks, (N, B or 1, H or 1, ...); None where nothing decays and no document starts.
+    """The decay masks of all chunks, (N, B or 1, H or 1, ...); None if nothing decays and no document starts.
 
-    With a decay for each channel the mask is that of documents alone."""
+    With a decay for each channel, the mask only separates documents."""
 
     mask: Tensor | None  # W (..., C, C)
     from_state: Tensor | None  # a (..., C, 1), multiplies the queries' outputs from the state
-    to_end: Tensor | None  # u (..., C, 1), multiplies what keys add to the state
+    to_end: Tensor | None  # u (..., C, 1), multiplies the contributions of keys to the state
     chunk: Tensor | None  # r (..., 1, 1), multiplies the state, in its dtype
     pairs: Sequence[Tensor] | None = None
-    """Of a decay for each channel, where a, u and r have a number for each: see linear/channel_decay.py."""
+    """Set with a decay for each channel; a, u and r then have a value for each channel (linear/channel_decay.py)."""
 
 
 class ChunkedKernel(Kernel):
-    """A kernel that reads features in chunks (N B, H, C, F), of which the last may have padding after it."""
+    """A kernel that reads features in chunks (N B, H, C, F); the last chunk may be padded."""
 
     name = "torch"
 
@@ -51,12 +53,12 @@ def decay_masks(
     """Return the decay masks of a span, from its document starts (B, T) and log decays (B, H, T)."""
     mask = from_state = None
     if log_decay is not None:
-        # exp2, which torch computes three times as fast as exp
+        # exp2 is three times as fast as exp in torch
         total = to_chunks(log_decay.to(state_dtype) / math.log(2)).cumsum(-1)
         # clamped before exp2: differences to the future are positive and could overflow
         mask = (total[..., :, None] - total[..., None, :]).clamp_(MIN_LOG2_DECAY, 0).exp2_()
         from_state = total.clamp_(min=MIN_LOG2_DECAY).exp2_()
-    # checking the starts costs nothing on a CPU, but would wait for a GPU
+    # checking the starts is free on a CPU, but would synchronize with a GPU
     if document_starts is not None and (document_starts.device.type != "cpu" or bool(document_starts.any())):
         starts = to_chunks(document_starts[:, None].to(state_dtype))
         before = starts.sum(-1, keepdim=True).cumsum(0) - starts.sum(-1, keepdim=True)

@@ -29,7 +29,7 @@ def draw_projection(rows: int, width: int, norms: Norms, draw: torch.Generator, 
         block = torch.randn(width, width, generator=draw, dtype=torch.float64, device="cpu")
         if orthogonal:
             block, triangle = torch.linalg.qr(block)
-            block = block * triangle.diagonal().sign()  # else the signs would be those that the algorithm chooses
+            block = block * triangle.diagonal().sign()  # otherwise the signs depend on the QR algorithm
         else:
             block = block / block.norm(dim=1, keepdim=True)
         directions.append(block[: rows - begin])
@@ -37,7 +37,8 @@ def draw_projection(rows: int, width: int, norms: Norms, draw: torch.Generator, 
 
 
 def _lengths(rows: int, width: int, norms: Norms, draw: torch.Generator) -> Tensor:
-    """Return the lengths of the rows: those of normal vectors, all the same, or shuffled quantiles of the former."""
+    """Return the lengths of the rows: lengths of normal vectors, one fixed length, or shuffled quantiles of the chi
+    distribution."""
     if norms == "chi":
         return torch.randn(rows, width, generator=draw, dtype=torch.float64, device="cpu").norm(dim=1)
     if norms == "fixed":
@@ -58,28 +59,28 @@ def chi_quantiles(shares: Tensor, width: int) -> Tensor:
 
 
 class Favor(FeatureMap):
-    """exp(w . x - |x|^2 / 2) for random rows w, on queries and keys of one length, D^(1/4) times a learned gain.
+    """exp(w . x - |x|^2 / 2) for random rows w. Queries and keys are normalized to D^(1/4) times a learned gain.
 
-    Of one length, because features of long keys underflow to 0 in every format, and no later sum recovers them.
-    Factors that are the same for all keys, or all features of a query, cancel in the ratio; they are chosen to keep the
-    numbers in range without a look at any other token.
+    Without the normalization, features of long keys underflow to 0 in every format, and no later sum recovers them.
+    Factors that are the same for all keys, or for all features of a query, cancel in the ratio. They are chosen to keep
+    the numbers in range without looking at any other token.
     """
 
     uses_rope = FEATURE_MAP_KINDS["favor"].uses_rope
 
     LARGEST_EXPONENT = 60.0
-    """The largest exponent of a key's feature, so that sums over a million tokens stay below float32's 3e38."""
+    """Largest exponent of a key's feature, so that sums over a million tokens stay below float32's 3e38."""
 
     LARGEST_LENGTHS = 130.0
-    """Bound of the longest row's length times that of keys. What is above LARGEST_EXPONENT is taken off all exponents,
-    and the features of keys that are like no row must not underflow."""
+    """Bound of the longest row's length times the length of keys. The excess over LARGEST_EXPONENT is subtracted from
+    all exponents, and the features of keys that resemble no row must not underflow."""
 
     def __init__(self, heads: int, width: int, features: int, form: Form, norms: Norms):
         super().__init__(features)
         self.form, self.norms = form, norms
         rows = features // 2 if form == "hyperbolic" else features
         self.raw_gain = nn.Parameter(torch.zeros(heads))
-        longest = math.sqrt(width) + 4  # of the rows: the deviation of their lengths is 0.7
+        longest = math.sqrt(width) + 4  # length of a row: lengths have a standard deviation of 0.7
         self.largest_gain = min(2.0, self.LARGEST_LENGTHS / (width**0.25 * longest))
         self.register_buffer("projection", torch.empty(heads, rows, width))
         self.projection: Tensor
@@ -87,7 +88,7 @@ class Favor(FeatureMap):
 
     @torch.no_grad()
     def resample(self, seed: int) -> None:
-        """Draw all rows anew; earlier states are meaningless to the new features."""
+        """Redraw all rows. States of the old features become meaningless."""
         draw = torch.Generator("cpu").manual_seed(seed)
         heads, rows, width = self.projection.shape
         self.projection.copy_(torch.stack([draw_projection(rows, width, self.norms, draw) for _ in range(heads)]))
@@ -99,12 +100,12 @@ class Favor(FeatureMap):
     def key(self, k: Tensor) -> Tensor:
         k_long = self._of_one_length(k)
         length, too_large = self.bounds(k_long)
-        # the difference is 0 but for keys so small that the epsilon of their norm matters
+        # nonzero only for keys so small that the epsilon of the norm matters
         shorter = (length.square() - k_long.square().sum(-1, keepdim=True)) / 2
         return self._exp(self._projected(k_long) + shorter - too_large, k)
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the length of keys, and the offset of their exponents, (H, 1, 1), in the dtype of `like`."""
+        """Return the length of keys and the offset of their exponents, (H, 1, 1), in the dtype of `like`."""
         length = (self.gain(like) * self.projection.shape[-1] ** 0.25).detach()
         return length, (
             self.projection.to(like).norm(dim=-1).amax(-1)[:, None, None] * length - self.LARGEST_EXPONENT
@@ -132,22 +133,22 @@ class Favor(FeatureMap):
         return op("Exp", exponent - ((x * x).sum() * 0.5 - half_square + too_large))
 
     def _of_one_length(self, x: Tensor) -> Tensor:
-        """Return x (B, H, T, D) at mean square 1, times the gain and D^(-1/4), in float32 at least."""
+        """Return x (B, H, T, D) normalized to mean square 1, times the gain and D^(-1/4), in at least float32."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         return rms_norm(x, x.shape[-1:], eps=RMS_EPS) * (self.gain(x) * x.shape[-1] ** -0.25)
 
     def gain(self, like: Tensor) -> Tensor:
-        """Return the learned scale (H, 1, 1) of vectors of one length, beside that by their width. It starts at half of
-        its bound: at 1, but for heads wider than 185. On average sim is exp(gain^2 sqrt(D) cos(q, k))."""
+        """Return the learned scale (H, 1, 1) of normalized vectors, besides their scale by width. It starts at half its
+        bound, which is 1 for heads up to width 185. On average sim is exp(gain^2 sqrt(D) cos(q, k))."""
         return (self.largest_gain * self.raw_gain.to(like.dtype).sigmoid())[:, None, None]
 
     def _projected(self, x: Tensor) -> Tensor:
-        """Return w . x of all features, in the dtype of x: an exponent rounded to bfloat16 would be off by a tenth."""
+        """Return w . x for all features, in the dtype of x: an exponent rounded to bfloat16 is off by up to a tenth."""
         with torch.autocast(x.device.type, enabled=False):
             u = x @ self.projection.to(x.dtype).mT
         return torch.cat([u, -u], dim=-1) if self.form == "hyperbolic" else u
 
     @staticmethod
     def _exp(exponent: Tensor, like: Tensor) -> Tensor:
-        """Return features in the dtype of the inputs, but for float16, which cannot hold them."""
+        """Return features in the dtype of the inputs, except float16, which overflows."""
         return exponent.exp().to(exponent.dtype if like.dtype == torch.float16 else like.dtype)

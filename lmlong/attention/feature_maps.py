@@ -1,7 +1,7 @@
 """Feature maps, which replace softmax's exponential: sim(q, k) = phi(q) . phi(k) is never negative.
 
-Each maps queries and keys to as many features, every token by itself: a map that scaled a key by other keys would let
-the future change the past.
+A map treats each token by itself: scaling a key by other keys would let the future change the past. Queries and keys
+have the same number of features.
 
 B batch, H heads, T time, D head dim, F features.
 """
@@ -22,21 +22,21 @@ from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 RMS_EPS = 1e-6
-"""Added to mean squares, so that a vector of zeros has a length to be divided by."""
+"""Added to mean squares, so that a zero vector is not divided by 0."""
 
 
 class FeatureMap(nn.Module, ABC):
     """(B, H, T, D) -> (B, H, T, F), each token by itself."""
 
     largest_scale = 1e4
-    """Largest deviation of q and k up to which outputs and gradients stay as exact as the number format allows."""
+    """Largest standard deviation of q and k for which outputs and gradients are as exact as the number format."""
 
     uses_rope = False
-    """Whether RoPE is applied to queries and keys, unless the recipe says otherwise."""
+    """Whether RoPE is applied to queries and keys unless the recipe sets it."""
 
     signed = False
-    """Whether features may be negative: then products are positive as sums over all features alone, and a head must
-    forget all of them alike."""
+    """Whether features may be negative. Only the sum over all features is then known to be positive, so a head must
+    decay all features at the same rate."""
 
     def __init__(self, features: int):
         super().__init__()
@@ -47,7 +47,7 @@ class FeatureMap(nn.Module, ABC):
         """Return phi(q)."""
 
     def key(self, k: Tensor) -> Tensor:
-        """Return phi(k), which is the same map unless a subclass says otherwise."""
+        """Return phi(k), by default the same map as for queries."""
         return self.query(k)
 
 
@@ -55,7 +55,7 @@ ELU_FLOOR = 1e-4
 
 
 class Elu(FeatureMap):
-    """elu(x) + 1 (Katharopoulos et al. 2020), plus a far smaller floor, which keeps the denominator from 0."""
+    """elu(x) + 1 (Katharopoulos et al. 2020), plus a small floor that keeps the denominator above 0."""
 
     def query(self, q: Tensor) -> Tensor:
         return _EluPlusOne.apply(q)
@@ -71,7 +71,7 @@ class Elu(FeatureMap):
 class _EluPlusOne(torch.autograd.Function):
     """exp of the negative part, which is its own gradient, plus the positive part and the floor.
 
-    Adding 1 to torch's elu would round small features away in bfloat16. A power of 2 takes torch a third of the time.
+    Adding 1 to torch's elu would round small features to 0 in bfloat16. exp2 takes a third of the time of exp.
     """
 
     @staticmethod
@@ -89,7 +89,7 @@ class _EluPlusOne(torch.autograd.Function):
 
 
 class Relu(FeatureMap):
-    """relu(x) plus a floor, which keeps the denominator from 0 where all features are off."""
+    """relu(x) plus a floor that keeps the denominator above 0 when all features are off."""
 
     FLOOR = 1e-2
 
@@ -110,7 +110,7 @@ class Cosine(FeatureMap):
     signed = FEATURE_MAP_KINDS["cosine"].signed
 
     SHRINK = 0.99
-    """c: below 1 by more than bfloat16 rounds, else opposite vectors would give a denominator of 0 or less."""
+    """c: below 1 by more than bfloat16's rounding, otherwise opposite vectors give a denominator of 0 or less."""
 
     TINY = 1e-6
 
@@ -132,8 +132,8 @@ class Cosine(FeatureMap):
 
 
 class Softmax(FeatureMap):
-    """Softmax over the features of each token, for queries and keys alike, in the form that can be causal (after
-    Shen et al. 2018), plus a floor, since the product of two different one-hot vectors is 0."""
+    """Softmax over the features of each token, for queries and keys, the causal form of Shen et al. 2018. A floor is
+    added because the product of two different one-hot vectors is 0."""
 
     FLOOR = 1e-4
 
@@ -148,11 +148,11 @@ class Softmax(FeatureMap):
 
 
 class Hedgehog(FeatureMap):
-    """Softmax over [x, -x] of a learned projection x of the head, which begins as the identity (after Zhang et al.
-    2024), plus the floor of `Softmax`: made to learn softmax attention from a teacher.
+    """Softmax over [x, -x] of a learned projection x of the head, initialized as the identity (after Zhang et al.
+    2024), plus the floor of `Softmax`. Designed to learn softmax attention from a teacher.
 
-    It is the exponential of both signs, normalized for each token. For queries that changes no output, and keys stay
-    in bounds.
+    It is the exponential of both signs, normalized for each token. Normalizing queries changes no output, and
+    normalizing keys bounds them.
     """
 
     FLOOR = Softmax.FLOOR
@@ -182,11 +182,11 @@ class Hedgehog(FeatureMap):
 
 
 class Taylor(FeatureMap):
-    """[1, x, x (x) x / sqrt 2] of a small learned projection, or of the whole head: 1 + s + s^2 / 2, the exponential of
-    s to second order.
+    """[1, x, x (x) x / sqrt 2] of a small learned projection or of the whole head: sim is 1 + s + s^2 / 2, exp(s) to
+    second order.
 
-    x is normalized to one length, so that |s| is at most sqrt(inner): the sum of squares and mixed terms
-    is positive in exact numbers only, and would round below 0 where s is large.
+    x is normalized, so that |s| is at most sqrt(inner). For large s the sum of squares and mixed terms, positive in
+    exact arithmetic, can round below 0.
     """
 
     signed = FEATURE_MAP_KINDS["taylor"].signed
@@ -196,7 +196,7 @@ class Taylor(FeatureMap):
 
     def __init__(self, heads: int, head_dim: int, projected: int | None):
         inner = projected or head_dim
-        # of x (x) x each pair is kept once, with weight sqrt 2, which leaves all products unchanged
+        # each pair of x (x) x is kept once, with weight sqrt 2, which leaves all products unchanged
         super().__init__(1 + inner + inner * (inner + 1) // 2)
         for name in ("query_projection", "key_projection"):
             weight = nn.Parameter(torch.randn(heads, head_dim, inner) * head_dim**-0.5) if projected else None

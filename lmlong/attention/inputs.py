@@ -1,7 +1,7 @@
-"""What an attention needs for each token besides queries, keys and values, declared as data.
+"""The per-token inputs of an attention besides queries, keys and values, declared as data.
 
-A model goes over the declarations of its attentions: it projects their gates from the vector of each token and hands
-them its last tokens, without knowing the attention.
+From these declarations the model projects gates from the vector of each token and passes the last tokens, without
+knowing the attention.
 
 B batch, H heads, T time, D channels of a head.
 """
@@ -17,39 +17,44 @@ from torch.nn.functional import logsigmoid
 from lmlong.native.spec import NativeSpec
 
 MIN_LOG_DECAY = -20.0
-"""A gate keeps at least exp(-20) of the state at a token, so that sums of log decays stay exact."""
+"""Lower bound of log decays: a gate keeps at least exp(-20) of the state, so that sums of log decays stay exact."""
 
 Inputs: TypeAlias = Mapping[str, Tensor]
-"""The inputs of an attention by the names that it declares."""
+"""The inputs of an attention, by their declared names."""
 
 NOTHING: Inputs = MappingProxyType({})
 
 
 class Gate(NamedTuple):
-    """A number between 0 and 1 for each token of each head, or of each channel of it, learned from the token."""
+    """A number for each token and head, or each channel of a head, projected from the token's vector.
+
+    Its range follows from the activation: any number for `identity`, 0 to 1 for `sigmoid`, and the log of a fraction,
+    from MIN_LOG_DECAY to 0, for `log_sigmoid`.
+    """
 
     name: str  # of its projection among the model's weights
     activation: Literal["identity", "sigmoid", "log_sigmoid"]
-    start: Tensor  # (H,), or (H, D) with a gate for each channel: what the activation is applied to before training
-    rank: int | None = None  # of the projection, a product of two matrices; one matrix where there is none
+    start: Tensor  # (H,), or (H, D) with a gate for each channel: the initial bias of the projection
+    rank: int | None = None  # of a projection that is the product of two matrices; None: a single matrix
 
     def activate(self, x: Tensor) -> Tensor:
-        """Return the gate (..., T) or (..., T, D) of what was projected."""
+        """Return the gate for the projected values `x`, of the same shape."""
         if self.activation == "identity":
             return x
         return x.sigmoid() if self.activation == "sigmoid" else logsigmoid(x).clamp(min=MIN_LOG_DECAY)
 
 
 class LastTokens(NamedTuple):
-    """Numbers made from the last tokens of a document, such as a hash of them."""
+    """Numbers computed from the last tokens of a document, such as their hash."""
 
-    size: int  # how many, the current one among them
+    size: int  # number of tokens, including the current one
     make: Callable[[Tensor], Tensor]
-    """(B, T, size) the tokens up to each, -1 where they would be before the document -> (B, H, T, ...)."""
+    """(B, T, size) the last tokens at each token, -1 before the start of the document -> (B, H, T, ...)."""
 
 
 class Rotated(NamedTuple):
-    """Queries or keys with rotary positions, unless the model has none, where the attention also reads them without."""
+    """Queries or keys with rotary positions, for an attention that also reads them without. Without positions in the
+    model, they are not rotated."""
 
     of: Literal["q", "k"]
     heads: int
@@ -71,12 +76,12 @@ class GateProjection(nn.Module):
 
     @property
     def projection(self) -> nn.Parameter:
-        """The matrix that a token's vector meets first."""
+        """The first matrix that a token's vector is multiplied by."""
         return self.weight if self.down is None else self.down
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return gates (B, H, T) or (B, H, T, D) of x (B, T, width), in float32 at least: bfloat16 cannot tell 0.999
-        from 1."""
+        """Return gates (B, H, T) or (B, H, T, D) of x (B, T, width), in at least float32: bfloat16 rounds 0.999 to
+        1."""
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(torch.promote_types(x.dtype, torch.float32))
             if self.down is not None:
@@ -91,8 +96,8 @@ class GateProjection(nn.Module):
 
 
 def last_tokens(tokens: Tensor, past: Tensor, in_document: Tensor) -> Tensor:
-    """Return the tokens up to each of `tokens` (B, T), oldest first, (B, T, 1 + P), given the P tokens before them and
-    how many tokens of its document are before each; -1 for those of another document."""
+    """Return the last 1 + P tokens at each of `tokens` (B, T), oldest first, (B, T, 1 + P); -1 for tokens of another
+    document. `past` are the P tokens before `tokens`; `in_document` counts the tokens of its document before each."""
     windows = torch.cat([past, tokens], dim=1).unfold(1, past.shape[1] + 1, 1)
     back = torch.arange(past.shape[1], -1, -1, device=tokens.device)
     return windows.masked_fill(in_document[:, :, None] < back, -1)
@@ -106,7 +111,8 @@ def draw_inputs(
     dtype: torch.dtype = torch.float32,
     document_starts: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Return random inputs of what is declared, from gates almost closed to almost open, as a trained model has."""
+    """Return random values of the declared inputs. Gates range from almost closed to almost open, as in a trained
+    model."""
     drawn = {}
     for name, declared in inputs.items():
         if isinstance(declared, Gate):

@@ -1,7 +1,7 @@
-"""The laws of causal attention, as functions that return errors: 0 where a law is exact, else relative to the norm.
+"""The laws of causal attention, as functions that return an error: 0 for an exact law, else relative to the norm.
 
-They hold for an attention and for the language model around it. What is left out of their names: forward equals the
-definition, a quadratic form or a token loop, in values and gradients; the scales are those of queries and keys.
+They apply to an attention and to a whole language model. In law 1 the definition is a quadratic form or a token loop,
+and values and gradients must match. The scales of law 9 are scales of queries and keys.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,27 +30,27 @@ LAWS: Mapping[int, str] = {
 }
 
 SAME_TEXT = range(2, 8)
-"""The laws about ways of computing the same text, which `measure` measures."""
+"""The laws that compare ways of computing the same text; `measure` measures them."""
 
 EXACT = (4, 5, 6)
-"""Those that leave no room for rounding."""
+"""The laws that allow no rounding error."""
 
 Text: TypeAlias = tuple[Tensor | None, ...]
 """Tensors over the same tokens: (batch, time), (batch, heads, time) or (batch, heads, time, dim)."""
 
 
 DENOMINATOR_LIMIT = 1e-20
-"""Ten orders of magnitude above where denominators are clamped."""
+"""Ten orders of magnitude above the clamp of denominators."""
 
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
-"""Of queries and keys, for law 9, as far as an attention promises to bear them."""
+"""Scales of queries and keys for law 9, up to the `largest_scale` of an attention."""
 
 
 @json_keys("number", "law", "measured", "allowed", "kept")
 class Verdict(NamedTuple):
-    """One law, and how far an attention or a model is from it."""
+    """The measured error of one law, and the allowed error."""
 
-    number: int  # in the list above
+    number: int  # in LAWS
     law: str
     measured: float
     allowed: float
@@ -61,17 +61,17 @@ class Verdict(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """An attention or a model as the laws see it."""
+    """The interface through which the laws test an attention or a model."""
 
     init_state: Callable[[int], Any]  # batch -> state
     forward: Callable[[Text, Any], tuple[Tensor, Any]]  # of any number of tokens
     step: Callable[[Text, Any], tuple[Tensor, Any]]  # of one token
-    settle: Callable[[Any], Any] = lambda state: state  # a state in the form that a prefill leaves
+    settle: Callable[[Any], Any] = lambda state: state  # converts a state to the form that a prefill returns
 
 
 def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
-    """Return an attention as a subject on (q, k, v, document_starts, and the inputs that it declares, in their order),
-    in the dtype and device of `like`."""
+    """Return an attention as a subject on (q, k, v, document_starts, *declared inputs), in the dtype and device of
+    `like`."""
 
     def forward(text: Text, state: Any) -> tuple[Tensor, Any]:
         q, k, v, document_starts, inputs = arguments(attention, text)
@@ -79,7 +79,7 @@ def of_attention(attention: CausalAttention, like: Tensor) -> Subject:
 
     def step(text: Text, state: Any) -> tuple[Tensor, Any]:
         q, k, v, document_starts, *rest = text
-        # as a model decodes: without document starts, except where one begins
+        # a model decodes without document starts unless a document begins
         starts = document_starts if document_starts is not None and document_starts.any() else None
         return forward((q, k, v, starts, *rest), state)
 
@@ -100,17 +100,17 @@ def arguments(attention: CausalAttention, text: Text) -> tuple[Tensor, Tensor, T
 
 
 class Case(NamedTuple):
-    """What the laws of SAME_TEXT are measured on: a subject, and texts of the same shape."""
+    """A subject, and texts of the same shape, on which the laws of SAME_TEXT are measured."""
 
     subject: Subject
     text: Text
     other: Text
     packed: Text
-    """With documents that begin at `begins` in each row."""
+    """Each row is packed from documents that begin at `begins`."""
     begins: Sequence[int]
     cuts: Sequence[int]
     starts: int
-    """Where the document starts are in a text."""
+    """The index of the document starts in a text."""
 
 
 def measure(number: int, case: Case) -> float:
@@ -133,12 +133,12 @@ def measure(number: int, case: Case) -> float:
 
 
 def steps_equal_forward(subject: Subject, text: Text) -> float:
-    """Return the error of law 2: outputs and final state token by token, against those of the whole text at once."""
+    """Return the error of law 2: outputs and final state token by token, compared with one forward pass."""
     return _parts_error(subject, subject.step, text, range(1, _time(text)))
 
 
 def cuts_change_nothing(subject: Subject, text: Text, cuts: Sequence[int]) -> float:
-    """Return the error of law 3: outputs and final state in parts that pass on the state, against the whole text."""
+    """Return the error of law 3: outputs and final state of consecutive parts, compared with one forward pass."""
     return _parts_error(subject, subject.forward, text, sorted(cuts))
 
 
@@ -158,7 +158,7 @@ def _parts_error(
 
 
 def future_leaves_past(subject: Subject, text: Text, other: Text, position: int) -> float:
-    """Return the error of law 4: the largest change of an output before `position` when all that is later differs."""
+    """Return the error of law 4: the largest change of an output before `position` when all later tokens change."""
     time = _time(text)
     pairs = zip(cut(text, 0, position), cut(other, position, time), strict=True)
     mixed = tuple(None if x is None or y is None else torch.cat([x, y], _axis(x)) for x, y in pairs)
@@ -180,7 +180,7 @@ def state_is_not_modified(subject: Subject, text: Text) -> float:
 
 
 def rows_are_independent(subject: Subject, text: Text, other: Text) -> float:
-    """Return the error of law 6: the largest change of the first row's outputs when all other rows differ."""
+    """Return the error of law 6: the largest change of the first row's outputs when all other rows change."""
     mixed = tuple(
         None if x is None or y is None else torch.cat([x[:1], y[1:]]) for x, y in zip(text, other, strict=True)
     )
@@ -189,7 +189,7 @@ def rows_are_independent(subject: Subject, text: Text, other: Text) -> float:
 
 
 def documents_are_independent(subject: Subject, packed: Text, unpacked: Text, begins: Sequence[int]) -> float:
-    """Return the error of law 7: documents packed in one row, with document starts, against each alone."""
+    """Return the error of law 7: documents packed in one row, with document starts, compared with separate passes."""
     y, _ = subject.forward(packed, subject.init_state(_batch(packed)))
     alone = [
         subject.forward(cut(unpacked, begin, stop), subject.init_state(_batch(packed)))[0]
@@ -199,8 +199,8 @@ def documents_are_independent(subject: Subject, packed: Text, unpacked: Text, be
 
 
 def dead_or_infinite(y: Tensor, definition: Tensor) -> int:
-    """Return, for law 9, how many outputs (..., dim) are 0 where the definition is not, and how many numbers are not
-    finite."""
+    """Return, for law 9, the number of outputs (..., dim) that are 0 although the definition is not, plus the number of
+    values that are not finite."""
     dead = (y.detach().float().norm(dim=-1) == 0) & (definition.detach().float().norm(dim=-1) > 0)
     return int(dead.sum()) + int((~y.isfinite()).sum())
 

@@ -1,6 +1,6 @@
-"""The scan of a recurrence by native code on a CPU: a span at a time, heads and rows divided among the threads.
+"""The scan of a recurrence by native code on a CPU, span by span, with heads and rows divided among the threads.
 
-Each recurrence has C++ of its own, in its folder `native`; the arguments, and how they are handed over, are shared.
+The C++ of each recurrence is in its folder `native`. The arguments and the way they are passed are shared.
 
 B batch, H heads, T time, F features, V value dim.
 """
@@ -25,7 +25,7 @@ from lmlong.native.threads import run_on_threads
 DTYPES = (torch.float32, torch.bfloat16)
 
 PADDED_TO = 16
-"""What sizes of matrices are padded to multiples of: TILE of simd.h."""
+"""Matrix sizes are padded to multiples of this: TILE of simd.h."""
 
 
 class StridedTensor(ctypes.Structure):
@@ -49,7 +49,7 @@ class ScanJob(ctypes.Structure):
 
 
 def load_library(folder: Path, what: str, constants: Mapping[str, float]) -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine; None where it cannot be."""
+    """Return the library, compiled at its first use on a machine; None if it cannot be compiled."""
     constants = {"MIN_LOG2_DECAY": MIN_LOG2_DECAY, "ELU_FLOOR": ELU_FLOOR, "RELU_FLOOR": Relu.FLOOR, **constants}
     shared = Shared(constants, [NativeMap], [StridedTensor, ScanJob], {"PADDED_TO": PADDED_TO})
     library = compiled(folder, shared, f"{what} is computed by torch, slower")
@@ -59,7 +59,7 @@ def load_library(folder: Path, what: str, constants: Mapping[str, float]) -> cty
 
 
 class NativeKernel(Kernel):
-    """A span by native code, with a feature map that is computed there too, or by torch."""
+    """Computes a span by native code. The feature map is computed by native code too, or by torch."""
 
     name = "native"
 
@@ -67,7 +67,7 @@ class NativeKernel(Kernel):
     """The kernel for other devices and dtypes, and without a compiler."""
 
     weights: Mapping[str, Tensor] = MappingProxyType({})
-    """Those of the feature map, by their fields of a job."""
+    """The weights of the feature map, by the job fields that take them."""
 
     def __init__(self, native_map: NativeMap | None = None):
         self.native_map = native_map or NativeMap.IDENTITY
@@ -75,14 +75,14 @@ class NativeKernel(Kernel):
 
     @abstractmethod
     def library(self) -> ctypes.CDLL | None:
-        """Return the compiled code, None where it cannot be compiled."""
+        """Return the compiled code; None if it cannot be compiled."""
 
     @abstractmethod
     def mapped(self, features: FeatureMap) -> "NativeKernel":
-        """Return the kernel that computes a feature map, if native code can."""
+        """Return the kernel for a feature map, which maps features itself if native code supports them."""
 
     def add_weight_grads(self, dscale: Tensor, dweights: list[Tensor]) -> None:
-        """Add the gradients of the feature map's parameters, given that of its scale (B, H)."""
+        """Add the gradients of the feature map's parameters, given the gradient of its scale (B, H)."""
 
     def suited(self, features: FeatureMap, x: Span, state: Tensor) -> Kernel:
         reads = state.dtype == torch.float32 and all(part.dtype in DTYPES for part in x[:3])
@@ -103,7 +103,7 @@ class NativeKernel(Kernel):
         return before
 
     def _run(self, function: str, x: Span, dx: Span | None = None, **contiguous: Tensor) -> None:
-        """Run a function of the library, given the spans and the tensors behind the plain addresses of a job."""
+        """Run a function of the library on spans; `contiguous` are the tensors passed as plain addresses in the job."""
         (batch, heads, time, head_dim), features = x.q.shape, contiguous["state_before"].shape[2]
         job = ScanJob(batch * heads, heads, time, head_dim, features, x.v.shape[3], self.native_map)
         job.channel_decay = x.log_decay is not None and x.log_decay.ndim == 4
@@ -113,7 +113,7 @@ class NativeKernel(Kernel):
                     setattr(job, prefix + name, _strided(tensor))
         library: Any = self.library()
         job.scratch_size = library.scratch_size(ctypes.byref(job))
-        workers = max(1, min(torch.get_num_threads(), batch * heads))  # one where there is nothing to do
+        workers = max(1, min(torch.get_num_threads(), batch * heads))  # one even for an empty batch
         contiguous["scratch"] = x.v.new_empty(workers, job.scratch_size, dtype=torch.float32)
         for name, tensor in {**contiguous, **self.weights}.items():
             assert tensor.is_contiguous()
@@ -122,7 +122,7 @@ class NativeKernel(Kernel):
 
 
 def _strided(x: Tensor) -> StridedTensor:
-    """Describe (B, H, T, ...), or document starts (B, T)."""
+    """Describe a tensor (B, H, T, ...), or document starts (B, T)."""
     assert x.ndim < 4 or x.stride(-1) == 1 or x.shape[-1] == 1
     row, head, token = (x.stride(0), 0, x.stride(1)) if x.ndim == 2 else x.stride()[:3]
     return StridedTensor(x.data_ptr(), row, head, token, x.dtype == torch.bfloat16)

@@ -1,7 +1,8 @@
-"""Plug-ins: attentions and feature maps of a user's own, from a Python file or an installed package.
+"""Plug-ins: a user's own attentions and feature maps, from a Python file or an installed package.
 
-A file declares them by name, ATTENTIONS = {"two_gates": TwoGates} or FEATURE_MAPS = {"square": Square}; a package by
-entry points of the groups lmlong.attention and lmlong.feature_map. Nothing is imported but what the user has named.
+A file declares them by name, ATTENTIONS = {"two_gates": TwoGates} or FEATURE_MAPS = {"square": Square}. A package
+declares entry points in the groups lmlong.attention and lmlong.feature_map. Only plug-ins that the user names are
+imported.
 """
 
 import hashlib
@@ -28,13 +29,13 @@ from lmlong.recipe.paths import is_file
 
 ATTENTIONS, FEATURE_MAPS = "ATTENTIONS", "FEATURE_MAPS"
 GROUPS = {ATTENTIONS: "lmlong.attention", FEATURE_MAPS: "lmlong.feature_map"}
-"""The dicts of a file, and the groups of entry points that stand for them."""
+"""The dicts of a file, and the matching groups of entry points."""
 
 BASES: dict[str, type[CausalAttention] | type[FeatureMap]] = {ATTENTIONS: CausalAttention, FEATURE_MAPS: FeatureMap}
 
 
 class Plugin(NamedTuple):
-    """A plug-in that was loaded."""
+    """A loaded plug-in."""
 
     name: str  # an absolute path, or the name of an entry point
     sha256: str  # of the file's bytes, or of the package's name and version
@@ -43,19 +44,20 @@ class Plugin(NamedTuple):
 
 
 LOADED: dict[str, Plugin] = {}
-"""The plug-ins that were loaded, by their names."""
+"""The loaded plug-ins, by name."""
 
 
 def load_plugin(name: str | Path) -> Plugin:
-    """Import a plug-in, a Python file or the name of an entry point, so that recipes and runs can name what it
-    declares. A file that was changed since is imported again; models that were built before keep their classes.
+    """Import a plug-in, a Python file or the name of an entry point, so that recipes and runs can use its names.
+
+    A file that has changed is imported again; models that are already built keep their classes.
     """
     word = str(name)
     return _load_file(word) if is_file(word) or isinstance(name, Path) else _load_entry_point(word)
 
 
 def unload_plugin(name: str | Path) -> None:
-    """Forget a plug-in: its names are free again."""
+    """Unload a plug-in and free its names."""
     word = str(name)
     plugin = LOADED.pop(word if word in LOADED else _absolute(word))
     for kind in plugin.attentions:
@@ -65,7 +67,8 @@ def unload_plugin(name: str | Path) -> None:
 
 
 def plugin_hashes(attention: recipe.Attention) -> dict[str, str]:
-    """Return the hashes of the plug-ins that an attention is made of, so that no result is taken for that of others."""
+    """Return the hashes of the plug-ins that an attention uses, so that results of different versions are kept
+    apart."""
     return {f"plug-in {name}": LOADED[name].sha256 for name in plugins_needed(attention.model_dump())}
 
 
@@ -84,17 +87,17 @@ def _load_file(word: str) -> Plugin:
     declared = {dict_name: getattr(module, dict_name, {}) for dict_name in GROUPS}
     for dict_name, classes in declared.items():
         if not isinstance(classes, Mapping):
-            raise UsageError(f'{word}: {dict_name} is no dict. Write {dict_name} = {{"name": Class}}.')
+            raise UsageError(f'{word}: {dict_name} is not a dict. Write {dict_name} = {{"name": Class}}.')
     if not any(declared.values()):
         raise UsageError(f'{word}: declares no plug-in. Write ATTENTIONS = {{"name": Class}}, or FEATURE_MAPS.')
     return _register(word, path, digest, declared)
 
 
 def _run_file(word: str, path: str, source: bytes) -> ModuleType:
-    """Return the module of a file. What runs is what was hashed, and no cache is left beside the file."""
+    """Return the module of a file. It runs the hashed bytes and leaves no cache beside the file."""
     module = ModuleType(f"lmlong_plugin_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}")
     module.__file__ = path
-    sys.modules[module.__name__] = module  # where classes, their type hints and docstrings are looked up
+    sys.modules[module.__name__] = module  # type hints and docstrings of classes are looked up there
     linecache.checkcache(path)
     try:
         exec(compile(source, path, "exec"), vars(module))
@@ -125,7 +128,7 @@ def _load_entry_point(word: str) -> Plugin:
 
 
 def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping[Any, Any]]) -> Plugin:
-    """Enter all that a plug-in declares where built-in attentions and feature maps stand, or nothing of it."""
+    """Register everything that a plug-in declares beside the built-in attentions and feature maps, or nothing."""
     plugin = Plugin(name, digest, dict(declared.get(ATTENTIONS, {})), dict(declared.get(FEATURE_MAPS, {})))
     names: set[str] = set()
     for dict_name, classes in declared.items():
@@ -135,7 +138,7 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
             names.add(kind)
     for kind, attention in plugin.attentions.items():
         ATTENTION_KINDS[kind] = AttentionInfo(
-            misfit=f"{kind} has no encoder form, it looks at the past alone. Use full, linformer, efficient or linear.",
+            misfit=f"{kind} has no encoder form, it is causal. Use full, linformer, efficient or linear.",
             state_growth=attention.state_growth,
             has_keys=attention.has_keys,
             quadratic=attention.state_growth == "per token",
@@ -154,7 +157,7 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
 
 
 def _factory(where: str, kind: str, cls: type[Any]) -> Callable[..., Any]:
-    """Return what the registry holds: (heads, head dim, of an attention value dim, options of model.attention) -> an
+    """Return the registry's factory: (heads, head dim, value dim (attentions only), options of model.attention) -> an
     instance."""
 
     def make(*sizes_and_options: Any) -> Any:
@@ -175,7 +178,7 @@ def _factory(where: str, kind: str, cls: type[Any]) -> Callable[..., Any]:
 
 
 def in_words(made: nn.Module) -> str:
-    """Return the class of an attention or feature map for a message, with its file where it is of a plug-in."""
+    """Return the class of an attention or feature map for a message, with its file if it is from a plug-in."""
     cls, file = type(made), file_of(type(made))
     if file is None or file not in LOADED:
         return cls.__name__

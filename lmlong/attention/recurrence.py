@@ -1,4 +1,4 @@
-"""What the recurrences over queries and keys share: a feature map, an optional forget gate, and the scan.
+"""The base class of recurrences over queries and keys: a feature map, an optional forget gate, and the scan.
 
 B batch, H heads, T time, F features, V value dim.
 """
@@ -18,13 +18,13 @@ from lmlong.errors import UsageError
 
 
 class Recurrence(CausalAttention[State]):
-    """A state of fixed size to which each token adds, and of which a gate may forget a share."""
+    """Attention with a state of fixed size, which each token updates and a gate may decay."""
 
     kernels: Mapping[str, type[Kernel]]
     kernel: Kernel
     log_decay: Tensor | None
     takes_channel_decay = False
-    """Whether each feature may have a decay of its own."""
+    """Whether the recurrence supports a decay for each feature."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Recurrence(CausalAttention[State]):
         self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
         self.inputs = self.own_gates()
         self.by_channel = decay == "channel"
-        """Whether each feature has a decay of its own."""
+        """Whether each feature has its own decay."""
         if self.by_channel and (feature_map.signed or not self.takes_channel_decay):
             whose = type(feature_map if self.takes_channel_decay else self).__name__
-            raise UsageError(f"decay: {whose} has none by channel. Use learned.")
+            raise UsageError(f"decay: {whose} does not support channel. Use learned.")
         if decay == "learned":
             self.inputs = {"log_decay": forget_gate(heads, longest_memory), **self.inputs}
         elif self.by_channel:
@@ -52,25 +52,25 @@ class Recurrence(CausalAttention[State]):
             self.inputs = {"log_decay": gate, **self.inputs}
         fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
-        self.use_kernel("native")
+        self.use_kernel("native")  # hands over to torch wherever native code cannot compute
         self.state_dtype = torch.float32
-        """The least precise dtype of the state: a float32 sum of ones stops at 2^24 without a gate."""
+        """The lowest precision of the state. Without a gate, a float32 sum of ones stops growing at 2^24."""
 
     def features_of(self, feature_map: FeatureMap) -> FeatureMap:
-        """Return the features that the state is made of, given those of a map."""
+        """Return the feature map that the recurrence uses, given the configured one."""
         return feature_map
 
     def own_gates(self) -> dict[str, Gate]:
-        """Return the gates besides the one that forgets."""
+        """Return the gates besides the forget gate."""
         return {}
 
     @abstractmethod
     def pack(self, state: State) -> Tensor:
-        """Return a state as the one tensor (B, H, F, ...) that kernels compute with."""
+        """Return a state as the single tensor (B, H, F, ...) that kernels use."""
 
     @abstractmethod
     def unpack(self, packed: Tensor) -> State:
-        """Return the state that is packed in a tensor."""
+        """Return the state from its packed tensor."""
 
     @abstractmethod
     def step(
@@ -101,8 +101,7 @@ class Recurrence(CausalAttention[State]):
         return y, self.unpack(packed)
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
-        """Return the log decay of each token (B, H, T), or of each of its features (B, H, T, F): the learned one, the
-        fixed one, or none."""
+        """Return the log decay of each token (B, H, T) or feature (B, H, T, F): learned, fixed, or None."""
         if self.log_decay is None:
             return inputs["log_decay"] if "log_decay" in self.inputs else None
         return self.log_decay.to(at_least_float32(q.dtype))[None, :, None].expand(q.shape[:3])

@@ -1,6 +1,6 @@
-"""Every attention and feature map by its name in recipes; a new one is a line here, and one in lmlong/recipe/kinds.py.
+"""Attentions and feature maps by their names in recipes. A new one needs a line here and in lmlong/recipe/kinds.py.
 
-Plug-ins enter theirs in the same dicts (plugins.py).
+Plug-ins are registered in the same dicts (plugins.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -73,8 +73,8 @@ CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] 
 
 
 def native_kinds() -> dict[str, DecodeKind[Any]]:
-    """Return the kinds that the native decode step is compiled with, by the names of their structs in C++: those of
-    the attentions above, alone and beside a window. Plug-ins decode by torch."""
+    """Return the kinds that the native decode step is compiled with, by the names of their C++ structs: the built-in
+    attentions, with and without a parallel window. Plug-ins decode by torch."""
     forms = recipe.Attention(), recipe.Attention(parallel_window=2)
     built_in = [make for kind, make in CAUSAL.items() if not recipe.ATTENTION_KINDS[kind].plugin]
     with torch.random.fork_rng(devices=[]):
@@ -92,5 +92,5 @@ ENCODER: dict[str, Callable[[Sequence[int], int, int, recipe.Attention], list[En
         BidirectionalLinearAttention(FEATURE_MAPS[options.feature_map](heads, head_dim, options)) for _ in lengths
     ],
 }
-"""(longest input of each layer, heads, head dim, options) -> the attentions of all layers, made together since
-Linformer's may share matrices."""
+"""(longest input of each layer, heads, head dim, options) -> the attentions of all layers, built together because
+Linformer layers may share matrices."""

@@ -1,7 +1,19 @@
-"""A causal scan over any length, span by span, as one autograd function: of linear attention and of the delta rule.
+"""A causal scan over any length, span by span, as one autograd function, for linear attention and the delta rule.
 
-Saved for the backward pass are the inputs, the outputs, and the states between spans. All else, features among it, is
-recomputed span by span from the last to the first, while it is in cache.
+The inputs, the outputs and the states between spans are saved for the backward pass. Everything else, including
+features, is recomputed span by span from the last to the first, while it is in cache.
+
+The parts of the time axis have these names:
+
+| name | tokens | meaning |
+|---|---|---|
+| piece | 4096 (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
+| segment | `training.segment` (model/segments.py) | part of a training sequence whose activations fit in memory |
+| span | 512 (`SPAN`) | part of a sequence that one call of a kernel computes |
+| chunk | 64 (`CHUNK_SIZE`, chunks.py) | part of a span: attention within it, the state from one to the next |
+| tile | 16 (`TILE`, native/simd.h) | the chunk of C++ kernels |
+| tile | 64 (`TILE`, linear/triton/tiles.py) | the chunk of Triton kernels |
+| segment | up to 1024 (`MAX_SEGMENT`, linear/triton/operation.py) | the tiles of one program in Triton |
 
 B batch, H heads, T time, F features, V value dim.
 """
@@ -16,32 +28,32 @@ from torch.autograd.function import once_differentiable
 from lmlong.attention.feature_maps import FeatureMap
 
 SPAN = 512
-"""Tokens computed at once, so that temporaries stay in cache."""
+"""Tokens in a span: few enough that temporaries stay in cache."""
 
 
 class Span(NamedTuple):
-    """The tensors over the tokens of a text or a span of it, or their gradients; the last dimension is contiguous.
+    """The tensors over the tokens of a text or of one span, or their gradients; the last dimension is contiguous.
 
-    A kernel gets the features of queries and keys as q and k, unless it computes them itself.
+    A kernel receives the features of queries and keys as q and k, unless it computes them itself (`maps_features`).
     """
 
     q: Tensor  # (B, H, T, F)
     k: Tensor  # (B, H, T, F)
     v: Tensor  # (B, H, T, V)
     document_starts: Tensor | None  # (B, T)
-    log_decay: Tensor | None  # (B, H, T), or (B, H, T, F) by channel, of linear attention alone
-    beta: Tensor | None  # (B, H, T) how much of what a key has stored the value replaces; the delta rule alone
+    log_decay: Tensor | None  # (B, H, T), or (B, H, T, F) by channel (linear attention only)
+    beta: Tensor | None  # (B, H, T) the fraction of the stored value that a token replaces (delta rule only)
     y: Tensor  # (B, H, T, V)
-    denominators: Tensor | None = None  # (B, H, T), of linear attention
+    denominators: Tensor | None = None  # (B, H, T) (linear attention only)
 
     def part(self, begin: int) -> "Span":
-        """Return the span of SPAN tokens from `begin` on."""
+        """Return the span of up to SPAN tokens that starts at `begin`."""
         tokens = slice(begin, begin + SPAN)
         return Span(*(None if x is None else x[:, tokens] if x.ndim == 2 else x[:, :, tokens] for x in self))  # type: ignore[arg-type]
 
 
 class Kernel(ABC):
-    """The computation of a single span of a recurrence; a state is (B, H, F, ...)."""
+    """The computation of one span of a recurrence; a state is (B, H, F, ...)."""
 
     name: ClassVar[str]
     """Its name in recipes."""
@@ -53,23 +65,23 @@ class Kernel(ABC):
     """Whether it computes the feature map itself."""
 
     def is_operation(self, state: Tensor, log_decay: Tensor | None) -> bool:
-        """Whether it computes texts of any length by its `operation`, which torch.compile can trace, not by spans."""
+        """Whether it computes texts of any length with `operation`, which torch.compile can trace, instead of spans."""
         return False
 
     def operation(self, features: FeatureMap, state: Tensor, *x: Any) -> tuple[Tensor, Tensor]:
-        """Return outputs and the state after, of q, k, v, document starts and log decays."""
+        """Return outputs and the state after `x`: q, k, v, document starts and log decays."""
         raise NotImplementedError
 
     def suited(self, features: FeatureMap, x: Span, state: Tensor) -> "Kernel":
-        """Return the kernel for a feature map and inputs: itself, unless it cannot compute them."""
+        """Return the kernel for a feature map and inputs: itself, or another kernel if it cannot compute them."""
         return self
 
     def arrange(self, x: Tensor) -> Tensor:
-        """Return queries or keys in the layout in which the kernel reads their features."""
+        """Return queries or keys in the layout of features that the kernel reads."""
         return x
 
     def restore(self, dx: Tensor, into: Tensor) -> None:
-        """Write the gradient of what `arrange` returned."""
+        """Write dx, the gradient of the output of `arrange`, as the gradient of its input."""
         into.copy_(dx)
 
     @abstractmethod
@@ -78,17 +90,17 @@ class Kernel(ABC):
 
     @abstractmethod
     def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
-        """Write the gradients dx of the inputs, given dx.y and that of the state after, and return that of `state`.
+        """Write the gradients dx of the inputs, given dx.y and the gradient `dstate` of the state after the span.
+        Return the gradient of `state`.
 
-        A kernel that maps features adds to `dweights` the gradients of the map's parameters.
+        A kernel that maps features adds the gradients of the map's parameters to `dweights`.
         """
 
 
 class Scan(torch.autograd.Function):
-    """Outputs (B, H, T, V), the state after the last token, and the denominators (B, H, T) or None.
+    """Returns outputs (B, H, T, V), the state after the last token, and the denominators (B, H, T) or None.
 
-    `features` is the map of queries and keys, `weights` are its parameters, and `trains` is whether gradients are
-    recorded.
+    `features` is the map of queries and keys, `weights` are its parameters; `trains`: whether gradients are recorded.
     """
 
     @staticmethod
@@ -169,13 +181,12 @@ def _in_rows(x: Tensor) -> Tensor:
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    """Return an empty tensor in the layout of x, in which the numbers of a token are contiguous: `empty_like` alone may
-    order the dimensions of an expanded tensor in another way."""
+    """Return an empty tensor in the layout of x with the numbers of a token contiguous. `torch.empty_like` may order
+    the dimensions of an expanded tensor differently."""
     empty = torch.empty_like(x)
     return empty if empty.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def without_autocast(like: Tensor) -> torch.autocast:
-    """Return a context in which products are computed in the dtype of their factors: autocast would round the float32
-    states to bfloat16."""
+    """Return a context that disables autocast, which would round float32 states to bfloat16."""
     return torch.autocast(like.device.type, enabled=False)

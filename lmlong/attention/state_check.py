@@ -1,7 +1,7 @@
-"""Checks of a state that was read from a file, which anybody may have made.
+"""Checks of a state that was read from an untrusted file.
 
-An attention relies on the shapes and integers of its state: native code reads memory by them. So a state is checked
-once, before it is used, and the message names the tensor.
+Native code reads memory by the shapes and integers of a state. A state is therefore checked once, before it is used,
+and the message names the tensor.
 """
 
 from typing import Any
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-"""Dtypes of which each may stand for another: a recurrence may sum in float64, and autocast rounds the last inputs."""
+"""Interchangeable dtypes: a recurrence may sum in float64, and autocast rounds the last inputs."""
 
 
 class StateError(ValueError):
-    """A state that a model cannot be in. The text begins with the path of the tensor."""
+    """A state that is invalid for the model. The message begins with the path of the tensor."""
 
     def inside(self, path: str) -> "StateError":
-        """Return the error for a state that is part of another."""
+        """Return the error with the path extended, for a state that is part of another."""
         return StateError(f"{path}.{self}" if path else str(self))
 
 
 def check_alike(state: Any, empty: Any, grows: bool = False, name: str = "") -> None:
     """Raise StateError unless `state` has the structure, shapes and dtypes of `empty`, and finite values. With `grows`,
-    a size that is 0 in `empty` may be any other. A state class that relies on more, as on integers that are indices,
-    checks it in a method `validate`."""
+    a size that is 0 in `empty` may have any value. A state class with further requirements, such as the range of
+    indices, checks them in a method `validate`."""
     if isinstance(empty, Tensor):
         _check_tensor(name, state, empty, grows)
     elif empty is not None:

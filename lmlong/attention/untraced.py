@@ -8,5 +8,6 @@ import torch
 
 @torch.compiler.disable
 def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function beside what torch compiles: it would unroll the loop over spans, and cannot trace native code."""
+    """Call a function outside the compiled graph: torch.compile would unroll the loop over spans, and cannot trace
+    native code."""
     return function(*arguments)

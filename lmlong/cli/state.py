@@ -32,8 +32,8 @@ def build(
     TEXT may end anywhere, even within a word: its last tokens, which depend on the following text, are saved as text
     and read together with it.
 
-    The size of the file hardly depends on TEXT: it is about what `lmlong info RUN` prints as state bytes, 24 MB for the
-    model of quickstart.
+    The size of the file hardly depends on TEXT: it is about what `lmlong info RUN` prints as state bytes,
+    23 MiB for the model of quickstart.
 
     \b
     lmlong state build runs/book book.txt -o book.state

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from lmlong.evaluation.document_sums import Estimate, Sums
 from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
 from lmlong.evaluation.results import CACHES, CacheGain, PerplexityReport
-from lmlong.model.state_size import StateSize
+from lmlong.model.state_size import StateSize, binary_size
 from lmlong.recipe.lengths import name_length
 from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.table import Cell, Column, format_number, format_range, format_table, plural, with_error
@@ -122,7 +122,7 @@ def _facts(report: PerplexityReport) -> Iterator[str]:
 
 def _state(state: StateSize) -> str:
     growth = f", and {state.per_token.numbers:,} more a token" if state.per_token.numbers else ""
-    return f"state of {state.empty.numbers:,} numbers, {state.empty.bytes / 1e3:,.0f} KB{growth}"
+    return f"state of {state.empty.numbers:,} numbers, {binary_size(state.empty.bytes)}{growth}"
 
 
 def _views(report: PerplexityReport) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ from lmlong.errors import DivergedError
 from lmlong.experiments.kept_results import KeptResult
 from lmlong.inference.loading import load
 from lmlong.model.base import count_parameters
-from lmlong.model.state_size import state_size
+from lmlong.model.state_size import binary_size, state_size
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.candidates import candidates
@@ -68,7 +68,7 @@ class CandidateResult(NamedTuple):
 
     @property
     def state(self) -> str:
-        return f"{self.first.state_bytes / 1024:,.0f} KiB"
+        return binary_size(self.first.state_bytes)
 
 
 COLUMNS = [

@@ -20,7 +20,7 @@ from lmlong.experiments.recall_model import (
     train_recall,
 )
 from lmlong.model.base import count_parameters
-from lmlong.model.state_size import state_size
+from lmlong.model.state_size import binary_size, state_size
 from lmlong.report.figure import Figure, Panel, lines_of
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_table
@@ -108,7 +108,7 @@ def table(best: Sequence[RecallResult]) -> str:
     columns = [
         Column("attention", 18, align="<"),
         Column("width", 5),
-        Column("state", 11, lambda size: f"{size / 1024:.1f} KiB"),
+        Column("state", 11, binary_size),
         Column("rate", 8, "g"),
         *(Column(str(pairs), 6, ".3f") for pairs in numbers),
     ]

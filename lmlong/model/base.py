@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LMHead(nn.Module):
-    """The output layer. Its weights are an embedding: that of the input where they are tied."""
+    """The output layer. Its weight is an embedding: the input embedding if tied."""
 
     def __init__(self, output: nn.Embedding, has_mask_token: bool = False):
         super().__init__()
@@ -35,8 +35,8 @@ class LMHead(nn.Module):
         return self.output.weight
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """Return the matrix that hidden states of `dtype` are multiplied by. The mask token, which has the last row of
-        an encoder's embedding, is never a target."""
+        """Return the matrix that hidden states of `dtype` are multiplied by. It lacks the last row of an encoder's
+        embedding: the mask token is never a target."""
         return self.weight[:-1] if self.has_mask_token else self.weight
 
     def forward(
@@ -46,8 +46,9 @@ class LMHead(nn.Module):
         reduction: Literal["sum", "none"] = "sum",
         teacher: TeacherOutput | None = None,
     ) -> Tensor:
-        """Return logits (..., V) of hidden states (..., width), in float32 at least. With targets, return the sum of
-        their -log p, or without a gradient that of each: the logits of one chunk at a time are held in memory."""
+        """Return logits (..., V) of hidden states (..., width), in at least float32. With targets, return their summed
+        -log p, or with `reduction="none"` each -log p, without gradients. Only the logits of one chunk are held in
+        memory."""
         matrix = self.matrix(hidden.dtype)
         if targets is None:
             return logits_in_float32(hidden, matrix)
@@ -75,12 +76,12 @@ class QuantizedLMHead(LMHead):
 
 
 class TextModel(nn.Module, ABC):
-    """A map from tokens to logits. A batch is tokens, targets and a mask, each (B, T): document starts or padding."""
+    """A map from tokens to logits. A batch is tokens, targets and a mask (document starts or padding), each (B, T)."""
 
     norm: RMSNorm
     lm_head: LMHead
     partitioned = False
-    """Whether a weight is whole only while its module computes, as in DeepSpeed's stage 3."""
+    """Whether weights are partitioned and gathered only while their module computes, as in DeepSpeed's stage 3."""
     is_compiled = False
     """Whether torch.compile runs the blocks."""
 
@@ -90,47 +91,47 @@ class TextModel(nn.Module, ABC):
         self.register_load_state_dict_pre_hook(_restore_shared)
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(embeddings, options.width)
-        # scaled to about 1, else the first blocks would drown it; the logits need it small
+        # scaled to about 1, otherwise the first blocks would drown it; logits need a small embedding
         self.embedding_scale = options.embedding_scale or options.width**0.5
         self.downsampled_layers = options.downsampled_layers
 
     @abstractmethod
     def init_state(self, batch: int) -> Any:
-        """Return the state before the first token; None where there is no state."""
+        """Return the state before the first token; None for a model without state."""
 
     def check_state(self, state: Any, empty: Any) -> None:
-        """Raise StateError, which names the tensor, unless `state` can be one of this model; `empty` is the state
-        before the first token of as many rows."""
+        """Raise StateError, which names the tensor, unless `state` is a valid state of this model. `empty` is the state
+        before the first token, for the same number of rows."""
         assert state is None and empty is None
 
     @abstractmethod
     def hidden_states(self, tokens: Tensor, *context: Any) -> Any:
-        """Return the last hidden states (B, T, width), and the state after where there is one."""
+        """Return the last hidden states (B, T, width), and the state after if the model has one."""
 
     @abstractmethod
     def loss(
         self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None, segment: int | None = None
     ) -> tuple[Tensor, Any]:
-        """Return the summed -log p of the targets, read from `state`, and the state after. With `segment`, activations
-        of that many tokens are held at once."""
+        """Return the summed -log p of the targets, starting from `state`, and the state after. With `segment`, only the
+        activations of that many tokens are held at once."""
 
     @abstractmethod
     def token_nll(
         self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        """Return -log p of each target (B, T), 0 where ignored, and the state after; without gradients."""
+        """Return -log p of each target (B, T), 0 if ignored, and the state after; without gradients."""
 
     def compile_blocks(self) -> None:
         """Let torch.compile run the computation from tokens to hidden states."""
         self.is_compiled = True
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., V) of hidden states (..., width), in float32 at least."""
+        """Return logits (..., V) of hidden states (..., width), in at least float32."""
         return self.lm_head(hidden)
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw normal weights of std width^-1/2; what adds to the residual stream begins at 0, whatever the depth."""
+        """Draw normal weights of std width^-1/2. Projections into the residual stream start at 0, at any depth."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=EMBEDDING_STD)
@@ -152,7 +153,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _shared_names(model: nn.Module) -> dict[str, str]:
-    """Return the duplicate names of weights that several modules share, each with the first name."""
+    """Return the duplicate names of weights that several modules share, mapped to the first name."""
     first: dict[int, str] = {}
     weights = model.named_parameters(remove_duplicate=False)
     return {name: first[id(weight)] for name, weight in weights if first.setdefault(id(weight), name) != name}

@@ -23,11 +23,11 @@ from lmlong.native.spec import NativeSpec
 
 
 class Positions(NamedTuple):
-    """The positions of the tokens of a batch, and the tokens themselves where an attention asks for them."""
+    """The positions of the tokens of a batch, and their last tokens if an attention needs them."""
 
-    in_document: Tensor  # (B, T) tokens before each in its document
-    document_starts: Tensor | None  # (B, T) bool, true at the first token of a document; None where none starts
-    last_tokens: Tensor | None = None  # (B, T, P) the tokens up to each, -1 for those before its document
+    in_document: Tensor  # (B, T) number of earlier tokens in the document
+    document_starts: Tensor | None  # (B, T) bool, true at the first token of a document; None if none starts
+    last_tokens: Tensor | None = None  # (B, T, P) the last tokens at each token, -1 before its document
 
 
 class BlockState(NamedTuple):
@@ -65,7 +65,7 @@ class Mixer(nn.Module):
             if isinstance(gate, Gate):
                 if gate.name in SHARED_PARTS or hasattr(self, gate.name) or not gate.name.isidentifier():
                     raise UsageError(
-                        f"{in_words(self.attention)}: its gate cannot be named {gate.name!r}, as a block has another "
+                        f"{in_words(self.attention)}: its gate cannot be named {gate.name!r}: the block has another "
                         "part of this name. Give the gate another name."
                     )
                 self.add_module(gate.name, GateProjection(width, gate))
@@ -74,12 +74,12 @@ class Mixer(nn.Module):
         self.out_proj = nn.Linear(self.heads * value_dim, width, bias=False)
 
     def init_recall(self) -> None:
-        """Let keys begin as the queries of the token before, both codes of the last tokens, if the attention asks for
-        it."""
+        """Initialize keys as the queries of the previous token, and both as codes of the last tokens, if the attention
+        `starts_with_recall`."""
         if self.attention.starts_with_recall and self.convolution is not None and self.convolution.width > 1:
             begin, size, _ = self.qkv_widths
             queries, keys = slice(begin), slice(begin, begin + size)
-            # the first head of queries of those that share keys
+            # the first of the query heads that share a key head
             first = torch.arange(begin).unflatten(0, (self.kv_heads, -1, size // self.kv_heads))[:, 0].flatten()
             self.in_proj.weight[keys] = self.in_proj.weight[queries][first]
             self.convolution.init_codes(queries, keys, first)
@@ -108,7 +108,7 @@ class Mixer(nn.Module):
         return self.out_proj(y), BlockState(attention, tail)
 
     def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v (B, H, T, D) of their concatenated channels (B, T, C)."""
+        """Return q, k and v (B, H, T, D) from their concatenated channels (B, T, C)."""
         q, k, v = qkv.split(self.qkv_widths, dim=-1)
         q, k, v = (
             part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2)
@@ -119,8 +119,7 @@ class Mixer(nn.Module):
         return q, k, v
 
     def attention_inputs(self, x: Tensor, q: Tensor, k: Tensor, positions: Positions) -> Inputs:
-        """Return the inputs that the attention declares, computed from normed vectors x (B, T, width) and from the
-        queries and keys made from them."""
+        """Return the inputs that the attention declares, computed from the normed x (B, T, width), q and k."""
         inputs = {}
         for name, declared in self.attention.inputs.items():
             if isinstance(declared, Gate):
@@ -159,7 +158,7 @@ class Mixer(nn.Module):
 
     @property
     def _rotates(self) -> bool:
-        """Whether any part of the attention reads queries and keys with rotary positions."""
+        """Whether any part of the attention uses queries and keys with rotary positions."""
         asked = any(isinstance(declared, Rotated) for declared in self.attention.inputs.values())
         return self.uses_rope or (asked and self.rotary)
 
@@ -174,7 +173,7 @@ class ResidualBlock(nn.Module):
         self.dropout = options.dropout
 
     def add(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Return the output of the block for its input and the mixer's output."""
+        """Return the output of the block, given its input and the mixer's output."""
         x = x + dropout(mixed, self.dropout, self.training)
         return x + dropout(self.mlp(x), self.dropout, self.training)
 
@@ -198,7 +197,7 @@ class Block(ResidualBlock):
 def run_blocks(
     blocks: Iterable[Block], x: Tensor, states: BlockStates, positions: Positions, recompute: bool = False
 ) -> tuple[Tensor, BlockStates]:
-    """Run blocks one after the other. With `recompute`, activations are not kept for the backward pass."""
+    """Run blocks in sequence. With `recompute`, activations are recomputed in the backward pass."""
     after = []
     for block, state in zip(blocks, states, strict=True):
         if recompute and torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Building the model of a recipe, by its objective."""
+"""Build the model of a recipe, by its objective."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +23,13 @@ def build(recipe: Recipe, vocabulary: int) -> TextModel:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Let models that are built have the shapes of their weights alone."""
+    """Build models on the meta device: their weights have shapes but no memory."""
     with torch.device("meta"), _Undrawn():
         yield
 
 
 class _Undrawn(TorchFunctionMode):
-    """A mode in which no weights are drawn: on the meta device torch would load its compiler to draw nothing."""
+    """A mode that skips weight initialization: on the meta device torch would load its compiler for it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":

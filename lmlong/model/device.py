@@ -11,11 +11,11 @@ from torch import Tensor
 from lmlong.errors import UsageError
 
 WITHOUT_FLOAT64 = {"mps"}
-"""Types of devices that have no float64: what needs it is computed on the CPU."""
+"""Device types without float64. Computations that need it run on the CPU."""
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `mps`, the GPU of a Mac."""
+    """Return the device for `auto`, `cpu`, `cuda` or `mps` (the GPU of a Mac)."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(device for device in available if available[device])
@@ -25,12 +25,12 @@ def pick_device(name: str) -> torch.device:
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Return the device itself, or the CPU where it has no float64."""
+    """Return the device itself, or the CPU if the device has no float64."""
     return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def as_float64(x: Tensor) -> Tensor:
-    """Return a tensor in float64, on the CPU where its device has none."""
+    """Return a tensor in float64, on the CPU if its device has no float64."""
     return x.to(float64_device(x.device)).double()
 
 
@@ -43,7 +43,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the peak memory so far in bytes, of the GPU or of the process; None on Windows."""
+    """Return the peak memory so far in bytes, of the GPU or else of the process; None on Windows."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -57,13 +57,13 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def _linux_peak() -> int | None:
-    """Return the peak in kibibytes; `getrusage` counts that of the process that started this one, too."""
+    """Return the peak in kibibytes. `getrusage` would include the peak of the parent process."""
     peak = _proc_field("/proc/self/status", r"^VmHWM:\s*(\d+) kB$")
     return int(peak) if peak else None
 
 
 def describe_machine(device: torch.device) -> str:
-    """Return the name of the GPU, or of the processor with the number of threads in use."""
+    """Return the name of the GPU, or the processor's name and the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
@@ -77,7 +77,7 @@ def _processor() -> str:
 
 
 def _proc_field(file: str, pattern: str) -> str | None:
-    """Return the first match of a pattern in a file of Linux; None elsewhere."""
+    """Return the first match of a pattern in a Linux system file; None on other systems."""
     try:
         match = re.search(pattern, Path(file).read_text(), re.MULTILINE)
     except OSError:

@@ -30,9 +30,9 @@ class EncoderMixer(nn.Module):
         self.norm = RMSNorm(width, epsilon=options.norm_epsilon)
         self.in_proj = StackedLinear(width, 4 * [width])  # queries, keys, values, output gate
         self.attention = attention
-        # Without positions a text would be a bag of words to most attentions. Rotated keys keep theirs even where a
-        # slot or a sum mixes them before a query comes; small encoders of every kind learned sooner with them than
-        # with positions added to the tokens.
+        # Without positions a text would be a bag of words to most attentions. Rotated keys keep their positions even
+        # if a slot or a sum mixes them. Small encoders of every kind learned faster with rotary positions than with
+        # positions added to the tokens.
         self.uses_rope = options.positions in ("auto", "rotary")
         self.rope = options.rope
         self.head_norm = RMSNorm(self.heads, width // self.heads, epsilon=options.norm_epsilon)
@@ -61,9 +61,9 @@ class EncoderBlock(ResidualBlock):
 
 
 class Encoder(TextModel):
-    """A model that predicts masked tokens from both sides; the mask of a batch is its padding, true where no token is.
+    """A model that predicts masked tokens from both sides. The mask of a batch is its padding, true for padded tokens.
 
-    The id of the mask token follows the last of the vocabulary.
+    The id of the mask token is the size of the vocabulary.
     """
 
     blocks: Sequence[EncoderBlock]
@@ -80,10 +80,10 @@ class Encoder(TextModel):
         self.init_weights()
 
     def init_state(self, batch: int) -> None:
-        """Return None: an encoder reads its text at once."""
+        """Return None: an encoder reads the whole text at once."""
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return logits (B, T, V) of tokens (B, T); a padded row has the logits that it has alone."""
+        """Return logits (B, T, V) of tokens (B, T). Padding does not change the logits of a row's tokens."""
         return self.logits(self.hidden_states(tokens, padding))
 
     def hidden_states(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:  # type: ignore[override]
@@ -112,7 +112,7 @@ class Encoder(TextModel):
     def _run(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
         x = self.embedding(tokens)
         if self.sinusoidal:
-            # as large as an embedding begins: at full size they would drown the tokens and delay learning for long
+            # scaled like an initial embedding: at full scale they would drown the tokens and delay learning
             waves = sinusoidal_positions(tokens.shape[1], x.shape[2], x.device).to(x.dtype).to(x.device)
             x = x + EMBEDDING_STD * 2**0.5 * waves
         x = x * self.embedding_scale
@@ -133,7 +133,7 @@ class Encoder(TextModel):
 
 
 def _attentions(options: recipe.Model, longest: int) -> list[EncoderAttention]:
-    """Return the attention of each layer; those of a kind are made together, since they may share matrices."""
+    """Return the attention of each layer. Attentions of one kind are built together, since they may share matrices."""
     kinds, head_dim = options.kinds, options.width // options.heads
     made = {
         kind: iter(ENCODER[kind](options.layer_lengths(kind, longest), options.heads, head_dim, options.attention))

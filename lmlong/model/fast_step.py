@@ -1,4 +1,4 @@
-"""The decode step of a whole model as one operation: native code on a CPU, a CUDA graph on a GPU."""
+"""The decode step of a whole model as a single operation: native code on a CPU, a CUDA graph on a GPU."""
 
 import copy
 from functools import partial
@@ -23,19 +23,19 @@ MAX_GRAPHS = 64
 
 TRIAL_PROMPT, TRIAL_STEPS = 16, 3
 TRIAL_SCALES = (1.0, 1e-2, 1e-3)
-"""Lengths of the embeddings of a trial, down to where the epsilon of a norm decides."""
+"""Scales of the embeddings in a trial, down to a scale at which the epsilon of a norm dominates."""
 
 TRIAL_ERROR = 1e-3
-"""Largest difference of two ways to compute a step, relative to its logits: some hundred times float32's rounding."""
+"""Largest relative difference between native code and torch: some hundred times float32's rounding."""
 
 
 class StepMismatch(LmlongError):
-    """Native code computes something else than torch."""
+    """Native code and torch compute different results."""
 
 
 def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
-    """Return the fastest decode step for a model whose weights are final. Native code is tried first against torch, but
-    for a caller who measures the difference himself."""
+    """Return the fastest decode step for a model whose weights are final. With `tried`, native code is first compared
+    with torch."""
     assert why_no_fast_step(model) is None
     functions = native_step.library() if _on_cpu(model) else None
     if functions is None:
@@ -48,12 +48,12 @@ def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
 
 
 def why_no_fast_step(model: LanguageModel) -> str | None:
-    """Return why there is no fast decode step for a model, or None where there is one."""
+    """Return why a model has no fast decode step, or None if it has one."""
     if not _on_cpu(model):
         device = model.embedding.weight.device.type
         if not model.constant_state:
-            return "the state of softmax attention grows, so its step is never the same graph twice."
-        return None if device == "cuda" else f"there is none for {device}."
+            return "the state of softmax attention grows, so its step cannot be one graph."
+        return None if device == "cuda" else f"{device} is not supported."
     if find_compiler() is None:
         return missing_compiler()
     try:
@@ -65,10 +65,10 @@ def why_no_fast_step(model: LanguageModel) -> str | None:
 
 
 def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
-    """Refuse a step that differs from the model's own beyond rounding, on random rows of two tokens."""
+    """Raise StepMismatch if a step differs from the model's own beyond rounding, on random rows of two tokens."""
     steps = model.hourglass.factor if model.hourglass else TRIAL_STEPS  # so that each row completes a block
     draw = torch.Generator().manual_seed(0)
-    alphabet = torch.randint(model.embedding.num_embeddings, (2, 1), generator=draw)  # so small that n-grams come again
+    alphabet = torch.randint(model.embedding.num_embeddings, (2, 1), generator=draw)  # small, so that n-grams repeat
     tokens = alphabet[torch.randint(2, (2, TRIAL_PROMPT + steps), generator=draw), 0]
     with torch.inference_mode():
         _, state = model(tokens[:, :TRIAL_PROMPT])
@@ -80,14 +80,14 @@ def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
             worst = max(_difference(*pair) for pair in pairs)
             if worst > TRIAL_ERROR:
                 raise StepMismatch(
-                    f"native code differs from torch by {worst:.1e}, which is a fault of lmlong. Decode by torch "
+                    f"native code differs from torch by {worst:.1e}, which is a bug in lmlong. Decode with torch "
                     "(--no-fast-decode), and report this model's recipe."
                 )
 
 
 def _difference(x: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest number; both must be finite in the same places."""
-    if x.dtype == expected.dtype and torch.equal(x, expected):  # as large tables are, which no step writes to
+    """Return the largest difference relative to the largest value; infinity if different entries are finite."""
+    if x.dtype == expected.dtype and torch.equal(x, expected):  # fast for large tables that steps do not write to
         return 0.0
     finite = expected.isfinite()
     if not torch.equal(finite, x.isfinite()):
@@ -97,8 +97,8 @@ def _difference(x: Tensor, expected: Tensor) -> float:
 
 
 def _small_trial(model: LanguageModel) -> LanguageModel:
-    """Return the model with an embedding of a few short vectors: with those of a trained model, an epsilon that is
-    wrong would hardly show."""
+    """Return the model with an embedding of a few short vectors. With the embedding of a trained model, a wrong epsilon
+    would have little effect."""
     rows = torch.cat([model.embedding.weight[: len(TRIAL_SCALES)] * scale for scale in TRIAL_SCALES])
     small = copy.copy(model)
     small._modules = dict(model._modules)
@@ -108,15 +108,15 @@ def _small_trial(model: LanguageModel) -> LanguageModel:
 
 
 def cuda_graph(step: DecodeStep) -> DecodeStep:
-    """Return the step as one graph, made by torch.compile at its first call: on a GPU all kernels are recorded and
-    replayed for each token; a graph break is an error."""
+    """Return the step as one CUDA graph, which torch.compile records at the first call and replays for each token. A
+    graph break is an error."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
     graph = torch.compile(step, fullgraph=True, dynamic=False, mode="reduce-overhead")
 
     def replay(token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
         torch.compiler.cudagraph_mark_step_begin()
         logits, after = graph(token, state, phase)
-        # copied, since the next replay writes to the same memory
+        # cloned, since the next replay writes to the same memory
         return logits.clone(), map_state(torch.clone, after)
 
     return replay

@@ -1,8 +1,8 @@
 """Hourglass downsampling: blocks of F tokens, each pooled into one vector, for the layers in the middle.
 
-In a language model, blocks are counted from the start of a document. A token gets the output of the middle layers for
-the full blocks up to it, including the one that it completes, and nothing before the first is full, so nothing leaks.
-An encoder sees both sides, so there a token gets the output for its own block.
+In a language model, blocks are counted from the start of a document. A token gets the middle layers' output for the
+last full block up to and including it, and nothing before the first full block, so the future does not leak. In an
+encoder, which sees both sides, a token gets the output for its own block.
 
 B batch, T time, F factor, N blocks.
 """
@@ -23,23 +23,23 @@ from lmlong.native.spec import NativeSpec
 
 
 class HourglassState(NamedTuple):
-    """The state of the hourglass, beside those of the middle layers, which see full blocks only."""
+    """The state of the hourglass. The middle layers, which see only full blocks, have their own states."""
 
     tail: Tensor  # (B, F - 1, width) the last vectors, including those of the incomplete block
     upsampled: Tensor  # (B, width) the upsampled output of the last full block
 
 
 class BlockPhase(NamedTuple):
-    """How the tokens of one call fall into blocks, which must be known before the computation."""
+    """The alignment of the tokens of one call with blocks, which must be known before the computation."""
 
-    blocks: int  # most full blocks that a row may have
-    first: int  # the token that ends the first block
-    even: bool  # whether blocks end there in every row, and at each F-th token after it
-    fresh: bool  # whether a document's first block may be among them
+    blocks: int  # maximum number of full blocks in a row
+    first: int  # the token that ends the first block, if `even`
+    even: bool  # whether blocks end at `first` and each F-th token after it in every row
+    fresh: bool  # whether the first block of a document may be among them
 
 
 def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, time: int) -> BlockPhase:
-    """Return the phase of `time` tokens, the first of which has `position` (B,) tokens before it in its document."""
+    """Return the phase of `time` tokens. The first token has `position` (B,) earlier tokens in its document."""
     if document_starts is None:
         before, regular = position.tolist(), True
     else:
@@ -51,7 +51,7 @@ def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, t
     if not blocks:
         return BlockPhase(0, 0, True, False)
     fresh = document_starts is not None or min(before) < factor
-    # for one token both forms are as fast; using one of them means fewer steps to compile
+    # for one token both forms are equally fast; using only one of them saves compilations
     even = bool(regular) and len(phases) == 1 and not (fresh and time == 1)
     return BlockPhase(blocks, factor - 1 - max(phases) if even else 0, even, fresh)
 
@@ -69,7 +69,8 @@ class BlockPooling(nn.Module):
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def pool(self, blocks: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Pool blocks (B, N, F, width) to (B, N, width), over tokens where `mask` (B or 1, N, F) is true; 0 of none."""
+        """Pool blocks (B, N, F, width) to (B, N, width), over tokens where `mask` (B or 1, N, F) is true. A block
+        without such tokens is 0."""
         if mask is not None:
             blank = torch.finfo(blocks.dtype).min if self.kind == "max" else 0
             blocks = blocks.masked_fill(~mask[..., None], blank)
@@ -81,7 +82,7 @@ class BlockPooling(nn.Module):
         return blocks.mean(2) if mask is None else blocks.sum(2) / mask.sum(2, keepdim=True).clamp(min=1)
 
     def project(self, x: Tensor) -> Tensor:
-        """Project the outputs of the middle layers (B, N, width) to what is added to the tokens of each block."""
+        """Project the outputs of the middle layers (B, N, width), to be added to the tokens."""
         return self.out_proj(self.norm(x))
 
 
@@ -102,8 +103,8 @@ class Hourglass(BlockPooling):
         states: BlockStates,
         recompute: bool = False,
     ) -> tuple[Tensor, HourglassState, BlockStates]:
-        """Return x (B, T, width) plus the outputs of the `middle` layers, and the states after: its own and those of
-        the middle layers."""
+        """Return x (B, T, width) plus the outputs of the `middle` layers, the hourglass state after, and the middle
+        layers' states after."""
         seen = torch.cat([state.tail.to(x.dtype), x], dim=1)
         tail = seen[:, x.shape[1] :].clone()  # a view would keep all of `seen` alive
         upsampled = state.upsampled.to(x.dtype)[:, None]
@@ -128,12 +129,12 @@ class Hourglass(BlockPooling):
         return NativeSpec("hourglass", {"factor": self.factor, "pooling": self.kind}, parts=parts)
 
     def _after_first_block(self, upsampled: Tensor, positions: Positions) -> Tensor:
-        """Zero the outputs for tokens of a document without a full block: they would be those of another document."""
+        """Zero the outputs for tokens before the first full block of their document: they are of another document."""
         return torch.where((positions.in_document >= self.factor - 1)[..., None], upsampled, 0)
 
     def _downsample(self, seen: Tensor, positions: Positions, phase: BlockPhase) -> tuple[Tensor, Positions]:
-        """Return a vector for each block, and its position. Where rows have fewer blocks than others, the vectors after
-        their last are meaningless padding: with it the computation is the same whatever comes later."""
+        """Return a vector for each block, and its position. A row with fewer blocks than others is padded with
+        meaningless vectors after its last block."""
         factor = self.factor
         if phase.even:  # seen[:, t : t + F] is the block that ends at token t
             blocks = seen.narrow(1, phase.first, phase.blocks * factor).unflatten(1, (-1, factor))
@@ -147,8 +148,8 @@ class Hourglass(BlockPooling):
         return self.pool(blocks), Positions(index, index == 0 if phase.fresh else None)
 
     def block_ends(self, index: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens (B, N) that end the first `blocks` blocks of each row, and whether each does: where a row
-        has fewer, other tokens follow."""
+        """Return the tokens (B, N) that end the first `blocks` blocks of each row, and a mask of the valid ones: a row
+        with fewer blocks is padded with other tokens."""
         full = index % self.factor == self.factor - 1
         ends = full.int().argsort(dim=1, descending=True, stable=True)[:, :blocks]
         return ends, full.gather(1, ends)
@@ -163,8 +164,8 @@ def _states_after(
     middle: Sequence[Block],
     recompute: bool,
 ) -> BlockStates:
-    """Return the middle layers' states after the blocks that each row has, `counts` (B,): those after all, those before
-    any, and where it is neither, computed again."""
+    """Return the middle layers' states after the blocks of each row, `counts` (B,). Rows with all or no blocks take
+    them from `after` or `before`; other rows are recomputed."""
     blocks = pooled.shape[1]
     if blocks == 1:
         return where_state(counts == 1, after, before)
@@ -200,9 +201,9 @@ class EncoderHourglass(BlockPooling):
 def hourglass_reference(
     x: Tensor, begins: Sequence[int], factor: int, pool: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the hourglass of one row x (T, width) in which documents begin at `begins`, by its definition: `pool` maps
-    a block to a vector, `inner` the vectors of a document to those added to its tokens. Slow; the reference of the
-    tests."""
+    """Return the hourglass of one row x (T, width) with documents that begin at `begins`, by definition. `pool` maps a
+    block to a vector; `inner` maps the vectors of a document to the vectors added to its tokens. Slow; used as the
+    reference in tests."""
     parts = []
     for begin, end in zip(begins, [*begins[1:], len(x)], strict=True):
         blocks = [x[at : at + factor] for at in range(begin, end - factor + 1, factor)]
@@ -216,7 +217,7 @@ def hourglass_reference(
 def encoder_hourglass_reference(
     x: Tensor, factor: int, pool: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the encoder's hourglass of one row x (T, width), by its definition: `pool` maps a block, of which the last
-    may have fewer tokens, to a vector. Slow; the reference of the tests."""
+    """Return the encoder's hourglass of one row x (T, width), by definition. `pool` maps a block to a vector; the last
+    block may have fewer tokens. Slow; used as the reference in tests."""
     upsampled = inner(torch.stack([pool(block) for block in x.split(factor)]))
     return torch.stack([token + upsampled[index // factor] for index, token in enumerate(x)])

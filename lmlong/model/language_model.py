@@ -1,4 +1,4 @@
-"""The causal language model: embedding, blocks, logits; the same weights prefill in parallel and decode by token.
+"""The causal language model: embedding, blocks, logits; it prefills in parallel and decodes token by token.
 
 B batch, T time, V vocabulary.
 """
@@ -25,11 +25,12 @@ from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.native.spec import NativeSpec
 
 PIECE = 4096
-"""Tokens scored at once; a longer text is scored piece by piece, with the state passed on, in constant memory."""
+"""Tokens scored at once. A longer text is scored piece by piece from the state of the previous piece, in constant
+memory."""
 
 
 MOST_TOKENS = 1 << 53
-"""Largest number of tokens in a text: float64 represents every position up to it exactly."""
+"""Maximum number of tokens in a text: float64 represents every position up to it exactly."""
 
 
 class ModelState(NamedTuple):
@@ -37,8 +38,8 @@ class ModelState(NamedTuple):
 
     blocks: tuple[BlockState, ...]
     position: Tensor  # (B,) tokens of the current document so far
-    hourglass: HourglassState | None = None  # None where no layers are downsampled
-    last_tokens: Tensor | None = None  # (B, P) as many as the attentions ask for; None where none does
+    hourglass: HourglassState | None = None  # None if no layers are downsampled
+    last_tokens: Tensor | None = None  # (B, P) the last tokens that attentions need; None if none needs them
 
 
 DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, ModelState]]
@@ -46,7 +47,7 @@ DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Mod
 
 
 class LanguageModel(TextModel):
-    """A model that predicts the next token from its state; the mask of a batch is its document starts."""
+    """A model that predicts the next token from its state. The mask of a batch is its document starts."""
 
     blocks: Sequence[Block]
 
@@ -58,7 +59,7 @@ class LanguageModel(TextModel):
         self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
         self.fast_step: DecodeStep | None = None
-        """The decode step by native code or a CUDA graph; None: torch runs `forward`."""
+        """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
         self.init_weights()
 
     @torch.no_grad()
@@ -88,7 +89,8 @@ class LanguageModel(TextModel):
         return self.fast_step(token, state, phase) if self.fast_step else self.decode_step(token, state, phase)
 
     def decode_step(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
-        """Run `step` in torch, given the block phase: nothing in it waits for a value."""
+        """Run `step` in torch, given the block phase. It never synchronizes with the device, so it can be a CUDA
+        graph."""
         hidden, state = self._run(token[:, None], state, None, phase)
         return self.logits(hidden)[:, 0], state
 
@@ -101,9 +103,11 @@ class LanguageModel(TextModel):
         segment: int | None = None,
         teacher: TeacherOutput | None = None,
     ) -> tuple[Tensor, ModelState]:
-        """Return the summed -log p of the targets (B, T), read from `state`, and the state after. With `segment`, the
-        sequence is read in segments of that many tokens, and only the states between them are kept. With a teacher the
-        loss is two numbers: the mixed loss, which alone has a gradient, and the summed -log p."""
+        """Return the summed -log p of the targets (B, T), starting from `state`, and the state after.
+
+        With `segment`, the sequence is read in segments of that many tokens, and only the states between them are kept.
+        With a teacher, the loss is two numbers: the mixed loss and the summed -log p. Only the first has a gradient.
+        """
         whole = Segment(tokens, targets, mask, teacher)
         if segment is None or not torch.is_grad_enabled():
             return self.segment_loss(whole, state)
@@ -112,7 +116,7 @@ class LanguageModel(TextModel):
         return loss_of_segments(self, whole.split(segment), state)
 
     def segment_loss(self, segment: Segment, state: ModelState | None) -> tuple[Tensor, ModelState]:
-        """Return the loss of a segment, read from `state`, and the state after."""
+        """Return the loss of a segment, starting from `state`, and the state after."""
         hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
         return self.lm_head(hidden, segment.targets, teacher=segment.teacher), state
 
@@ -130,11 +134,11 @@ class LanguageModel(TextModel):
 
     @torch.no_grad()
     def target_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return -log p of targets (N,) from the hidden states (N, width) before them."""
+        """Return -log p of targets (N,), given the hidden states (N, width) before them."""
         return self.lm_head(hidden, targets, "none")
 
     def settle(self, state: ModelState) -> ModelState:
-        """Return the state as a prefill leaves it, where steps keep it in another form."""
+        """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
         pairs = zip(self.attentions, state.blocks, strict=True)
         blocks = tuple(block._replace(attention=attention.settle(block.attention)) for attention, block in pairs)
         return state._replace(blocks=blocks)
@@ -187,13 +191,13 @@ class LanguageModel(TextModel):
         return self.norm(x), ModelState(blocks + after, positions.in_document[:, -1] + 1, hourglass, past)
 
     def embed(self, tokens: Tensor, state: ModelState, document_starts: Tensor | None) -> tuple[Tensor, Positions]:
-        """Return what the first block reads (B, T, width), and the positions that all blocks need."""
+        """Return the scaled embeddings (B, T, width), and the positions that all blocks need."""
         index = document_positions(document_starts, state.position, tokens.shape[1])
         windows = None if state.last_tokens is None else last_tokens(tokens, state.last_tokens, index)
         return self.embedding(tokens) * self.embedding_scale, Positions(index, document_starts, windows)
 
     def _count_past_tokens(self) -> int | None:
-        """Return how many tokens before the current one the attentions ask for; None where none reads tokens."""
+        """Return how many tokens before the current one the attentions need; None if no attention reads tokens."""
         counts = [
             (layer, declared.size - 1)
             for layer, attention in enumerate(self.attentions)
@@ -202,17 +206,17 @@ class LanguageModel(TextModel):
         ]
         if shortened := [layer for layer, _ in counts if layer in self.downsampled_layers]:
             raise UsageError(
-                f"model.downsample: the attention of layer {shortened[0] + 1} reads tokens, and a downsampled layer "
-                "has none. Leave downsample out, or let the layers in the middle be of another kind."
+                f"model.downsample: the attention of layer {shortened[0] + 1} reads tokens, but a downsampled layer "
+                "reads blocks. Leave downsample out, or use another kind for the layers in the middle."
             )
         return max((past for _, past in counts), default=None)
 
     def layer_tokens(self, layer: int, tokens: int) -> int:
-        """Return how many vectors a layer sees of `tokens` tokens of a document."""
+        """Return the number of vectors that a layer reads for `tokens` tokens of a document."""
         return tokens // self.hourglass.factor if self.hourglass and layer in self.downsampled_layers else tokens
 
     def block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
-        """Return how the next `time` tokens fall into blocks; None where no layers are downsampled."""
+        """Return the alignment of the next `time` tokens with blocks; None if no layers are downsampled."""
         return block_phase(self.hourglass.factor, state.position, document_starts, time) if self.hourglass else None
 
     @property
@@ -222,12 +226,12 @@ class LanguageModel(TextModel):
 
     @property
     def attention_parts(self) -> list[CausalAttention]:
-        """The attentions that those of all layers are made of."""
+        """The attentions that the attentions of all layers consist of."""
         return [part for attention in self.attentions for part in attention.parts]
 
     @property
     def constant_state(self) -> bool:
-        """Whether the state of every layer keeps its size."""
+        """Whether the state of every layer has a constant size."""
         return all(attention.state_growth == "constant" for attention in self.attentions)
 
     def compile_blocks(self) -> None:
@@ -236,13 +240,14 @@ class LanguageModel(TextModel):
             attention.compiled = True
 
     def set_state_dtype(self, dtype: torch.dtype) -> None:
-        """Set the least precise dtype of the states of recurrences."""
+        """Set the lowest precision of the states of recurrences."""
         for attention in self.attention_parts:
             if isinstance(attention, Recurrence):
                 attention.state_dtype = dtype
 
     def use_kernel(self, name: str) -> None:
-        """Let all attentions compute many tokens by `torch`, `native` code or `triton`."""
+        """Set the kernel with which attentions compute many tokens: `torch`, `native` or `triton`. A kernel hands over
+        to torch whatever it cannot compute."""
         for attention in self.attention_parts:
             attention.use_kernel(name)
 
@@ -262,7 +267,8 @@ class LanguageModel(TextModel):
         return NativeSpec("language_model", options, parts=parts)
 
     def quantize(self, dtype: torch.dtype) -> None:
-        """Quantize all weight matrices to bfloat16 or int8, less to fetch for each token; activations are unchanged."""
+        """Quantize all weight matrices to bfloat16 or int8, so that each token reads less memory. Activations are not
+        quantized."""
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):

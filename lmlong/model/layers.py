@@ -14,7 +14,7 @@ from lmlong.native.spec import NativeSpec
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with a gain, computed in float32 at least."""
+    """Root-mean-square norm with a gain, computed in at least float32."""
 
     def __init__(self, *shape: int, epsilon: float):
         super().__init__()
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 
 
 class StackedLinear(nn.Linear):
-    """Linear maps of the same vector, computed as one; Muon takes each of their matrices by itself."""
+    """Linear maps of the same input, computed as one matrix product; Muon treats each matrix separately."""
 
     def __init__(self, width: int, heights: Sequence[int]):
         super().__init__(width, sum(heights), bias=False)
@@ -58,7 +58,7 @@ class SwiGLU(nn.Module):
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer for inference, its weight kept in bfloat16, or in int8 with a scale for each row."""
+    """A linear layer for inference, with its weight in bfloat16, or in int8 with a scale for each row."""
 
     scales: Tensor | None
 
@@ -79,6 +79,6 @@ class QuantizedLinear(nn.Module):
         return NativeSpec("matrix", weights={"weight": self.weight, "scales": self.scales})
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight that products use."""
+        """Return the weight in `dtype`, as products use it."""
         weight = self.weight.to(dtype)
         return weight if self.scales is None else weight * self.scales[:, None].to(dtype)

@@ -1,8 +1,8 @@
-"""A penalty on loops: on tokens that would write a third copy of a unit that generated text ends with twice in a row.
+"""A penalty on loops: on tokens that continue a third copy of a unit with which the generated text ends twice in a row.
 
-Where the last n tokens equal the n tokens before them shifted by p, with n >= p and n >= 2, the text ends with two
-copies of a unit of p tokens (for p = 1: three), and the logit of the next token of a third copy is lowered by
-penalty * BASE ** (n - max(p, 2)). A loop gets less likely with each of its tokens, and any other repeat stays free.
+If the last n tokens equal the n tokens p positions earlier, with n >= p and n >= 2, the text ends with two copies of a
+unit of p tokens (three if p = 1). The logit of the next token of a third copy is then lowered by
+penalty * BASE ** (n - max(p, 2)). A loop becomes less likely with each token, and other repetition is not penalized.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ BASE = 3.0
 """Growth of the penalty with each token of the third copy."""
 
 SHORTEST = 2
-"""Number of tokens that must repeat at least: a token may occur three times in a row."""
+"""Minimum number of repeated tokens: a token may occur three times in a row."""
 
 LARGEST_PENALTY = 1e4
-"""Enough for a token never to be drawn, and finite in every dtype."""
+"""Large enough that a token is never drawn, but finite in every dtype."""
 
 NO_TOKEN = -1
 
 
 class LoopGuard:
-    """The penalties for the next token of one text, which grows. A unit may have up to `window` tokens."""
+    """The penalties for the next token of one growing text. A unit may have up to `window` tokens."""
 
     def __init__(self, options: Sampling, window: int = RECENT):
         self._penalty = options.effective_loop_penalty
-        self._last = np.full(window, NO_TOKEN)  # the last tokens, the newest first: the one at p - 1 is p back
-        self._repeated = np.zeros(window, int)  # at p - 1: how many of the last tokens equal those p before them
+        self._last = np.full(window, NO_TOKEN)  # the last tokens, the newest first
+        self._repeated = np.zeros(window, int)  # at index p - 1: how many of the last tokens equal the token p before
         self._needed = np.maximum(np.arange(1, window + 1), SHORTEST)
 
     def append(self, token: int) -> None:
@@ -40,7 +40,7 @@ class LoopGuard:
         self._last = np.concatenate([[token], self._last[:-1]])
 
     def penalties(self) -> dict[int, float]:
-        """Return what to subtract from the logits of tokens; those of other tokens stay."""
+        """Return the penalties to subtract from the logits, by token; other tokens have none."""
         beyond = self._repeated - self._needed
         lowered: dict[int, float] = {}
         for index in np.flatnonzero(beyond >= 0).tolist():
@@ -50,7 +50,7 @@ class LoopGuard:
 
 
 def lower_loops(logits: Tensor, guards: Sequence[LoopGuard]) -> Tensor:
-    """Return logits (B, V) without the penalties of each row's guard."""
+    """Subtract the penalties of each row's guard from logits (B, V)."""
     lower = [(row, token, penalty) for row, guard in enumerate(guards) for token, penalty in guard.penalties().items()]
     if not lower:
         return logits

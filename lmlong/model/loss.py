@@ -14,22 +14,22 @@ IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""
 
 LOGITS_CHUNK = 512
-"""Most tokens whose logits exist at the same time."""
+"""Maximum tokens whose logits are in memory at once."""
 
 CPU_LOGITS = 2**22
-"""Most logits at a time on a CPU: of more than 32 MiB malloc hands out fresh pages each time, which takes longer
-than the arithmetic."""
+"""Maximum logits at once on a CPU. For blocks above 32 MiB malloc maps fresh pages each time, which takes longer than
+the arithmetic."""
 
 
 class Softening(NamedTuple):
-    """How a student learns the predictions of a teacher."""
+    """How a student learns from the predictions of a teacher."""
 
-    share: float  # of the teacher's distribution in the loss; the rest is the text's
+    share: float  # weight of the teacher's distribution in the loss; the rest is the text's
     temperature: float
 
 
 class TeacherOutput(NamedTuple):
-    """What a student learns of a teacher's predictions for a batch."""
+    """A teacher's predictions for a batch, from which a student learns."""
 
     hidden: Tensor  # (B, T, width) the teacher's last hidden states
     weight: Tensor  # (V, width) of its output layer
@@ -39,21 +39,21 @@ class TeacherOutput(NamedTuple):
 def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, teacher: TeacherOutput | None = None
 ) -> Tensor:
-    """Return the sum of -log p(target) over scored targets: hidden (..., width), weight (V, width), targets (...).
+    """Return the sum of -log p(target) over scored targets, for hidden (..., width), weight (V, width), targets (...).
 
-    With a teacher, return (2,): the loss of the student, and that sum, without a gradient. The loss mixes the sum with
-    KL(teacher | student) at a temperature, times its square, so that the gradient does not shrink with it (Hinton et
-    al. 2015).
+    With a teacher, return (2,): the student's loss, and the sum without a gradient. The student's loss mixes the sum
+    with KL(teacher | student) at a temperature, multiplied by the squared temperature so that it does not scale the
+    gradient (Hinton et al. 2015).
     """
     if teacher is not None:
         teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
-    # passed in: within an autograd function gradients are never enabled
+    # read here, since gradients are always disabled inside an autograd function
     needs_grad = torch.is_grad_enabled()
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), teacher, needs_grad)
 
 
 def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return -log p of each target, 0 where it is ignored; without gradients."""
+    """Return -log p of each target, 0 if ignored; without gradients."""
     scored = targets != IGNORED
     chunks = zip(hidden[scored].split(LOGITS_CHUNK), targets[scored].split(LOGITS_CHUNK), strict=True)
     nll = torch.cat([_nll(logits_in_float32(h, weight), t)[0] for h, t in chunks])
@@ -61,13 +61,13 @@ def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def logits_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return logits (..., V) in float32 at least, whatever dtype they are multiplied in."""
+    """Return logits (..., V) in at least float32, whatever the dtype of the product."""
     logits = linear(hidden, weight.to(hidden.dtype))
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """The loss, with gradients computed in the forward pass, so that no logits are saved or computed twice."""
+    """The loss, with gradients computed in the forward pass, so that logits are neither saved nor recomputed."""
 
     @staticmethod
     def forward(
@@ -123,7 +123,7 @@ def _nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dnll(logits: Tensor, log_total: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of the NLL for the logits, in their memory."""
+    """Return the gradient of the NLL with respect to the logits, in their memory."""
     scored = targets != IGNORED
     dlogits = logits.sub_(log_total[:, None]).exp_()  # softmax
     dlogits[torch.arange(len(targets), device=targets.device), targets.where(scored, 0)] -= 1

@@ -1,4 +1,4 @@
-"""The memory of a model, estimated before any of it is taken."""
+"""Estimates of a model's memory, before it is built."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def check_memory(recipe: Recipe, vocabulary: int, device: torch.device) -> None:
-    """Refuse to train a model that cannot fit into the memory of a device, whatever else it holds."""
+    """Raise UsageError if training cannot fit into the memory of a device, even if nothing else uses it."""
     weights, activations = least_bytes(recipe, vocabulary)
     available = total_memory(device)
     if available is None or weights + activations <= available:
@@ -31,8 +31,8 @@ def check_memory(recipe: Recipe, vocabulary: int, device: torch.device) -> None:
 
 
 def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
-    """Return lower bounds of the bytes that training takes in a process: for weights, gradients and moments, and
-    for the inputs of blocks, which are always kept, with the state of each row."""
+    """Return lower bounds of the bytes that training takes in a process: for weights, gradients and moments, and for
+    states and the inputs of blocks, which are always kept."""
     model, training = recipe.model, recipe.training
     with without_memory():
         built = build(recipe, vocabulary)
@@ -42,12 +42,12 @@ def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
     held = min(training.segment or length, length)
     layers = model.layers - len(model.downsampled_layers)
     inputs = training.batch_size * (8 * length + 2 * held * model.width * layers)
-    moments = 2 if training.optimizer == "adamw" else 1  # of a matrix, the least
+    moments = 2 if training.optimizer == "adamw" else 1  # minimum for each weight
     return 4 * (2 + moments) * count_parameters(built) // shared, inputs + training.batch_size * state
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Return the bytes of a device's memory; None where the system does not report it."""
+    """Return the bytes of a device's memory; None if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
@@ -57,6 +57,6 @@ def total_memory(device: torch.device) -> int | None:
     for path in map(Path, LIMITS):
         try:
             limits.append(int(path.read_text()))
-        except (OSError, ValueError):  # "max" where there is no limit
+        except (OSError, ValueError):  # "max" means no limit
             continue
     return min(limits)

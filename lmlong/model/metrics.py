@@ -15,7 +15,7 @@ from lmlong.model.loss import IGNORED
 
 @dataclass(frozen=True)
 class LossTotals:
-    """The summed loss, with counts of targets and bytes. Bytes are those of the scored targets: eos has none."""
+    """The summed loss, and the counts of scored targets and their bytes. The end-of-text token has 0 bytes."""
 
     nats: float = 0.0
     tokens: int = 0
@@ -38,7 +38,7 @@ class LossTotals:
 
 
 class Metric(NamedTuple):
-    """The metric that models are compared by; less is better."""
+    """The metric by which models are compared; lower is better."""
 
     name: str  # a property of LossTotals
     unit: str
@@ -48,19 +48,19 @@ class Metric(NamedTuple):
 
 
 METRICS = {"causal": Metric("bits_per_byte", "bits/byte"), "masked": Metric("perplexity", "perplexity")}
-"""The metric of each objective. Masked tokens are not all of a text, so their loss says nothing of its bytes."""
+"""The metric of each objective. Masked tokens are only a part of a text, so their loss has no bits per byte."""
 
 
 def count_bytes(targets: Tensor, token_bytes: Tensor) -> int:
-    """Return the number of UTF-8 bytes of the scored targets, given that of each token of the vocabulary."""
+    """Return the number of UTF-8 bytes of the scored targets, given the bytes of each token of the vocabulary."""
     return int(token_bytes[targets[targets != IGNORED]].sum())
 
 
 def loss_totals(
     model: TextModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor, carry_state: bool = False
 ) -> LossTotals:
-    """Return the totals over batches of (tokens, targets, mask), each (rows, time), each from an empty state or with
-    `carry_state` from the state after the one before."""
+    """Return the totals over batches of (tokens, targets, mask), each (rows, time). A batch starts from an empty state,
+    or with `carry_state` from the state after the previous batch."""
     totals, state = LossTotals(), None
     for tokens, targets, mask in batches:
         nll, after = model.token_nll(tokens, targets, mask, state)

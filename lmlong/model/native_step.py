@@ -32,7 +32,7 @@ CONSTANTS = {
     "MIN_LOG_DECAY": MIN_LOG_DECAY,
     "RMS_EPS": RMS_EPS,
 }
-"""Of feature maps and gates, which several kinds of attention have."""
+"""Constants of feature maps and gates, which several kinds of attention share."""
 
 Kinds = Sequence[DecodeKind[Any]]
 """The kind of each layer's attention."""
@@ -40,7 +40,7 @@ Kinds = Sequence[DecodeKind[Any]]
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled step; None where it cannot be compiled."""
+    """Return the compiled step; None if it cannot be compiled."""
     return step.load(native_kinds().values(), CONSTANTS)
 
 
@@ -71,13 +71,14 @@ class NativeStep:
     def run(
         self, tokens: Tensor, positions: Tensor, before: States, after: States, separate: bool = False
     ) -> tuple[Tensor, bool]:
-        """Step rows whose states are `before` and `after`, by as many threads as are fastest (`step.decode`)."""
+        """Step rows from the states `before` to the states `after`, with the fastest number of threads
+        (`step.decode`)."""
         inputs = (self._functions, self._packed, tokens, positions, before, after)
         return self._threads.run(lambda workers: step.decode(*inputs, workers, separate), torch.get_num_threads())
 
 
 def as_native(kinds: Kinds, state: ModelState) -> ModelState:
-    """Return the state in the dtypes that native code reads, each tensor contiguous."""
+    """Return the state in the dtypes that native code reads, with contiguous tensors."""
     blocks = tuple(
         BlockState(kind.as_native(attention), None if tail is None else native(tail))
         for kind, (attention, tail) in zip(kinds, state.blocks, strict=True)
@@ -87,8 +88,8 @@ def as_native(kinds: Kinds, state: ModelState) -> ModelState:
 
 
 def empty_after(kind: DecodeKind[Any], before: BlockState, phase: BlockPhase | None) -> BlockState:
-    """Return tensors for the state of a layer after a token. A layer that reads whole blocks may have none to read, or
-    not in each row."""
+    """Return tensors for the state of a layer after a token. A downsampled layer may have no block to read, in some
+    rows or in all."""
     if phase is not None and not phase.blocks:
         return before
     new = torch.empty_like if phase is None else torch.clone
@@ -97,14 +98,14 @@ def empty_after(kind: DecodeKind[Any], before: BlockState, phase: BlockPhase | N
 
 
 def with_room(kinds: Kinds, blocks: Sequence[BlockState], full: bool) -> tuple[BlockState, ...]:
-    """Return the states of layers with room for what the next token adds to them; `full`: some may have none."""
+    """Return the states of layers with room for the next token; `full`: some may have no room left."""
     return tuple(
         BlockState(kind.with_room(attention, full), tail) for kind, (attention, tail) in zip(kinds, blocks, strict=True)
     )
 
 
 def layer_states(kinds: Kinds, blocks: Iterable[BlockState]) -> array:
-    """Return the states of layers as native code reads them: of each a `LayerState` and the state of its attention."""
+    """Return the states of layers as native code reads them: for each, a `LayerState` and the attention's state."""
     return array("q", chain.from_iterable(map(_fields, kinds, blocks)))
 
 

@@ -12,24 +12,24 @@ DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the context in which a forward pass computes in `precision`; unknown formats are float32."""
+    """Return a context in which a forward pass computes in `precision`; an unknown format means float32."""
     dtype = DTYPES.get(precision, torch.float32)
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 def computes_in_bf16(device: torch.device) -> bool:
-    """Return whether products of bfloat16 matrices run on hardware made for them."""
+    """Return whether the device has hardware for bfloat16 matrix products."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "mps":
         return False
-    # private, since torch has no public function for it on a CPU
+    # private functions: torch has no public ones for a CPU
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def evaluation_precision(chosen: Precision | None, trained_in: str, device: torch.device) -> Precision:
-    """Return the format to evaluate a model in: the `chosen` one, or if None the one it was trained in, or float32
-    where this device only emulates that and where its recipe names none, as that of an imported model."""
+    """Return the format to evaluate a model in: the `chosen` format, or if None the format it was trained in. It is
+    float32 if the device only emulates that format, or if the recipe sets none, as for an imported model."""
     if chosen == "16" and device.type != "cuda":
         raise UsageError("precision: 16 needs a GPU. Use bf16 or 32.")
     if chosen == "bf16" and device.type == "mps":

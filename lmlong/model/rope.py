@@ -16,25 +16,25 @@ SINUSOIDAL_BASE = 10_000.0
 
 
 def rope_frequencies(head_dim: int, options: recipe.Rope, device: torch.device = CPU) -> Tensor:
-    """Return the angle by which each pair of a head's numbers turns at a token (D / 2,), in float64."""
+    """Return the angle by which each pair of a head's numbers rotates per token (D / 2,), in float64."""
     half = head_dim // 2
     frequencies = options.base ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
     return frequencies if options.scaling is None else _scaled(frequencies, options.scaling)
 
 
 def _scaled(frequencies: Tensor, scaling: recipe.RopeScaling) -> Tensor:
-    """Return frequencies after Llama 3's scaling, by their turns within the original length."""
+    """Return frequencies scaled as in Llama 3, by their number of turns within the original length."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     turns = scaling.original_length * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
+    unscaled = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (unscaled + (1 - unscaled) / scaling.factor)
 
 
 def apply_rope(x: Tensor, positions: Tensor, options: recipe.Rope) -> Tensor:
-    """Rotate x (B, H, T, D), pairs of its first and second half, by the angles of its positions (B, T)."""
+    """Rotate x (B, H, T, D) by the angles of its positions (B, T); a pair is a number of each half of D."""
     # float64: at a million tokens float32 is off by a hundredth of a turn
-    where = float64_device(positions.device)
-    angles = positions[:, None, :, None].to(where) * rope_frequencies(x.shape[-1], options, where)
+    device = float64_device(positions.device)
+    angles = positions[:, None, :, None].to(device) * rope_frequencies(x.shape[-1], options, device)
     cos, sin = (wave.to(x.dtype).to(x.device) for wave in (angles.cos(), angles.sin()))
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
@@ -42,14 +42,14 @@ def apply_rope(x: Tensor, positions: Tensor, options: recipe.Rope) -> Tensor:
 
 def sinusoidal_positions(time: int, width: int, device: torch.device) -> Tensor:
     """Return sines and cosines of each position (T, width), from the fastest frequency to the slowest, in float64."""
-    half, where = -(-width // 2), float64_device(device)
-    frequencies = SINUSOIDAL_BASE ** (-torch.arange(half, device=where, dtype=torch.float64) / half)
-    angles = torch.arange(time, device=where)[:, None] * frequencies
+    half, device = -(-width // 2), float64_device(device)
+    frequencies = SINUSOIDAL_BASE ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
+    angles = torch.arange(time, device=device)[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 
 
 def document_positions(document_starts: Tensor | None, position: Tensor, time: int) -> Tensor:
-    """Return how many tokens of its document come before each token (B, T), given that of the first one (B,)."""
+    """Return the number of earlier tokens in its document for each token (B, T), given it for the first token (B,)."""
     index = torch.arange(time, device=position.device)
     since_first = position[:, None] + index
     if document_starts is None:

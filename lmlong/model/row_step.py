@@ -1,9 +1,9 @@
-"""Decode steps for rows that come and go: each row has a state of its own, which a step changes in place.
+"""Decode steps for rows that come and go: each row has its own state, which a step updates in place.
 
-A batch whose state is one set of tensors must be copied whenever a row joins or leaves. Here a step is given any rows
-in any order. By native code each row has two buffers, of which a step reads one and writes the other, so no state is
-allocated or copied for a token; large tables, which steps do not write to, are shared with the state that a row began
-with. Elsewhere torch runs the rows as one batch, which is rebuilt when other rows are to step.
+A batch whose state is one set of tensors must be copied whenever a row joins or leaves. Here a step takes any rows in
+any order. With native code, each row has two buffers: a step reads one and writes the other, so that no state is
+allocated or copied for a token. Large tables, which steps do not write to, are shared with the state that a row started
+from. Otherwise torch runs the rows as one batch, which is rebuilt when the rows change.
 
 B rows, V vocabulary, P last tokens.
 """
@@ -24,12 +24,12 @@ from lmlong.native.state import map_state
 
 
 class NativeRow:
-    """The two buffers of one row. A state that grows has new ones for each token."""
+    """The two buffers of one row. A state that grows gets new buffers for each token."""
 
     _blocks: tuple[BlockState, ...]
     _next: tuple[BlockState, ...]
     fields: tuple[array, array]
-    """The addresses of the buffer that a step reads, and of the one that it writes."""
+    """The addresses of the buffer that a step reads, and of the buffer that it writes."""
 
     def __init__(self, state: ModelState, kinds: Kinds, grows: bool):
         state = as_native(kinds, state)
@@ -39,7 +39,7 @@ class NativeRow:
         self._use(state.blocks if self.grows else self._copied(state.blocks))
 
     def advance(self, token: int, full: bool) -> None:
-        """Take what a step has written for the state after a token; `full`: some state may have no room for another."""
+        """Make the buffer that a step has written the current state; `full`: some state may have no room left."""
         self.position += 1
         if self.last_tokens is not None:
             self.last_tokens = torch.cat([self.last_tokens[:, 1:], self.last_tokens.new_tensor([[token]])], dim=1)
@@ -52,17 +52,17 @@ class NativeRow:
             self.fields = self.fields[::-1]
 
     def state(self) -> ModelState:
-        """Return the state after the tokens so far, which no later step changes."""
+        """Return a copy of the state after the tokens so far; later steps do not change it."""
         return ModelState(self._copied(self._blocks), torch.tensor([self.position]), None, self.last_tokens)
 
     def _use(self, blocks: tuple[BlockState, ...]) -> None:
-        """Take these tensors for the buffer that the next step reads, and new ones for the other."""
+        """Use these tensors as the buffer that the next step reads, and allocate the other buffer."""
         self._blocks = blocks
         self._next = tuple(empty_after(kind, block, None) for kind, block in zip(self._kinds, blocks, strict=True))
         self.fields = layer_states(self._kinds, self._blocks), layer_states(self._kinds, self._next)
 
     def _copied(self, blocks: tuple[BlockState, ...]) -> tuple[BlockState, ...]:
-        """Return the states with memory of their own, but for tables that no step writes to."""
+        """Return copies of the states, except tables that steps do not write to."""
         return tuple(
             BlockState(kind.each_written(torch.clone, attention), map_state(torch.clone, tail))
             for kind, (attention, tail) in zip(self._kinds, blocks, strict=True)
@@ -76,7 +76,7 @@ class NativeRowStep:
         self._native = native
 
     def admit(self, state: ModelState) -> NativeRow:
-        """Return a row that begins with the state of one text, which stays as it is."""
+        """Return a row that starts from the state of one text, which is not modified."""
         return NativeRow(state, self._native.kinds, self._native.grows)
 
     def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
@@ -94,13 +94,13 @@ class NativeRowStep:
 
 
 class TorchRow:
-    """A row of the batch that stepped last."""
+    """A row, stored as an index into the batch of its last step."""
 
     def __init__(self, state: ModelState):
         self.batch, self.index = state, 0
 
     def state(self) -> ModelState:
-        """Return the state after the tokens so far, which no later step changes."""
+        """Return a copy of the state after the tokens so far; later steps do not change it."""
         return map_state(torch.clone, state_row(self.batch, self.index))
 
 
@@ -112,7 +112,7 @@ class TorchRowStep:
         self._stepped: list[TorchRow] = []
 
     def admit(self, state: ModelState) -> TorchRow:
-        """Return a row that begins with the state of one text, which stays as it is."""
+        """Return a row that starts from the state of one text, which is not modified."""
         return TorchRow(state)
 
     @torch.inference_mode()
@@ -132,7 +132,7 @@ RowStep = NativeRowStep | TorchRowStep
 
 
 def make_row_step(model: LanguageModel) -> RowStep:
-    """Return the steps of rows by native code where that decodes the model, else by torch."""
+    """Return the step of rows by native code if it decodes the model, else by torch."""
     if isinstance(model.fast_step, NativeStep) and model.hourglass is None:
         return NativeRowStep(model.fast_step)
     return TorchRowStep(model)

@@ -1,5 +1,5 @@
-"""The options of sampling and their defaults: the one table that Python, the commands, the server, its page and the
-exports read. It imports no torch, so that commands can show it at once."""
+"""The options of sampling and their defaults: the single table for Python, commands, server, web page and exports. It
+does not import torch, so that commands can show it quickly."""
 
 import secrets
 from dataclasses import dataclass
@@ -7,38 +7,38 @@ from dataclasses import dataclass
 from lmlong.errors import UsageError
 
 MAX_TOKENS = 200
-"""Tokens written where no number is given."""
+"""Default number of generated tokens."""
 
 RECENT = 1024
-"""Number of the last tokens that penalties on repetition look at, at most."""
+"""Maximum number of last tokens that penalties on repetition consider."""
 
 LOOP_PENALTY = 2.0
-"""The penalty on loops at temperatures above 0, where none is given."""
+"""Default penalty on loops at temperatures above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The options of sampling. The repetition penalty acts first, then the loop penalty, the temperature, top-k, top-p
-    and min-p, each on what the one before it left."""
+    """The options of sampling. They are applied in this order: repetition penalty, loop penalty, temperature, top-k,
+    top-p, min-p."""
 
     temperature: float = 0.8
-    """Divisor of the logits; below 1 likely tokens become likelier, and 0 always takes the likeliest."""
+    """Divisor of the logits. Below 1, likely tokens become likelier; 0 always takes the likeliest."""
     top_k: int | None = None
     """Draw only from this many likeliest tokens."""
     top_p: float = 1.0
-    """Draw only from the fewest likeliest tokens that together have this probability."""
+    """Draw only from the smallest set of likeliest tokens with at least this total probability."""
     min_p: float = 0.0
-    """Draw only from tokens at least this share as probable as the likeliest."""
+    """Draw only from tokens with at least this fraction of the likeliest token's probability."""
     repetition_penalty: float = 1.0
     """Factor that makes tokens of the recent text less likely: it divides their logits, or multiplies negative ones."""
     repetition_window: int = 256
     """Length of the recent text in tokens."""
     loop_penalty: float | None = None
-    """What is subtracted from the logit of a token that would begin a third copy of what the generated text ends with
-    twice in a row, and three times as much with each token of that copy (lmlong.model.loop_guard). 0 turns it off;
-    None: LOOP_PENALTY, or 0 at temperature 0."""
+    """Penalty on the logit of a token that would begin a third copy of a unit with which the generated text ends twice
+    in a row. It triples with each token of that copy (lmlong.model.loop_guard). 0 turns it off; None: LOOP_PENALTY, or
+    0 at temperature 0."""
     seed: int = 0
-    """Seed of the random draws: the same seed draws the same text."""
+    """Seed of the random draws; the same seed draws the same text."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -67,5 +67,5 @@ DEFAULTS = Sampling()
 
 
 def random_seed() -> int:
-    """Return a seed that no other text has, short enough to be typed again."""
+    """Return a random seed, short enough to type."""
     return secrets.randbits(32)

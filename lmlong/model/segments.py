@@ -1,9 +1,9 @@
 """The loss of a sequence of any length, and its exact gradient, in the memory of one segment.
 
-A first pass keeps the states between segments, nothing else. A second one goes over the segments from the last to the
-first: each is computed again from the state before it, adds its part of the loss and the gradient at once, and passes
-on the gradient of that state. To autograd all of it is one function of the weights; activation checkpointing of each
-segment would keep a graph of all of them.
+A first pass keeps only the states between segments. A second pass goes from the last segment to the first: it
+recomputes each segment from the state before it, adds the segment's loss and gradients, and passes the gradient of that
+state to the previous segment. For autograd all of this is one function of the weights. Activation checkpointing of each
+segment would keep a graph of all segments.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from lmlong.model.state import rebuild_state
 
 
 class Segment(NamedTuple):
-    """Neighbouring tokens of every row."""
+    """Consecutive tokens of every row."""
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
@@ -29,7 +29,7 @@ class Segment(NamedTuple):
     teacher: TeacherOutput | None = None
 
     def split(self, length: int) -> "list[Segment]":
-        """Return its parts of at most `length` tokens."""
+        """Split into segments of up to `length` tokens."""
         parts = []
         for begin in range(0, self.tokens.shape[1], length):
             span = slice(begin, begin + length)
@@ -43,14 +43,14 @@ class SegmentModel(Protocol):
     def hidden_states(self, tokens: Tensor, state: Any, document_starts: Tensor | None) -> tuple[Tensor, Any]: ...
 
     def segment_loss(self, segment: Segment, state: Any) -> tuple[Tensor, Any]:
-        """Return the summed loss and the state after. Of a loss of several numbers the first alone is learned."""
+        """Return the summed loss and the state after. If the loss is several numbers, only the first is trained."""
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 def segmented_loss(model: SegmentModel, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
-    """Return the loss of all segments in turn from `state`, and the state after the last, without a gradient."""
+    """Return the loss of consecutive segments, starting from `state`, and the last state, which has no gradient."""
     context = _ForwardContext(segments[0].tokens.device.type)
     states = _StateBank(state, len(segments) - 1)
     for number, segment in enumerate(segments):
@@ -64,8 +64,8 @@ def segmented_loss(model: SegmentModel, segments: Sequence[Segment], state: Any)
 
 
 def checkpointed_loss(model: SegmentModel, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
-    """Return the same by activation checkpointing, with a graph of all segments: for weights that are gathered only
-    while their module computes, which one function of all segments would not see."""
+    """Return the same as `segmented_loss` by activation checkpointing, with a graph of all segments. Partitioned
+    weights, which are gathered only while their module computes, need this."""
     losses = []
     for segment in segments:
         loss, state = checkpoint(model.segment_loss, segment, state, use_reentrant=False)
@@ -74,7 +74,7 @@ def checkpointed_loss(model: SegmentModel, segments: Sequence[Segment], state: A
 
 
 class _ForwardContext:
-    """The autocast of the forward pass, and a random seed for each segment, the same in both passes."""
+    """The autocast of the forward pass and a random seed for each segment, for use in both passes."""
 
     def __init__(self, device: str):
         self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
@@ -116,8 +116,7 @@ def _backward_through_segments(
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients are computed already: the backward pass scales them. Of several numbers the first is the
-    loss."""
+    """A loss with precomputed gradients, which the backward pass scales. Of several numbers, the first is the loss."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, dweights: list[Tensor], *weights: Tensor) -> Tensor:
@@ -132,8 +131,8 @@ class _KnownGradients(torch.autograd.Function):
 
 
 class _StateBank:
-    """The first state and those between segments, each kind of tensor in one block: a thousand small tensors among
-    large temporary ones would fragment the allocator's memory."""
+    """The first state and the states between segments. Each state tensor has one block for all segments: a thousand
+    small tensors among large temporary ones would fragment the allocator's memory."""
 
     def __init__(self, first: Any, more: int):
         self.first, self.more = first, more
@@ -157,5 +156,5 @@ def _detached(state: Any) -> Any:
 
 
 def _floating(state: Any) -> list[Tensor]:
-    """Return the tensors of a state that gradients can flow to."""
+    """Return the tensors of a state that can have gradients."""
     return [x for x in state_tensors(state) if x.is_floating_point()]

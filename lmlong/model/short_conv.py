@@ -14,10 +14,10 @@ from torch.nn.functional import pad
 from lmlong.native.spec import NativeSpec
 
 BLOCK = 128
-"""Tokens computed at once on a CPU, so that they are in cache for all taps."""
+"""Tokens computed at once on a CPU, so that they stay in cache for all taps."""
 
 CODED = 3
-"""Tokens of the longest code."""
+"""Tokens in the longest code."""
 
 
 class ShortConvolution(nn.Module):
@@ -29,19 +29,19 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, width))
 
     def init_weights(self) -> None:
-        """Begin near the identity."""
+        """Initialize near the identity."""
         nn.init.normal_(self.weight, std=0.1)
         self.weight[:, -1] += 1
 
     def identity(self) -> Tensor:
-        """Return the weight with which it changes nothing."""
+        """Return the weight of an identity convolution."""
         weight = torch.zeros_like(self.weight)
         weight[:, -1] = 1
         return weight
 
     def init_codes(self, codes: slice, late: slice, chosen: Tensor) -> None:
-        """Initialize the channels `codes` as codes of the last one, two and three tokens in turn, sums of them with
-        random signs, and the channels `late` as the `chosen` codes of the token before."""
+        """Initialize the channels `codes` as sums, with random signs, over the last one, two or three tokens in turn.
+        Initialize the channels `late` as the `chosen` codes of the previous token."""
         weight = self.weight[codes]
         reach = 1 + torch.arange(len(weight), device=weight.device)[:, None] % min(CODED, self.width - 1)
         taken = torch.arange(self.width, device=weight.device) >= self.width - reach
@@ -56,8 +56,8 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x: Tensor, tail: Tensor, positions: Tensor, document_starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the outputs of x (B, T, C) after `tail` (B, W - 1, C), and the new tail; `positions` (B, T) counts the
-        tokens before each in its document."""
+        """Return the outputs for x (B, T, C), which follows `tail` (B, W - 1, C), and the new tail. `positions` (B, T)
+        counts the earlier tokens of each document."""
         x = torch.cat([tail.to(x.dtype), x], dim=1)
         weight = self.weight.to(x.dtype)
         if x.shape[1] == self.width and document_starts is None and not torch.is_grad_enabled():
@@ -74,7 +74,7 @@ class ShortConvolution(nn.Module):
         return NativeSpec("short_conv", {"width": self.width}, {"weight": self.weight})
 
     def _mask_documents(self, y: Tensor, x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
-        """Recompute the few outputs so near to the start of their document that they saw the one before."""
+        """Recompute the few outputs whose taps reach into the previous document."""
         rows, times = (positions < self.width - 1).nonzero(as_tuple=True)
         offsets = torch.arange(self.width, device=x.device)  # the last one is the token itself
         seen = x[rows[:, None], times[:, None] + offsets]  # (tokens, W, C)
@@ -84,8 +84,8 @@ class ShortConvolution(nn.Module):
 
 
 class _Taps(torch.autograd.Function):
-    """y_t = sum_j w_j x_(t+j) by channel: x (B, T + W - 1, C), w (C, W). Torch's own convolution is tuned for images:
-    on a CPU its backward pass takes seconds where this takes milliseconds."""
+    """y_t = sum_j w_j x_(t+j) by channel, for x (B, T + W - 1, C) and w (C, W). Torch's own convolution is tuned for
+    images: on a CPU its backward pass takes seconds instead of milliseconds."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _tap_sum(x: Tensor, taps: Tensor) -> Tensor:
 
 
 def _blocks(y: Tensor) -> Iterator[tuple[int | slice, int, int]]:
-    """Iterate over the blocks of rows and times to compute at once: small on a CPU, everything on a GPU."""
+    """Iterate over the blocks of rows and times to compute at once: small on a CPU, a single block on a GPU."""
     rows, time = y.shape[:2]
     if y.device.type != "cpu":
         yield slice(None), 0, time

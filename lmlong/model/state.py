@@ -18,7 +18,7 @@ def rebuild_state(like: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def detach_state(state: State) -> State:
-    """Return a state without its graph, to read on from it without a gradient to what was read before."""
+    """Detach a state from its graph, so that gradients do not flow to earlier tokens."""
     return map_state(Tensor.detach, state)
 
 
@@ -45,8 +45,7 @@ def state_bytes(state: Any) -> int:
 
 
 def _pad_to_longest(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Pad with zeros in front: a growing state is longer in one text than in another, and zeros, which belong to no
-    document, count for nothing before the first token."""
+    """Pad with zeros in front, since growing states differ in length. Zeros have no effect: no document has them."""
     longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     missing = [[most - size for most, size in zip(longest, part.shape[1:], strict=True)] for part in parts]
     return [

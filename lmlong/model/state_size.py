@@ -9,13 +9,23 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
 
 
+def binary_size(count: float) -> str:
+    """Return a number of bytes as people read it, such as 84.0 KiB."""
+    unit = "bytes"
+    for larger in ("KiB", "MiB", "GiB"):
+        if count < 1024:
+            break
+        count, unit = count / 1024, larger
+    return f"{count:,.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"
+
+
 class Size(NamedTuple):
     numbers: int
     bytes: int
 
 
 class StateSize(NamedTuple):
-    """The size of the state before the first token, and what each token adds: nothing, where the state is constant."""
+    """The size of the state before the first token, and the size that each token adds: 0 for a constant state."""
 
     empty: Size
     per_token: Size
@@ -23,9 +33,9 @@ class StateSize(NamedTuple):
 
 @torch.inference_mode()
 def state_size(model: LanguageModel) -> StateSize:
-    """Return the sizes, measured on the tensors of the state before and after a token, or a block of them."""
+    """Return the sizes, measured on the tensors of the state before and after a token, or a block of tokens."""
     nothing = model.init_state(1)
-    count = model.hourglass.factor if model.hourglass else 1  # the fewest tokens of which each layer reads something
+    count = model.hourglass.factor if model.hourglass else 1  # the fewest tokens with which every layer reads a vector
     _, some = model.hidden_states(
         torch.zeros(1, count, dtype=torch.long, device=model.embedding.weight.device), nothing
     )

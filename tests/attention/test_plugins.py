@@ -158,16 +158,16 @@ BASE = "from lmlong.attention.base import CausalAttention\nfrom lmlong.attention
         ("def f():\n    raise ValueError('no\\nluck')\nf()\n", r"imported: ValueError: no luck \(bad\.py:2\)"),
         ("raise SystemExit(3)", r"cannot be imported: SystemExit: 3"),
         ("x = 1\n", r"bad\.py: declares no plug-in\. Write ATTENTIONS"),
-        ("ATTENTIONS = 3\n", r"ATTENTIONS is no dict"),
-        ("ATTENTIONS = {'mine': 3}\n", r"bad\.py: ATTENTIONS\['mine'\]: 3 is no subclass of .*CausalAttention"),
-        ("ATTENTIONS = {'mine': int}\n", r"int is no subclass"),
+        ("ATTENTIONS = 3\n", r"ATTENTIONS is not a dict"),
+        ("ATTENTIONS = {'mine': 3}\n", r"bad\.py: ATTENTIONS\['mine'\]: 3 is not a subclass of .*CausalAttention"),
+        ("ATTENTIONS = {'mine': int}\n", r"int is not a subclass"),
         (f"{BASE}class Mine(CausalAttention): pass\nATTENTIONS = {{'mine': Mine}}", r"Mine: lacks forward, init_state"),
-        (SQUARE.replace('"square"', '"Square"'), r"'Square' is no name of lower-case letters"),
+        (SQUARE.replace('"square"', '"Square"'), r"'Square' is not a name of lower-case letters"),
         (SQUARE.replace('"square"', '"elu"'), r"the name elu is taken, by lmlong itself"),
         (SQUARE.replace('"square"', '"two_gates"'), r"the name two_gates is taken, by .*two_gates\.py"),
-        (SQUARE.replace('"square"', '"decay"'), r"the name decay is that of another option of model\.attention"),
-        (SQUARE.replace('"square"', '"model_dump"'), r"the name model_dump is that of another option"),
-        (SQUARE.replace("recipe.Options)", "dict)"), r"Square\.Options: no subclass of lmlong\.recipe\.Options"),
+        (SQUARE.replace('"square"', '"decay"'), r"the name decay is already an option of model\.attention"),
+        (SQUARE.replace('"square"', '"model_dump"'), r"the name model_dump is already an option"),
+        (SQUARE.replace("recipe.Options)", "dict)"), r"Square\.Options: not a subclass of lmlong\.recipe\.Options"),
         (
             SQUARE.replace("float = 0.01", "float").replace("options=Options()", "options"),
             r"Options: floor has no default",
@@ -176,7 +176,7 @@ BASE = "from lmlong.attention.base import CausalAttention\nfrom lmlong.attention
             SQUARE.replace("float = 0.01", "float = 'x'"),
             r"the default of floor is refused: Input should be a valid number",
         ),
-        (SQUARE.replace("class Options", "uses_rope = 1\n    class Options"), r"Square: uses_rope is a bool"),
+        (SQUARE.replace("class Options", "uses_rope = 1\n    class Options"), r"Square: uses_rope must be a bool"),
         (SQUARE.replace("float = 0.01", "float = 1.0\n        floors: dict = {}"), r"recipes cannot hold"),
         (
             SQUARE.replace("head_dim, options=Options()", "head_dim"),
@@ -286,7 +286,7 @@ def test_a_feature_map_that_looks_at_other_tokens_or_is_negative_is_told(square:
     assert 10 in {one.number for one in examine_feature_map(cls).verdicts if not one.kept}
     square.write_text(SQUARE.replace("q * q + self.floor", "q[..., :3]"))
     (cls,) = load_plugin(square).feature_maps.values()
-    with pytest.raises(UsageError, match=r"square\.py: Square: query gives \(2, 3, 100, 3\), not \(2, 3, 100, 8\)"):
+    with pytest.raises(UsageError, match=r"square\.py: Square: query returns \(2, 3, 100, 3\), not \(2, 3, 100, 8\)"):
         check_feature_map(cls)
 
 

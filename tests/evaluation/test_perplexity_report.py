@@ -23,7 +23,7 @@ softmax minus linear: no targets in common. Give --lengths.
 
 linear
   1,234,567 parameters, trained on 2,560,000 tokens, at length 1k
-  state of 49,921 numbers, 200 KB; precision 32
+  state of 49,921 numbers, 195 KiB; precision 32
   123,456 tokens read in 12.3 s (10,037 a second), 457 MB at most
 
 by context: the same 2,000 tokens of 2 documents each time
@@ -49,7 +49,7 @@ the state, over all layers and heads, while the longest document is read
 
 softmax
   1,000 parameters, at length 512
-  state of 577 numbers, 2 KB, and 514 more a token; precision 32
+  state of 577 numbers, 2.3 KiB, and 514 more a token; precision 32
   1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
 
 by context: the same 1,000 tokens of 1 document each time
@@ -187,7 +187,7 @@ def test_the_trained_length_is_marked_where_it_lies_within_the_chart() -> None:
 OF_VIEWS = """\
 viewed
   1,000 parameters, at length 512
-  state of 577 numbers, 2 KB; precision 32
+  state of 577 numbers, 2.3 KiB; precision 32
   documents in 2 clusters by author: the errors are over clusters
   1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
 

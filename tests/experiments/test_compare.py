@@ -89,10 +89,10 @@ def test_a_standing_is_a_mean_and_a_deviation() -> None:
     worse = [run._replace(candidate="relu", bits_per_byte=4.0) for run in runs]
     lines = table([CandidateResult("relu", worse), CandidateResult("elu", runs)]).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["elu", "relu"]
-    assert lines[1].split()[1:] == ["2.0000", "1.0000", "0.01", "1,000,000", "5,000", "2", "KiB"]
+    assert lines[1].split()[1:] == ["2.0000", "1.0000", "0.01", "1,000,000", "5,000", "2.0", "KiB"]
     assert max(map(len, lines)) <= 80
     ((panel,),) = figure([CandidateResult("relu", worse), CandidateResult("elu", runs)]).rows
-    assert isinstance(panel, Panel) and panel.y_names == ["elu, 2 KiB", "relu, 2 KiB"]
+    assert isinstance(panel, Panel) and panel.y_names == ["elu, 2.0 KiB", "relu, 2.0 KiB"]
     mean, seeds = panel.lines
     assert list(zip(mean.x, mean.y, strict=True)) == [(2.0, 0), (4.0, 1)]
     assert list(zip(seeds.x, seeds.y, strict=True)) == [(1.0, 0), (2.0, 0), (3.0, 0), (4.0, 1), (4.0, 1), (4.0, 1)]

@@ -128,7 +128,7 @@ def test_the_table_shows_a_line_for_each_model() -> None:
     scores = {4: RecallScore(1000, 1000), 16: RecallScore(333, 1000), 128: RecallScore(0, 10)}
     lines = table([RecallResult("softmax-features", 128, 0.0005, 0, 10_224, 1_500_000, scores)]).splitlines()
     assert lines[1].split() == ["attention", "width", "state", "rate", "4", "16", "128"]
-    assert lines[2].split() == ["softmax-features", "128", "1464.8", "KiB", "0.0005", "1.000", "0.333", "0.000"]
+    assert lines[2].split() == ["softmax-features", "128", "1.4", "MiB", "0.0005", "1.000", "0.333", "0.000"]
     six = {pairs: RecallScore(1, 3) for pairs in LARGE.pairs} | {128: RecallScore(1, 3)}
     wide = table([RecallResult("softmax-features", 128, 0.0005, 0, 10_224, 1_500_000, six)])
     assert max(map(len, wide.splitlines())) <= 80

@@ -56,7 +56,7 @@ def test_a_hash_that_has_no_row(cases: dict[str, Case], tmp_path: Path, name: st
 def test_keys_values_and_marks_of_other_lengths(cases: dict[str, Case], tmp_path: Path) -> None:
     settled = cases["softmax"].tensors["state.blocks.0.attention.settled.k"]
     why = refusal(cases["softmax"], tmp_path / "a.state", blocks__0__attention__settled__k=settled[:, :, :-1].clone())
-    assert "settled.current is of" in why and "where there are" in why
+    assert "settled.current has" in why and "but there are" in why
 
 
 def test_a_window_of_one_keeps_nothing(cases: dict[str, Case], tmp_path: Path) -> None:

@@ -128,8 +128,15 @@ class Visit:
     def begin(self, text: str = "") -> None:
         self.page.focus("#prompt")
         self.page.keyboard.insert_text(text)
+        self.page.evaluate(
+            """() => {
+                const stop = document.getElementById("stop");
+                window.workBegan = new Promise((resolve) =>
+                    new MutationObserver(resolve).observe(stop, { attributeFilter: ["hidden"] }));
+            }"""
+        )
         self.page.keyboard.press("Control+Enter")
-        self.page.wait_for_selector("#stop:visible")
+        self.page.evaluate("window.workBegan.then(() => true)")  # a short text may be finished before it is looked for
 
     def wait(self) -> None:
         """Wait until nothing is read or written, and the text is shown to its end."""

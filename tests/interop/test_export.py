@@ -291,6 +291,23 @@ def test_what_cannot_leave_is_told_before_anything_is_written(
     assert not list(tmp_path.glob("*hf*"))
 
 
+def test_a_kind_that_the_exported_module_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "run", **FORMS["window"])
+    monkeypatch.setattr("lmlong.interop.hf.config.KINDS", {"linear"})
+    with pytest.raises(UsageError, match="does not have window"):
+        export_hf(str(tmp_path / "run"), tmp_path / "hf")
+    assert not list(tmp_path.glob("*hf*"))
+
+
+def test_the_exported_module_takes_no_unknown_kind_for_another(tmp_path: Path, transformers: Any) -> None:
+    write_run(tmp_path / "run", **FORMS["window"])
+    export_hf(str(tmp_path / "run"), tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "attention": ["window", "input_gated"]}))
+    with pytest.raises(ValueError, match="'input_gated'"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+
+
 def test_a_folder_that_holds_anything_is_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "run", **FORMS["elu"])
     (tmp_path / "hf").mkdir()

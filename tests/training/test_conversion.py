@@ -174,7 +174,7 @@ def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
         (["conversion.sequence_length=48"], "no multiple of 48"),
         (["training.teacher=teacher"], "training.teacher"),
         (["--resume", "--overwrite"], "Leave out one"),
-        (["--dry-run", "--from-teacher", "1k"], "Leave out --from-teacher"),
+        (["--dry-run", "--from-teacher", "1k"], "--from-teacher has no effect with --dry-run"),
         (["objective=masked", "model.attention.kind=linear"], "an encoder"),
     ],
 )

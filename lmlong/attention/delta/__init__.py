@@ -1,1 +1,1 @@
-"""The delta rule: a state in which what a key has stored can be replaced."""
+"""The delta rule: linear attention that can replace the value stored under a key."""

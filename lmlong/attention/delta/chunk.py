@@ -1,19 +1,21 @@
-"""The delta rule in chunks, by torch's matrix products: all chunks of a span at once, on any device, in any dtype.
+"""The chunked scan of the delta rule by torch's matrix products: all chunks of a span at once, any device and dtype.
 
-A token adds fk_t u_t^T to the decayed state, where u_t = b_t (v_t - a_t S_(t-1)^T fk_t) is the change of what its key
-has stored. Within a chunk, over its tokens s <= t, with S before it and S' after it, and W_ts, a_t, u_s (here e_s) and
-r the decay masks of chunks.py,
+../chunks.py has the parts that all recurrences share: splitting into chunks and decay masks.
+
+A token adds fk_t u_t^T to the decayed state, where u_t = b_t (v_t - a_t S_(t-1)^T fk_t) is the change of the value
+stored under its key. Within a chunk, over its tokens s <= t, with S before it and S' after it, and W_ts, a_t, u_s (here
+e_s) and r the decay masks of chunks.py,
 
     u_t + b_t sum_(s<t) W_ts (fk_t . fk_s) u_s = b_t (v_t - a_t S^T fk_t)          so (I + L) U = R, L lower triangular
     y_t = sum_(s<=t) W_ts (fq_t . fk_s) u_s + a_t S^T fq_t                         S' = r S + sum_s e_s fk_s u_s^T
 
-The inverse of I + L is applied to b v and b a fk for all chunks at once; then each chunk waits only for the state
-before it (the WY or UT form, Yang et al. 2024). With dx for the gradient of x, and P_ts = W_ts (fq_t . fk_s),
+The inverse of I + L is applied to b v and b a fk for all chunks at once; only the state is then computed chunk by chunk
+(the WY or UT form, Yang et al. 2024). With dx for the gradient of x, and P_ts = W_ts (fq_t . fk_s),
 
     dU = P^T dY + e fk dS'      dR = (I + L)^-T dU      dL = -dR U^T      dS = r dS' - (b a fk)^T dR + (a fq)^T dY
 
-and the rest follows from the products that P, L and R are. Each weight W_ts is in the gradient of all log a between s
-and t, as in linear attention.
+and the other gradients follow from the products that define P, L and R. Each weight W_ts contributes to the gradient of
+all log a between s and t, as in linear attention.
 
 N chunks, B batch, H heads, C tokens in a chunk, F features, V value dim.
 """
@@ -28,8 +30,8 @@ from lmlong.attention.scan import Span
 
 
 class Chunks(NamedTuple):
-    """The tokens of a span in chunks, and what the decay masks make of them. The last chunk is padded with zeros, which
-    change no state."""
+    """The tokens of a span in chunks, and their decayed products. The last chunk is padded with zeros, which leave
+    states unchanged."""
 
     fq: Tensor  # (N, B, H, C, F)
     fk: Tensor  # (N, B, H, C, F)
@@ -37,14 +39,14 @@ class Chunks(NamedTuple):
     beta: Tensor  # (N, B, H, C, 1)
     decay: Decay
     P: Tensor  # (N, B, H, C, C)
-    M: Tensor  # (N, B, H, C, C) W_ts (fk_t . fk_s) of s < t, so that L = b M
-    fq_before: Tensor  # a fq, as it reads the state before
+    M: Tensor  # (N, B, H, C, C) W_ts (fk_t . fk_s) for s < t, so that L = b M
+    fq_before: Tensor  # a fq
     fk_before: Tensor  # a fk
     fk_to_end: Tensor  # e fk
 
 
 class ChunkKernel(ChunkedKernel):
-    """A span in chunks of equal length."""
+    """Computes a span in chunks of equal length."""
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
         c = _chunks(x, state.dtype)
@@ -61,7 +63,7 @@ class ChunkKernel(ChunkedKernel):
         dL = (dR @ changes.mT).tril_(-1).neg_()
         dM = masked(c.beta * dL, c.decay)
         dfq = scaled(dy @ before.mT, c.decay.from_state) + dP @ c.fk
-        # of log a, a weight that ends at a token has one sign, and one that begins there the other
+        # weights that end at a token and weights that begin there have opposite signs in the gradient of log a
         dfk_end = dM @ c.fk - scaled((c.beta * dR) @ before.mT, c.decay.from_state)
         dfk_begin = dP.mT @ c.fq + dM.mT @ c.fk + scaled(changes @ dafter.mT, c.decay.to_end)
         dx.q.copy_(dfq.flatten(0, 1))
@@ -94,8 +96,8 @@ class ChunkKernel(ChunkedKernel):
     ) -> tuple[Tensor, Tensor]:
         """Return all states (N + 1, B, H, F, V) and all X (N, B, H, C, V), chunk after chunk.
 
-        X_n = A_n + B_n S_n and S_(n+1) = r_n S_n + C_n^T X_n + E_n for the state S_n before chunk n; going backwards,
-        of gradients, S_n and S_(n+1) change places.
+        X_n = A_n + B_n S_n and S_(n+1) = r_n S_n + C_n^T X_n + E_n for the state S_n before chunk n. Backwards, for
+        gradients, S_n and S_(n+1) are swapped.
         """
         steps = range(len(A))
         states, X = S.new_empty(len(A) + 1, *S.shape), torch.empty_like(A)
@@ -103,9 +105,9 @@ class ChunkKernel(ChunkedKernel):
         for n in reversed(steps) if backwards else steps:
             before, after = (n + 1, n) if backwards else (n, n + 1)
             X[n] = A[n] + B[n] @ states[before]
-            kept = states[before] if decay is None else states[before] * decay[n]
+            decayed = states[before] if decay is None else states[before] * decay[n]
             added = C[n].mT @ X[n]
-            states[after] = kept + added if E is None else kept + added + E[n]
+            states[after] = decayed + added if E is None else decayed + added + E[n]
         return states, X
 
 
@@ -120,7 +122,7 @@ def _chunks(x: Span, dtype: torch.dtype) -> Chunks:
 
 
 def _solve(L: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
-    """Return (I + L)^-1 right, or by the transpose, for strictly lower triangular L."""
+    """Return (I + L)^-1 right, or (I + L)^-T right if `transposed`, for strictly lower triangular L."""
     if transposed:
         return torch.linalg.solve_triangular(L.mT, right, upper=True, unitriangular=True)
     return torch.linalg.solve_triangular(L, right, upper=False, unitriangular=True)

@@ -1,4 +1,4 @@
-"""Queries and keys of length one, as the delta rule needs them: only of such a key is S^T k what S has stored under it.
+"""Queries and keys of length one, as the delta rule needs: only for a unit key k is S^T k the value stored under it.
 
 B batch, H heads, T time, D head dim.
 """
@@ -15,12 +15,12 @@ from lmlong.native.onnx.layer import GraphReader, Side
 from lmlong.native.spec import NativeSpec
 
 TINY = 1e-6
-"""Added to the square of a length: a vector much shorter than its root stays short, and a key of zeros changes
+"""Added to squared lengths, so that a vector much shorter than its square root stays short, and a zero key changes
 nothing."""
 
 
 class Silu(FeatureMap):
-    """silu(x) = x sigmoid(x), which may be negative: for the delta rule alone, which has no denominator."""
+    """silu(x) = x sigmoid(x). It may be negative, so only the delta rule, which has no denominator, can use it."""
 
     def query(self, q: Tensor) -> Tensor:
         return silu(q)
@@ -55,4 +55,4 @@ def _unit(x: Tensor) -> Tensor:
 
 
 INNER: dict[str, Callable[[int], FeatureMap]] = {"silu": Silu, "elu": Elu, "relu": Relu}
-"""What may come before the scaling, by its name in recipes."""
+"""The maps before the scaling, by their names in recipes."""

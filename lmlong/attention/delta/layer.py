@@ -1,4 +1,4 @@
-"""The delta rule: linear attention that replaces what a key has stored instead of adding to it.
+"""The delta rule: linear attention that replaces the value stored under a key instead of adding to it.
 
 B batch, H heads, T time.
 """
@@ -23,15 +23,14 @@ from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 BETA_START = 2.0
-"""What beta's sigmoid is applied to before training, 0.88: models that begin with a half learn to recall later, some of
-them not at all."""
+"""Initial logit of beta, which is then 0.88. Models that start at one half learn to recall later, or never."""
 
 
 class DeltaAttention(Recurrence[DeltaState]):
     """S_t = a (I - b k k^T) S_(t-1) + b k v^T, y_t = S_t^T q_t, with queries and keys of length one.
 
-    Written with b = 1, a value takes the place of what its key had stored; gates a of the head and b are learned from
-    the token. There is no denominator: the block's norm of each head takes its place.
+    With b = 1, a value replaces the value stored under its key. The gates a and b of each head are learned from the
+    token. There is no denominator; the block normalizes each head instead.
     """
 
     starts_with_recall = True

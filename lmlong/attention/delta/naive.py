@@ -1,10 +1,10 @@
-"""The delta rule by its definition, token by token.
+"""The delta rule by definition, token by token.
 
     S_t = a_t (I - b_t fk_t fk_t^T) S_(t-1) + b_t fk_t v_t^T      y_t = S_t^T fq_t
 
-B batch, H heads, T time, F features, V value dim. `fq` and `fk` are queries and keys of length one after their feature
-map, a_t = exp(log_decay_t), and 0 where a document starts, b_t = beta_t. What S has stored under a key of length one
-is S^T fk: b of it is taken away, and as much of the new value is put in its place.
+B batch, H heads, T time, F features, V value dim. `fq` and `fk` are features of queries and keys, of length one.
+a_t = exp(log_decay_t), and 0 at a document start; b_t = beta_t. The value stored under a unit key is S^T fk: a fraction
+b of it is removed, and the same fraction of the new value is added.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ def recurrent(
     document_starts: Tensor | None = None,
     log_decay: Tensor | None = None,
 ) -> tuple[Tensor, DeltaState]:
-    """Return outputs (B, H, T, V) and the state after them. Slow; the reference, and the step of one token."""
+    """Return outputs (B, H, T, V) and the state after them. Slow; used as the reference and to decode one token."""
     S, outputs = state.S, []
     for t in range(fq.shape[2]):
         query, key, value, b = (x[:, :, t].to(S.dtype) for x in (fq, fk, v, beta))

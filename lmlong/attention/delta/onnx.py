@@ -1,4 +1,4 @@
-"""The delta rule as a graph of ONNX."""
+"""The delta rule as an ONNX graph."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from lmlong.native.spec import NativeSpec
 
 
 def delta_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
-    """S_t = a_t (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T, and S_t^T q_t, with q and k of length one."""
+    """Return S_t^T q_t of S_t = a_t (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T, with q and k of length one."""
     log_decay = x.log_decay(spec.weights["log_decay"])
     feature_map: Any = spec.parts["feature_map"]
     fq, fk = x.features(reader, feature_map)

@@ -1,4 +1,4 @@
-"""The bidirectional attentions of a single formula: full, efficient and linear.
+"""The bidirectional attentions given by a single formula: full, efficient and linear.
 
 B batch, H heads, T time, D head dim.
 """
@@ -47,7 +47,7 @@ class BidirectionalLinearAttention(EncoderAttention):
         with torch.autocast(q.device.type, enabled=False):
             fq, fk = self.feature_map.query(q).to(dtype), self.feature_map.key(k).to(dtype)
             if mask is not None:
-                # masks the features, not the keys: those of a key of 0 are not 0
+                # mask the features, not the keys: the features of a zero key are not 0
                 fk = fk.masked_fill(~mask[:, None, :, None], 0)
             S, z = fk.mT @ v.to(dtype), fk.sum(-2)
             return (fq @ S / (fq @ z[..., None]).clamp(min=MIN_DENOMINATOR)).to(v.dtype)

@@ -18,7 +18,7 @@ from lmlong.errors import UsageError
 
 
 class Projection(nn.Module, ABC):
-    """(B, H, T, D) -> (B, H, k, D), over the tokens where `mask` (B, T) is true; None: over all."""
+    """(B, H, T, D) -> (B, H, k, D), over the tokens where `mask` (B, T) is true, or over all tokens if None."""
 
     @abstractmethod
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor: ...
@@ -28,7 +28,7 @@ class Projection(nn.Module, ABC):
         """Return the slots (k, D) of one head of one row (T, D), by the formula."""
 
     def filled(self, mask: Tensor | None) -> Tensor | None:
-        """Return (B, k), true for slots that hold a token of the mask; None: all do."""
+        """Return (B, k), true for slots that hold a token of the mask; None if all slots do."""
         return None
 
 
@@ -37,7 +37,7 @@ class MatrixProjection(Projection):
 
     def __init__(self, slots: int, longest: int, head_dim: int):
         super().__init__()
-        # slots are then about as large as their tokens, for an input of the full length
+        # for an input of full length, slots then have about the same scale as tokens
         self.matrix = nn.Parameter(torch.randn(slots, longest) * longest**-0.5)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -72,7 +72,7 @@ class MeanPooling(SlotPooling):
 
 
 class MaxPooling(SlotPooling):
-    """The largest of the tokens of each slot, in each feature."""
+    """The maximum over the tokens of each slot, for each feature."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         lowest = torch.finfo(x.dtype).min
@@ -110,9 +110,9 @@ PROJECTIONS: dict[str, Callable[[int, int, int], Projection]] = {
 
 
 class Projections(nn.Module):
-    """The projections E and F of one layer, each with one for all heads or one a head.
+    """The projections E and F of one layer: each is one projection for all heads, or one for each head.
 
-    Layers that share them hold the same object.
+    Layers that share projections hold the same object.
     """
 
     key: Sequence[Projection]
@@ -124,8 +124,8 @@ class Projections(nn.Module):
         self.value = self.key if value is key else nn.ModuleList(value)  # type: ignore[assignment]
 
     def forward(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return projected keys and values (B, H, k, D), and (B or 1, 1 or H, k), true where a slot holds a token;
-        None where all do."""
+        """Return projected keys and values (B, H, k, D), and a mask (B or 1, 1 or H, k) of the slots that hold a token,
+        or None if all do."""
         keys, values = _project(self.key, k, mask), _project(self.value, v, mask)
         most = max(part.shape[2] for part in keys)
         filled = [project.filled(mask) for project in self.key]
@@ -134,7 +134,7 @@ class Projections(nn.Module):
 
 
 def _project(projections: Sequence[Projection], x: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """Return the slots of each projection, for its heads."""
+    """Return the slots that each projection computes for its heads."""
     return [project(heads, mask) for project, heads in zip(projections, x.chunk(len(projections), 1), strict=True)]
 
 
@@ -155,7 +155,7 @@ def _stack_filled(filled: list[Tensor | None], parts: list[Tensor], most: int) -
 
 
 class Linformer(EncoderAttention):
-    """Softmax over k slots, each a mixture of all positions, so that no mask could make it causal."""
+    """Softmax over k slots. Each slot mixes all positions, so no mask can make it causal."""
 
     def __init__(self, longest: int, projections: Projections):
         super().__init__()
@@ -164,8 +164,8 @@ class Linformer(EncoderAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if k.shape[2] > self.longest:
             raise UsageError(
-                f"{k.shape[2]:,} tokens: Linformer's projections E and F are as long as the longest input they were "
-                f"made for, {self.longest:,} tokens. Cut the input, or build it with a larger `longest`."
+                f"{k.shape[2]:,} tokens: Linformer's projections E and F were built for inputs of up to "
+                f"{self.longest:,} tokens. Cut the input, or build it with a larger `longest`."
             )
         keys, values, filled = self.projections(k, v, mask)
         return scaled_dot_product_attention(q, keys, values, attn_mask=None if filled is None else filled[:, :, None])
@@ -183,7 +183,7 @@ class Linformer(EncoderAttention):
 def linformer_layers(
     longest: Sequence[int], heads: int, head_dim: int, options: recipe.Linformer
 ) -> list[EncoderAttention]:
-    """Return the Linformers of all layers, whose inputs have at most `longest` tokens."""
+    """Return the Linformer attention of each layer, for inputs of up to `longest` tokens."""
     if misfit := options.misfit(longest, heads):
         raise UsageError(": ".join(misfit))
     shapes = list(zip(options.slots(len(longest), heads), longest, strict=True))

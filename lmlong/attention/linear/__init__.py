@@ -1,1 +1,1 @@
-"""Linear attention, whose state S and z each token adds to: as a formula, in chunks, in C++ and in Triton."""
+"""Linear attention, with the state S and z: by definition, in chunks, in C++ and in Triton."""

@@ -1,10 +1,10 @@
-"""A decay for each channel of the features, within chunks: sums over pairs of tokens that one product cannot make.
+"""A decay for each channel within chunks: sums over pairs of tokens that a single matrix product cannot compute.
 
     P_ts = sum_f fq_tf fk_sf E_tsf,  E_tsf = g_(s+1)f ... g_tf   for s <= t
 
-E would be a matrix for each feature. It is a product of two vectors where a token lies between s and t from which both
-can be counted: the chunk is halved, and each half again, until every pair has been on both sides of a middle once. Both
-factors are products of decays and so at most 1, whatever the decays are. A pair of a token and itself has E = 1.
+E is a matrix for each feature. For a token m between s and t, it is the product of the decay from s to m and the decay
+from m to t. So the chunk is halved recursively, until a middle m has separated each pair of tokens. Both factors are
+products of decays and therefore at most 1. E is 1 for s = t.
 
 N chunks, B batch, H heads, C tokens in a chunk, F features.
 """
@@ -22,7 +22,7 @@ from lmlong.attention.chunks import MIN_LOG2_DECAY, Decay, add_matmul, decay_mas
 def channel_decay_masks(
     document_starts: Tensor | None, log_decay: Tensor, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> Decay:
-    """Return the decay masks of a span by channel, from its document starts (B, T) and log decays (B, H, T, F)."""
+    """Return the decay masks by channel of a span, from its document starts (B, T) and log decays (B, H, T, F)."""
     log2_decay = to_chunks(log_decay.to(state_dtype) / math.log(2))
     of_documents = decay_masks(document_starts, None, dtype, state_dtype)
     from_state, to_end = _exp2(log2_decay.cumsum(-2)), _exp2(_sum_after(log2_decay))
@@ -34,8 +34,8 @@ def channel_decay_masks(
 
 
 def _pairs(log2_decay: Tensor) -> Iterator[Tensor]:
-    """Iterate over the factors of E (N, B, H, C, F) by the size of halves, the largest first: of a token in the first
-    half of two, its decay up to the last token there, and of one in the second half that from there on."""
+    """Iterate over the factors of E (N, B, H, C, F), from the largest halves to the smallest: for a token in a first
+    half, the decay from it to the end of that half; for a token in a second half, the decay from there to it."""
     size = log2_decay.shape[-2] // 2
     while size:
         first, second = log2_decay.unflatten(-2, (-1, 2, size)).unbind(-3)
@@ -44,12 +44,12 @@ def _pairs(log2_decay: Tensor) -> Iterator[Tensor]:
 
 
 def _sum_after(x: Tensor) -> Tensor:
-    """Return the sums of all that come after each token."""
+    """Return the sum over all later tokens, for each token."""
     return pad(x[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
 
 
 def pair_products(fq: Tensor, fk: Tensor, pairs: Sequence[Tensor] | None) -> Tensor:
-    """Return P (..., C, C), with anything for s > t; without E if there are no `pairs`."""
+    """Return P (..., C, C); entries with s > t are arbitrary. Without `pairs`, E is 1."""
     if pairs is None:
         return fq @ fk.mT
     products = torch.diag_embed((fq * fk).sum(-1))
@@ -94,8 +94,8 @@ def _second(x: Tensor, size: int) -> Tensor:
 
 
 def _corners(x: Tensor, size: int) -> Tensor:
-    """Return of x (..., C, C) the squares (..., C / 2 size, size, size) of tokens of second halves (rows) and the first
-    halves before them."""
+    """Return the blocks (..., C / 2 size, size, size) of x (..., C, C) whose rows are a second half and whose columns
+    are the first half before it."""
     blocks = x.unflatten(-2, (-1, 2 * size)).unflatten(-1, (-1, 2 * size)).diagonal(dim1=-4, dim2=-2)
     return blocks[..., size:, :size, :].movedim(-1, -3)
 

@@ -1,24 +1,25 @@
-"""The linear attention scan in chunks, by torch's matrix products: all chunks of a span at once, on any device, in any
-dtype.
+"""The chunked scan of linear attention by torch's matrix products: all chunks of a span at once, any device and dtype.
 
-Each v has 1 as its last entry, so that z is the last column of S, and the denominator the last entry of n:
+../chunks.py has the parts that all recurrences share: splitting into chunks and decay masks.
+
+The last entry of each v is 1, so that z is the last column of S, and the denominator is the last entry of n:
 
     W_ts = g_(s+1) ... g_t      P_ts = (fq_t . fk_s) W_ts
     n_t = sum_s P_ts v_s + a_t S^T fq_t                     S' = r S + sum_s u_s fk_s v_s^T
 
-over the tokens s <= t of a chunk, S before it and S' after it. The decay mask W_ts is the decay of token s at token t,
-a_t that of S at token t and r at the end of the chunk, and u_s that of token s there. With dx for the gradient of x,
-and A_ts = (dn_t . v_s) W_ts,
+over the tokens s <= t of a chunk, S before it and S' after it. W_ts is the decay of token s at token t, u_s its decay
+at the end of the chunk, a_t the decay of S at token t, and r its decay at the end of the chunk. With dx for the
+gradient of x, and A_ts = (dn_t . v_s) W_ts,
 
     dfq_t = sum_s A_ts fk_s + a_t S dn_t                    dv_s = sum_t P_ts dn_t + u_s dS'^T fk_s
     dfk_s = sum_t A_ts fq_t + u_s dS' v_s                   dS = r dS' + sum_t a_t fq_t dn_t^T
 
-P_ts dP_ts is a part of fq_t . dfq_t and of fk_s . dfk_s alike, and of the gradient of each log g between s and t. So
+P_ts dP_ts is a term of fq_t . dfq_t, of fk_s . dfk_s, and of the gradient of each log g between s and t. So
 
     dlog g_t = sum_(i >= t) (fq_i . dfq_i - fk_i . dfk_i) + <S', dS'>
 
-With a decay for each channel all this holds channel by channel: a, u, r and g are vectors over the features, and W is
-within the sums over them (channel_decay.py), where document starts alone are a matrix.
+With a decay for each channel, the formulas hold for each channel: a, u, r and g are vectors over the features, and W
+moves into the sums over features (channel_decay.py). Only the mask of document starts remains a matrix.
 
 N chunks, B batch, H heads, C tokens in a chunk, T time, F features, V value dim.
 """
@@ -43,7 +44,7 @@ from lmlong.attention.scan import Span
 
 
 class ChunkKernel(ChunkedKernel):
-    """A span in chunks of equal length. The last one is padded with zeros, which add nothing to any state."""
+    """Computes a span in chunks of equal length. The last chunk is padded with zeros, which leave states unchanged."""
 
     normalizes = True
 
@@ -108,17 +109,17 @@ def _decay(x: Span, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:
 
 
 def _states(fk: Tensor, v: Tensor, decay: Decay, S: Tensor) -> Tensor:
-    """Return the states before each chunk and after the last, (N + 1, B, H, F, V + 1), given the first."""
+    """Return the states before each chunk and after the last, (N + 1, B, H, F, V + 1), given the state S before."""
     states = S.new_empty(len(v) + 1, *S.shape)
     fk = scaled(fk, decay.to_end)
     states[0] = S
     states[1:, ..., :-1] = fk.mT @ v
-    states[1:, ..., -1] = fk.sum(-2, dtype=S.dtype)  # summed exactly, where products would round
+    states[1:, ..., -1] = fk.sum(-2, dtype=S.dtype)  # a sum in S's dtype: a matrix product would round
     return _accumulate(states, decay.chunk)
 
 
 def _output_grads(x: Span, dx: Span, dtype: torch.dtype) -> Tensor:
-    """Return dn (N, B, H, C, V + 1), whose last entry is 0 where the denominator was clamped."""
+    """Return dn (N, B, H, C, V + 1). Its last entry is 0 if the denominator was clamped."""
     assert x.denominators is not None
     y, denominators = to_chunks(x.y), to_chunks(x.denominators)
     denominators = denominators.clamp(min=MIN_DENOMINATOR)  # the last chunk is padded with zeros
@@ -128,7 +129,7 @@ def _output_grads(x: Span, dx: Span, dtype: torch.dtype) -> Tensor:
 
 
 def _accumulate(states: Tensor, decay: Tensor | None, backwards: bool = False) -> Tensor:
-    """Add to each state the decayed one before it, or after it when going backwards."""
+    """Add to each state the decayed state before it, or after it if `backwards`."""
     each = states.unbind()
     steps = range(len(each) - 1)
     for n in reversed(steps) if backwards else steps:

@@ -23,7 +23,7 @@ from lmlong.native.spec import NativeSpec
 
 
 class LinearAttention(Recurrence[LinearState]):
-    """sim(q, k) = phi(q) . phi(k), so that the whole past fits into S and z."""
+    """Attention with sim(q, k) = phi(q) . phi(k), so that S and z summarize the whole past."""
 
     takes_channel_decay = True
     native_decode = DECODE
@@ -60,7 +60,7 @@ class LinearAttention(Recurrence[LinearState]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> Tensor:
-        """Return the denominators (B, H, T) of the outputs: sums of all weights, which must stay away from 0."""
+        """Return the denominators (B, H, T) of the outputs: the sums of weights, which must not be close to 0."""
         gates = self.token_log_decay(q, inputs), None
         return Scan.apply(ChunkKernel(), self.feature_map, False, self.pack(state), q, k, v, document_starts, *gates)[2]
 

@@ -1,9 +1,9 @@
-"""Linear attention by its definition: the recurrence token by token, and the same as a T x T matrix of weights.
+"""Linear attention by definition: as a recurrence over tokens, and as a T x T matrix of weights.
 
     S_t = g_t S_(t-1) + fk_t v_t^T      z_t = g_t z_(t-1) + fk_t      y_t = fq_t S_t / fq_t . z_t
 
-B batch, H heads, T time, F features, V value dim. `fq` and `fk` are queries and keys after their feature map, not
-negative; g_t = exp(log_decay_t), a number or a diagonal matrix of one for each feature, and 0 where a document starts.
+B batch, H heads, T time, F features, V value dim. `fq` and `fk` are the nonnegative features of queries and keys.
+g_t = exp(log_decay_t), a number or a diagonal matrix over features, and 0 at a document start.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 MIN_DENOMINATOR = 1e-30
-"""Lower bound of denominators, so that nothing is ever divided by 0."""
+"""Lower bound of denominators, to avoid division by 0."""
 
 
 class LinearState(NamedTuple):
@@ -25,7 +25,7 @@ def quadratic(
 ) -> Tensor:
     """Return y_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts, w_ts = (fq_t . fk_s) g_(s+1) ... g_t. Slow; the reference."""
     time = fq.shape[2]
-    if log_decay is not None and log_decay.ndim == 4:  # a feature at a time, as all at once are F matrices
+    if log_decay is not None and log_decay.ndim == 4:  # one feature at a time: all at once would be F matrices
         features = zip(fq.split(1, dim=-1), fk.split(1, dim=-1), log_decay.unbind(-1), strict=True)
         weights = sum((q @ k.mT * _decays(gate).to(q.dtype) for q, k, gate in features), torch.zeros(()).to(fq))
     else:
@@ -53,7 +53,7 @@ def recurrent_step(
     document_starts: Tensor | None = None,
     log_decay: Tensor | None = None,
 ) -> tuple[Tensor, LinearState]:
-    """Return the output of one token (T = 1) and the state after it, by the recurrence itself."""
+    """Return the output of one token (T = 1) and the state after it, by the recurrence."""
     dtype = state.S.dtype
     S, z = state
     if log_decay is not None:

@@ -1,4 +1,4 @@
-"""Linear attention as a graph of ONNX: z is a column of S, that of a value which is 1 for all tokens."""
+"""Linear attention as an ONNX graph. z is the last column of S, for a value of 1 at every token."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lmlong.native.spec import NativeSpec
 
 
 def linear_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
-    """S_t = g_t S_(t-1) + fk_t [v_t, 1]^T, and fq_t S_t, whose last column divides the others."""
+    """Return S_t = g_t S_(t-1) + fk_t [v_t, 1]^T read as fq_t S_t, divided by its last column."""
     log_decay = x.log_decay(spec.weights["log_decay"])
     feature_map: Any = spec.parts["feature_map"]
     fq, fk = x.features(reader, feature_map)

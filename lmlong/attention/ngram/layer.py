@@ -1,4 +1,4 @@
-"""n-gram attention: what followed the last n tokens, the times before that they stood in the document.
+"""n-gram attention: what followed the last n tokens at their earlier occurrences in the document.
 
 B batch, H heads, T time, V value dim, R rows.
 """
@@ -27,10 +27,10 @@ from lmlong.recipe.kinds import ATTENTION_KINDS
 
 
 class NgramAttention(CausalAttention[NgramState]):
-    """Linear attention whose features are one-hot, at the hash of the last n tokens.
+    """Linear attention with one-hot features, given by the hash of the last n tokens.
 
-    A head reads the mean of the values that followed the last n tokens earlier in the document, and exactly 0 where
-    they are new. It has neither queries nor keys.
+    A head reads the mean of the values that followed the last n tokens earlier in the document, and exactly 0 if they
+    are new. It has neither queries nor keys.
     """
 
     kernels = MappingProxyType({"native": NativeNgram, "torch": SortKernel})
@@ -80,7 +80,7 @@ class NgramAttention(CausalAttention[NgramState]):
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype)
 
     def _gated(self, sums: Tensor, numbers: Tensor, gate: Tensor) -> Tensor:
-        """Return the means of the values, weighed by a gate that sees how many values every head has found."""
+        """Return the smoothed means of the values times a gate, which depends on the counts of all heads."""
         dtype = at_least_float32(sums.dtype)
         sums, numbers = sums.to(dtype), numbers.to(dtype)
         with without_autocast(sums):

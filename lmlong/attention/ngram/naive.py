@@ -1,8 +1,8 @@
-"""n-gram attention by its definition: a T x T matrix of weights.
+"""n-gram attention by definition: a T x T matrix of weights.
 
 Each row of the state belongs to one n-gram, and holds the sum and the number of the values that followed it. The value
-of a token is added to the row of the n tokens before it; if another n-gram had that row, the row is cleared first.
-Then the row of the last n tokens is read, if it is theirs.
+of a token is added to the row of the n tokens before it; if the row belongs to another n-gram, it is cleared first.
+Then the row of the last n tokens is read, if it belongs to them.
 
 B batch, H heads, T time, V value dim, R rows (`buckets`).
 """

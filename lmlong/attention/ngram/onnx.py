@@ -1,9 +1,8 @@
-"""n-gram attention as a graph of ONNX: the mean of the values that followed the last n tokens earlier in the document.
+"""n-gram attention as an ONNX graph: the mean of the values that followed the last n tokens earlier in the document.
 
-Each row of a table belongs to the n-gram that was there last; a value is added to the row of the tokens before it,
-which is cleared first where it was another's. What the tokens of a call write and read is found by comparing all of
-them, as in lmlong/attention/ngram/naive.py. In the state a token and a hash are one more than they are, so that 0 is
-none.
+Each row of a table belongs to the n-gram that last wrote to it. A value is added to the row of the n tokens before it,
+which is cleared first if it belongs to another n-gram. All tokens of a call are compared with each other, as in
+lmlong/attention/ngram/naive.py. The state stores tokens and hashes plus one, so that 0 means none.
 
 B batch, T time, H heads, V value dim, R rows.
 """
@@ -23,7 +22,7 @@ MASK = (1 << BITS) - 1
 
 
 class Rows(NamedTuple):
-    """Sums (B, H, R, V), numbers (B, H, R) and n-grams (B, H, R) of the rows of a table, or of some of them."""
+    """Sums (B, H, R, V), numbers (B, H, R) and n-grams (B, H, R) of all or some rows of a table."""
 
     S: Value
     number: Value
@@ -34,14 +33,14 @@ class Rows(NamedTuple):
         return Rows(*(row.graph.op("GatherND", x, index, batch_dims=2) for x in self))
 
     def put(self, row: Value, new: "Rows") -> "Rows":
-        """Return the table with other rows. Where a row comes twice, so must what it holds."""
+        """Return the table with rows replaced. A row that occurs twice must have the same contents each time."""
         wide = row.graph.op("Expand", row.unsqueeze(3), row.graph.op("Shape", new.S))
         parts = zip(self, (wide, row, row), new, strict=True)
         return Rows(*(row.graph.op("ScatterElements", x, index, y, axis=2) for x, index, y in parts))
 
 
 class Written(NamedTuple):
-    """What the tokens of a call write: values (B, H, T, V) to the rows of n-grams (B, H, T), in this order."""
+    """The writes of a call, in order: values (B, H, T, V) to the rows of n-grams (B, H, T)."""
 
     v: Value
     ngram: Value
@@ -49,13 +48,13 @@ class Written(NamedTuple):
     time: Value  # (T,)
 
     def find(self, ngram: Value, row: Value, table: Rows, past: Value) -> tuple[Value, Value]:
-        """Return the sum (B, H, T, V) and the number (B, H, T, 1) of the values of n-grams (B, H, T), given what their
-        rows held before the call, and which of the writes (..., T, T) are past."""
+        """Return the sum (B, H, T, V) and the number (B, H, T, 1) of the values of n-grams (B, H, T). `table` has their
+        rows before the call; `past` (..., T, T) marks the writes to include."""
         graph = self.v.graph
         writes = past & (self.ngram > 0).unsqueeze(2)
         same = writes & ngram.unsqueeze(3).equal(self.ngram.unsqueeze(2))
         others = writes & row.unsqueeze(3).equal(self.row.unsqueeze(2)) & ~same
-        cleared = others.where(self.time, -1).max()  # (B, H, T, 1) when another n-gram was last there
+        cleared = others.where(self.time, -1).max()  # (B, H, T, 1) time of the last write of another n-gram to the row
         weights = (same & (self.time > cleared)).cast(np.float32)
         in_table = (table.ngram.unsqueeze(3).equal(ngram.unsqueeze(3)) & ~(cleared >= 0)).cast(np.float32)
         numbers = weights.sum() + in_table * table.number.unsqueeze(3)
@@ -75,7 +74,7 @@ def ngram_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
         graph.state(f"{x.name}.ngram", np.int64, len(sizes), number_of_rows, in_place=True),
     )
     written = Written(v.transpose(0, 2, 1, 3), hashes.slice(2, 0, -1), rows.slice(2, 0, -1), time)
-    # read at once, before anything is written: a caller may let the table after the call take its memory
+    # read everything before anything is written: a caller may reuse the table's memory for the table after the call
     before = table.at(rows)
     to_write, to_read = (Rows(*(x.slice(2, *part) for x in before)) for part in ((0, -1), (1,)))
     sums, numbers = written.find(hashes.slice(2, 1), rows.slice(2, 1), to_read, time <= time.unsqueeze(1))
@@ -90,7 +89,7 @@ def ngram_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
 
 
 def _after(written: Written, before: Rows) -> Rows:
-    """Return the rows that were written to, given what they held before: they are the n-grams' that came last."""
+    """Return the written rows after the call, given their contents before. The last n-gram in a row owns it."""
     graph, row = written.v.graph, written.row
     writes = (written.ngram > 0).unsqueeze(2) & row.unsqueeze(3).equal(row.unsqueeze(2))
     last = writes.where(written.time, -1).max()  # (B, H, T, 1)
@@ -100,7 +99,8 @@ def _after(written: Written, before: Rows) -> Rows:
 
 
 def _hashes(tokens: Tokens, size: int) -> Value:
-    """Return the hashes (B, 1, 1 + T) of `size` tokens up to the last one before the call, and to each of the call."""
+    """Return the hashes (B, 1, 1 + T) of the `size` tokens that end at the last token before the call and at each token
+    of the call."""
     graph, past = tokens.graph, tokens.past
     oldest, *newer = (
         tokens.with_past.slice(1, past - size + i, *([i - size + 1] if i < size - 1 else [])) for i in range(size)
@@ -113,5 +113,5 @@ def _hashes(tokens: Tokens, size: int) -> Value:
 
 
 def _rows(hashes: Value, rows: int) -> Value:
-    """Return the row of each hash, by its higher bits; any where it is none."""
+    """Return the row of each hash, from its higher bits; an arbitrary row for no hash."""
     return hashes.graph.op("Max", hashes - 1, 0) / HALF * rows / HALF

@@ -1,4 +1,4 @@
-"""n-gram attention over many tokens by torch: tokens are sorted by row, and summed within runs of one n-gram.
+"""n-gram attention over many tokens by torch: tokens are sorted by row, and values are summed in runs of one n-gram.
 
 B batch, H heads, T time, V value dim, R rows.
 """
@@ -15,14 +15,17 @@ from lmlong.attention.ngram.state import NgramState, rows_at
 
 
 class _Runs(NamedTuple):
-    """Tokens sorted by the row of the n-gram that ends with each, from the one before the first token on."""
+    """Tokens, starting with the token before the first, sorted by the row of the n-gram that ends with each.
 
-    order: Tensor  # (B, H, 1 + T) the tokens in the order of their rows, and in a row of their time
-    row: Tensor  # (B, H, 1 + T) all others are in this order
-    begins: Tensor  # where a run of the same n-gram begins
-    first: Tensor  # the run that continues what the state before has in its row
-    last: Tensor  # the last that is written to its row, of those that the state after has
-    begun: Tensor  # (B,) whether a document has begun, so that the state before no longer counts
+    All but `begun` are (B, H, 1 + T); all but `order` and `begun` are in sorted order.
+    """
+
+    order: Tensor  # the tokens sorted by row, and by time within a row
+    row: Tensor  # the row of each
+    begins: Tensor  # whether a run of one n-gram begins
+    first: Tensor  # whether it is in the first run of its row, which may continue the row of the state before
+    last: Tensor  # whether its value is the last written to a row of the state after
+    begun: Tensor  # (B,) whether a document starts in the tokens, which clears the state before
 
 
 class SortKernel:
@@ -34,10 +37,10 @@ class SortKernel:
         self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
     ) -> tuple[Tensor, Tensor, NgramState]:
         """Return the sum (B, H, T, V) and the number (B, H, T) of the values in the row that each token reads, and the
-        state after. All that the state has must be in its table.
+        state after. The lists of the state must be empty.
 
-        What follows an n-gram is the value of the next token: the tokens that end with one n-gram, in the order of
-        time, read what the earlier of them have written.
+        The value of the token after an n-gram is added to its row. Of the tokens that end with one n-gram, in order of
+        time, each reads the values that followed the earlier ones.
         """
         written, _ = hashes.unbind(-1)
         buckets = state.number.shape[-1]
@@ -58,7 +61,7 @@ class SortKernel:
 
 
 def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tuple[_Runs, Tensor]:
-    """Return the runs, and the n-gram of each token in their order."""
+    """Return the runs, and the n-gram of each token in sorted order."""
     written, read = hashes.unbind(-1)
     ngrams = torch.cat([written[..., :1], read], dim=-1)
     writes = pad(written != NO_NGRAM, (0, 1))
@@ -73,7 +76,7 @@ def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tup
     new_row = pad(group[..., 1:] != group[..., :-1], (1, 0), value=True)
     begins = new_row | pad(ngrams[..., 1:] != ngrams[..., :-1], (1, 0), value=True)
     run = begins.cumsum(-1)
-    of_row = run - torch.where(new_row, run, 0).cummax(-1).values  # the number of the run in its row
+    of_row = run - torch.where(new_row, run, 0).cummax(-1).values  # the index of the run within its row
     more = pad(writes[..., 1:] & ~new_row[..., 1:], (0, 1))
     has_row = group >= 0
     runs = _Runs(
@@ -100,7 +103,7 @@ def _state_after(state: NgramState, runs: _Runs, ngrams: Tensor, after: Tensor) 
 
 
 class _SegmentedSum(torch.autograd.Function):
-    """The sums (..., T, V) of what is up to each position in its segment; numbers of segments (..., T) never fall."""
+    """The cumulative sums (..., T, V) within segments; segment numbers (..., T) are nondecreasing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, segments: Tensor) -> Tensor:
@@ -115,7 +118,7 @@ class _SegmentedSum(torch.autograd.Function):
 
 
 def _segmented_sum(x: Tensor, segments: Tensor) -> Tensor:
-    """By doubling (Hillis and Steele 1986): the sum of 2, 4, 8 ... places, so that an error does not grow with T."""
+    """Sum over 2, 4, 8 ... positions by doubling (Hillis and Steele 1986), so that errors do not grow with T."""
     distance, time = 1, segments.shape[-1]
     while distance < time:
         same = segments[..., distance:] == segments[..., :-distance]

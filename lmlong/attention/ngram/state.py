@@ -1,8 +1,8 @@
-"""The state of n-gram attention: a table with a row for each n-gram, and the last values that are not in it yet.
+"""The state of n-gram attention: a table with a row for each n-gram, and the last values, which are not in it yet.
 
-A step writes to one row of a large table. It is not copied for that: the value is appended to a short list, the most
-recent values. When this list is full it moves to a longer one, the waiting values, and when that is full too, all are
-written to a copy of the table.
+A step writes to only one row of a large table. To avoid copying the table, the value is appended to a short list, the
+recent values. A full list is moved to a longer list, the waiting values. When that is full too, all values are written
+to a copy of the table.
 
 B batch, H heads, V value dim, R rows, L most recent values, W waiting values.
 """
@@ -18,30 +18,30 @@ from lmlong.attention.ngram.hashing import MAX_HASH, NO_NGRAM, row_of
 from lmlong.attention.state_check import StateError, check_range
 
 RECENT, WAITING = 32, 1024
-"""L and W: for each token the copies of the list, of the longer one at each L and of a table of usual size at each W
-cost about the same."""
+"""L and W. For each token, copying the recent values (every token), the waiting values (every L tokens) and a table of
+usual size (every W tokens) costs about the same."""
 
 
 class NgramState(NamedTuple):
     S: Tensor  # (B, H, R, V) sum of the values that followed the n-gram of each row, float32 or more
-    number: Tensor  # (B, H, R) how many they are
-    ngram: Tensor  # (B, H, R) the hash of that n-gram, NO_NGRAM for an empty row
-    waiting_ngram: Tensor  # (B, H, W) the n-grams before values, the newest last, NO_NGRAM for those there are not
-    waiting_v: Tensor  # (B, H, W, V)
-    recent_ngram: Tensor  # (B, H, L) the same of values after them
-    recent_v: Tensor  # (B, H, L, V)
+    number: Tensor  # (B, H, R) number of these values
+    ngram: Tensor  # (B, H, R) hash of the row's n-gram, NO_NGRAM for an empty row
+    waiting_ngram: Tensor  # (B, H, W) the n-gram before each waiting value, the newest last, NO_NGRAM for no value
+    waiting_v: Tensor  # (B, H, W, V) the waiting values
+    recent_ngram: Tensor  # (B, H, L) the n-gram before each recent value, in the same way
+    recent_v: Tensor  # (B, H, L, V) the recent values, which follow the waiting ones
 
     def validate(self) -> None:
-        """Raise StateError unless hashes are in their range, and each n-gram of the table is in its own row."""
+        """Raise StateError unless hashes are in range and each n-gram of the table is in its own row."""
         for name in ("ngram", "waiting_ngram", "recent_ngram"):
             check_range(name, getattr(self, name), NO_NGRAM, MAX_HASH)
         check_range("number", self.number, 0, torch.iinfo(self.number.dtype).max)
         used = self.ngram != NO_NGRAM
         if not torch.equal(used, self.number > 0):
-            raise StateError("number counts values of rows without an n-gram, or none of rows with one")
+            raise StateError("number is above 0 in a row without an n-gram, or 0 in a row with one")
         rows = torch.arange(self.ngram.shape[-1], device=used.device)
         if bool((used & (row_of(self.ngram, len(rows)) != rows)).any()):
-            raise StateError("ngram has an n-gram in the row of another")
+            raise StateError("ngram has an n-gram in a row that does not match its hash")
 
 
 def empty_state(shape: Sequence[int], value_dim: int, device: torch.device, dtype: torch.dtype) -> NgramState:
@@ -56,7 +56,7 @@ def empty_state(shape: Sequence[int], value_dim: int, device: torch.device, dtyp
 
 
 def without_lists(state: NgramState) -> NgramState:
-    """Return the state with no values but those of its table."""
+    """Return the state with empty lists."""
     like = state.S.shape[:2], state.S.shape[-1], state.S.device, state.recent_v.dtype
     return NgramState(*state[:3], *_no_values(WAITING, *like), *_no_values(RECENT, *like))
 
@@ -69,12 +69,12 @@ def _no_values(
 
 
 def untouched_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return zeros, on a CPU of memory that costs nothing before it is written to: few rows of a large table are."""
+    """Return zeros. On a CPU their memory is allocated at the first write, since few rows of a large table are used."""
     if device.type != "cpu" or dtype != torch.float32:
         return torch.zeros(shape, device=device, dtype=dtype)
     return torch.from_numpy(np.zeros(shape, np.float32))
 
 
 def rows_at(index: Tensor, like: Tensor) -> Tensor:
-    """Return an index (B, H, T) of rows of `like` (B, H, R, V) as `gather` wants it, (B, H, T, V)."""
+    """Expand an index (B, H, T) of rows of `like` (B, H, R, V) to (B, H, T, V), as `gather` needs."""
     return index[..., None].expand(*index.shape, like.shape[-1])

@@ -1,4 +1,4 @@
-"""n-gram attention of one token.
+"""The decode step of n-gram attention by torch.
 
 B batch, H heads, V value dim, R rows, L most recent values, W waiting values.
 """
@@ -22,7 +22,7 @@ def step(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, 
 
 
 def make_room(state: NgramState) -> NgramState:
-    """Return a state whose recent values are full with room for more."""
+    """Move the recent values to the waiting values or to the table, so that there is room for more."""
     if bool((state.waiting_ngram[..., :RECENT] != NO_NGRAM).any()):
         return settle(state)
     return state._replace(
@@ -52,7 +52,7 @@ def _listed(state: NgramState) -> tuple[Tensor, Tensor]:
 
 
 def _in_table(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
-    """Write to a copy of the table, without a look at any value, as a CUDA graph needs it."""
+    """Write to a copy of the table. It never synchronizes with the device, so it can be part of a CUDA graph."""
     written, read = hashes.unbind(-1)  # (B, H, 1)
     row = row_of(written.clamp_min(0), state.number.shape[-1])
     S, number, ngram = _at(row, state)
@@ -74,7 +74,7 @@ def _at(row: Tensor, state: NgramState) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _with_lists(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
-    """Append the value to the recent ones, of which the oldest is none."""
+    """Append the value to the recent values, whose oldest slot must be empty."""
     written, read = hashes.unbind(-1)  # (B, H, 1)
     writes = written != NO_NGRAM
     recent = torch.where(writes, torch.cat([state.recent_ngram[..., 1:], written], dim=-1), state.recent_ngram)

@@ -1,1 +1,1 @@
-"""A recurrence and a window of softmax attention in one layer."""
+"""A recurrence and a softmax window in one layer."""

@@ -1,4 +1,4 @@
-"""A recurrence and a window in one layer: what is near is read exactly, what is far from a state of constant size.
+"""A recurrence and a window in one layer: exact attention to near tokens, a state of constant size for the rest.
 
 B batch, H heads, T time, K key dim, V value dim.
 """
@@ -22,8 +22,9 @@ from lmlong.native.spec import NativeSpec
 
 
 class ParallelWindow(CausalAttention[ParallelState]):
-    """y = g window + (1 - g) recurrence, with a gate g for each token of each head, over the same queries, keys and
-    values: the window's have rotary positions, the recurrence's have none unless its features ask for them."""
+    """y = g window + (1 - g) recurrence, with a gate g for each token and head, over the same queries, keys and values.
+
+    The window uses rotary positions. The recurrence uses them only if its feature map does."""
 
     def __init__(self, recurrence: Recurrence, window: int):
         super().__init__()
@@ -89,6 +90,6 @@ def _rotated(q: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def weighed(near: Tensor, far: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return what the window and what the recurrence adds to the output, given what each has found."""
+    """Return the weighted outputs of the window (`near`) and of the recurrence (`far`), whose sum is the output."""
     share = inputs["window_share"].to(near.dtype)[..., None]
     return share * near, (1 - share) * far

@@ -1,4 +1,4 @@
-"""The state of a recurrence with a window beside it."""
+"""The state of a recurrence with a parallel window."""
 
 from typing import Any, NamedTuple
 

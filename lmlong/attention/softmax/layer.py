@@ -1,6 +1,6 @@
 """Exact softmax attention: the baseline, whose state grows by a key and a value with each token.
 
-B batch, H heads, G heads of keys and values, each for H / G neighbouring heads of queries, T new tokens, P past tokens,
+B batch, H query heads, G key/value heads, each shared by H / G neighbouring query heads, T new tokens, P past tokens,
 K key dim, V value dim.
 """
 
@@ -46,7 +46,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     @property
     def grouped(self) -> bool:
-        """Whether heads of queries share keys and values."""
+        """Whether query heads share keys and values."""
         return self.queries_per_key > 1
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> KVCache:
@@ -86,9 +86,9 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         )
         seen = concat(cache, KeyValues(k, v, document == document[:, -1:]))
         y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask[:, None], enable_gqa=self.grouped)
-        goes_on = document[:, -1:] == 0
-        kept = KVCache(*(part._replace(current=part.current & goes_on) for part in state))
-        return y, append(kept, KeyValues(k, v, document == document[:, -1:]))
+        continues = document[:, -1:] == 0
+        past = KVCache(*(part._replace(current=part.current & continues) for part in state))
+        return y, append(past, KeyValues(k, v, document == document[:, -1:]))
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the output of one token and the state after it; the settled tokens are not copied."""
@@ -111,7 +111,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         return tokens * (self.kv_heads * (self.head_dim + self.value_dim) + 1)
 
     def settle(self, state: KVCache) -> KVCache:
-        """Drop what is not attended to any more, which steps do as they go."""
+        """Drop tokens that are no longer attended to, as decode steps do."""
         k, v, current = without_unused(concat(*state))
         unused = ~current[:, None, :, None]
         whole = KeyValues(k.masked_fill(unused, 0), v.masked_fill(unused, 0), current)
@@ -125,7 +125,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
 
 def _ones(k: Tensor) -> Tensor:
-    """Return (B, T), all true."""
+    """Return a mask (B, T) that is true everywhere."""
     return torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device)
 
 
@@ -139,5 +139,5 @@ def softmax_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, document_st
 
 
 def causal_mask(time: int, device: torch.device) -> Tensor:
-    """Return (time, time), true where the second index is not after the first."""
+    """Return a mask (time, time) that is true if the second index is at most the first."""
     return torch.ones(time, time, dtype=torch.bool, device=device).tril()

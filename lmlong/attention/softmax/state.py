@@ -1,6 +1,6 @@
-"""The state of softmax attention: the keys and values of all tokens, the recent ones apart.
+"""The state of softmax attention: the keys and values of all tokens, with recent tokens in separate tensors.
 
-B batch, G heads of keys and values, P past tokens, K key dim, V value dim.
+B batch, G key/value heads, P past tokens, K key dim, V value dim.
 """
 
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from torch import Tensor
 from lmlong.attention.state_check import StateError
 
 BLOCK = 128
-"""Recent tokens gathered before they are appended to the past ones: copying all of those for each new token would cost
-more than attending to them."""
+"""Recent tokens are collected up to this number, then appended to the settled ones: copying all settled tokens for each
+new token would cost more than attending to them."""
 
 
 class KeyValues(NamedTuple):
@@ -25,7 +25,7 @@ class KeyValues(NamedTuple):
     def validate(self) -> None:
         keys, values, marks = self.k.shape[2], self.v.shape[2], self.current.shape[1]
         if not keys == values == marks:
-            raise StateError(f"current is of {marks} tokens, where there are {keys} keys and {values} values")
+            raise StateError(f"current has {marks} tokens, but there are {keys} keys and {values} values")
 
 
 class KVCache(NamedTuple):
@@ -34,7 +34,7 @@ class KVCache(NamedTuple):
 
 
 def with_room(state: KVCache) -> KVCache:
-    """Return the state after a step, whose recent tokens are settled once they are a block."""
+    """Return the state after a step. Recent tokens are settled when they fill a block."""
     return state if state.recent.k.shape[2] < BLOCK else settle(KVCache(*map(without_unused, state)))
 
 
@@ -63,17 +63,17 @@ def settle(state: KVCache) -> KVCache:
 
 
 def tokens_between(cache: KeyValues, begin: int, end: int) -> KeyValues:
-    """Return the tokens from `begin` to `end`; cloned, since a view would keep all others alive."""
+    """Return the tokens from `begin` to `end`, cloned: a view would keep all tokens alive."""
     k, v, current = cache
     return KeyValues(k[:, :, begin:end].clone(), v[:, :, begin:end].clone(), current[:, begin:end].clone())
 
 
 def without_unused(cache: KeyValues) -> KeyValues:
-    """Drop tokens that no row attends to any more, where rows began at different times or did not take each token."""
+    """Drop tokens that no row attends to any more, if rows began at different times or skipped tokens."""
     unused = cache.k.shape[2] - int(cache.current.sum(1).max())
     if not unused:
         return cache
-    order = cache.current.int().argsort(dim=1, stable=True)[:, unused:]  # the tokens that a row attends to come last
+    order = cache.current.int().argsort(dim=1, stable=True)[:, unused:]  # tokens that a row attends to are last
     index = order[:, None, :, None].expand(-1, cache.k.shape[1], -1, -1)
     k, v = (x.gather(2, index.expand(-1, -1, -1, x.shape[3])) for x in (cache.k, cache.v))
     return KeyValues(k, v, cache.current.gather(1, order))

@@ -21,7 +21,7 @@ from lmlong.recipe.kinds import ATTENTION_KINDS
 
 
 class WindowAttention(CausalAttention[WindowState]):
-    """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document, the token itself among them."""
+    """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document, including token t."""
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = ATTENTION_KINDS["window"].uses_rope
@@ -47,7 +47,8 @@ class WindowAttention(CausalAttention[WindowState]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, WindowState]:
-        """Return outputs and the state after, in blocks: up to W queries see their own keys and the W - 1 before."""
+        """Return outputs and the state after. Each block of up to W queries attends to its own keys and the W - 1
+        before it."""
         time, past = k.shape[2], self.window - 1
         if not time or not len(v):
             return v, state
@@ -61,9 +62,9 @@ class WindowAttention(CausalAttention[WindowState]):
         rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H, ...)
         y = scaled_dot_product_attention(next(rows), next(rows), next(rows), mask[:, None])
         y = y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
-        kept = document[:, time:] == document[:, -1:]
+        current = document[:, time:] == document[:, -1:]
         # cloned: a view would keep all keys and values alive
-        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), kept)
+        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), current)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
@@ -77,19 +78,19 @@ class WindowAttention(CausalAttention[WindowState]):
         return softmax_graph(x, reader.open(self).options["window"])
 
     def _mask(self, document: Tensor, block: int) -> Tensor:
-        """Return (B N, C, W - 1 + C), true where a query sees a key: within the window, in the same document."""
+        """Return (B N, C, W - 1 + C), true if a query sees a key: within the window and in the same document."""
         past = self.window - 1
         position = torch.arange(past + block, device=document.device)
         distance = position[past:, None] - position
-        near = (distance >= 0) & (distance <= past)
+        in_window = (distance >= 0) & (distance <= past)
         keys = document.unfold(1, past + block, block)  # (B, N, W - 1 + C)
-        same = keys[..., past:, None] == keys[..., None, :]
-        return (near & same).flatten(0, 1)
+        same_document = keys[..., past:, None] == keys[..., None, :]
+        return (in_window & same_document).flatten(0, 1)
 
 
 def _documents(current: Tensor, document_starts: Tensor | None, time: int) -> Tensor:
-    """Return the document of each past and new token: 0 is that of the state, -1 an older one or none."""
-    kept = current.long() - 1
+    """Return the document of each past and new token: 0 for the document of the state, -1 for older or no tokens."""
+    past = current.long() - 1
     if document_starts is None:
-        return torch.cat([kept, kept.new_zeros(len(kept), time)], dim=1)
-    return torch.cat([kept, document_starts.cumsum(1)], dim=1)
+        return torch.cat([past, past.new_zeros(len(past), time)], dim=1)
+    return torch.cat([past, document_starts.cumsum(1)], dim=1)

@@ -4,7 +4,7 @@ from typing import Any
 
 from lmlong.interop.card import card
 from lmlong.interop.exporting import RunSource
-from lmlong.model.state_size import StateSize
+from lmlong.model.state_size import StateSize, binary_size
 
 USE = """## Use
 
@@ -32,6 +32,6 @@ def model_card(name: str, source: RunSource, state: StateSize | None, evaluation
     use = USE.format(folder=name, remote="" if state is None else ", trust_remote_code=True")
     if state is None:
         return card(name, source, "transformers", [], [use], evaluation)
-    size = f"{state.empty.bytes / 1024:,.0f} KiB"
+    size = binary_size(state.empty.bytes)
     limits = "## Limits\n\n" + (GROWING if state.per_token.numbers else CONSTANT.format(size=size)) + "\n" + SPEED
     return card(name, source, "transformers", ["linear-attention"], [use, limits], evaluation)

@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
+from lmlong.errors import UsageError
 from lmlong.interop.llama import ARCHITECTURE as LLAMA
 from lmlong.interop.llama import llama_names
 from lmlong.interop.llama_config import LLAMA3_ROPE
 from lmlong.model.language_model import LanguageModel
 
 MODULE, CONFIG, MODEL = "modeling_lmlong", "LmlongConfig", "LmlongForCausalLM"
+
+KINDS = {"linear", "delta", "ngram", "window", "softmax"}
+"""The kinds of attention that the exported module has."""
 
 
 def is_llama(model: recipe.Model) -> bool:
@@ -49,6 +53,8 @@ def llama_config(chosen: recipe.Recipe, vocabulary: int) -> dict[str, Any]:
 
 def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) -> dict[str, Any]:
     """Return the configuration of any other model, for the module that is exported with it."""
+    if unknown := set(model.kinds) - KINDS:
+        raise UsageError(f"model.attention.kind: the export to transformers does not have {unknown.pop()}. Use ONNX.")
     attention, scaling = model.attention, model.rope.scaling
     keys, values = model.head_dims
     favor = {"features": attention.favor.features or 2 * keys, "form": attention.favor.form}

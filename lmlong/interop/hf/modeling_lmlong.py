@@ -616,8 +616,10 @@ class Mixer(nn.Module):
         elif self.kind == "ngram":
             attention = NgramAttention(config)
             self.gates["read_gate"], self.read_gate = "read_gate", Gate(width, heads, "identity")
-        else:
+        elif self.kind in ("window", "softmax"):
             attention = WindowAttention(config.window) if self.kind == "window" else SoftmaxAttention()
+        else:
+            raise ValueError(f"{self.kind!r}: this module does not have this kind of attention")
         self.attention = attention
 
     def forward(self, x: Tensor, state: LayerState, tokens: Tokens) -> Tensor:

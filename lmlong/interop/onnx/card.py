@@ -9,6 +9,7 @@ import numpy as np
 from lmlong.interop.card import card
 from lmlong.interop.exporting import RunSource
 from lmlong.model.sampling_options import DEFAULTS
+from lmlong.model.state_size import binary_size
 from lmlong.native.onnx.graph import State
 
 USE = """## Use
@@ -97,4 +98,4 @@ def model_card(name: str, source: RunSource, states: Sequence[State], evaluation
 def _size(states: Sequence[State]) -> str:
     """Return the size of a state, or of the part that each token adds."""
     numbers = sum(np.dtype(state.dtype).itemsize * prod(size or 1 for size in state.shape) for state in states)
-    return f"{numbers / 1024:,.1f} KiB"
+    return binary_size(numbers)

@@ -67,8 +67,8 @@ function verdict(points) {
 const times = (factor) => factor.toFixed(factor < 9.95 ? 1 : 0);
 
 export function inBytes(bytes) {
-  const units = ["bytes", "KB", "MB", "GB"];
+  const units = ["bytes", "KiB", "MiB", "GiB"];
   let unit = 0;
-  for (; bytes >= 1000 && unit < units.length - 1; unit++) bytes /= 1000;
-  return `${unit ? bytes.toPrecision(3) : bytes} ${units[unit]}`;
+  for (; bytes >= 1024 && unit < units.length - 1; unit++) bytes /= 1024;
+  return `${unit && bytes < 100 ? bytes.toFixed(1) : Math.round(bytes)} ${units[unit]}`;
 }

@@ -136,5 +136,5 @@ def test_a_mistake_in_native_code_is_found(
     ids=["delta", "cosine"],
 )
 def test_an_attention_without_a_decay_by_channel_is_not_made_with_one(made: Callable[[], object]) -> None:
-    with pytest.raises(UsageError, match=r"decay: \w+ has none by channel"):
+    with pytest.raises(UsageError, match=r"decay: \w+ does not support channel"):
         made()

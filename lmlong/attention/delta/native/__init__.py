@@ -1,4 +1,4 @@
-"""The scan of the delta rule in C++, compiled for this machine's processor when it is first needed."""
+"""The scan of the delta rule in C++, compiled for this machine's processor at its first use."""
 
 import ctypes
 from functools import cache
@@ -22,7 +22,7 @@ def library() -> ctypes.CDLL | None:
 
 
 class NativeDelta(NativeKernel):
-    """A span of the delta rule."""
+    """Computes a span of the delta rule."""
 
     by_torch = ChunkKernel
 

@@ -1,4 +1,4 @@
-// The backward pass of a span: forwards to the state before each of its chunks, then back from the last chunk to the
+// The backward pass of a span. It first computes the state before each chunk, then goes from the last chunk to the
 // first. dx is the gradient of x.
 
 #pragma once
@@ -57,7 +57,7 @@ struct Backward : DeltaPass {
         }
     }
 
-    // dU = P^T dY + e k dS', and dR, from the last token to the first
+    // Compute dU = P^T dY + e k dS', and dR, from the last token to the first
     void backward_changes() {
         std::fill_n(dR, TILE * V, 0.0f);
         add_matmul(dR, TILE, V, {k, F, 1}, dstate, F);
@@ -69,7 +69,7 @@ struct Backward : DeltaPass {
         transpose(dR, TILE, V, dRT), transpose(dy, TILE, V, dyT), transpose(U, TILE, V, UT);
     }
 
-    // dP, dL, dM and dbeta
+    // Compute dP, dL, dM and dbeta
     void backward_weights(Int begin) {
         for (float* x : {dP, dL}) std::fill_n(x, TILE * TILE, 0.0f);
         add_matmul(dP, TILE, TILE, {U, V, 1}, dyT, V);
@@ -87,7 +87,7 @@ struct Backward : DeltaPass {
             for (Int t = 0; t < line.tokens(begin); t++) *line.pointer(job.dbeta, begin + t) = dbeta[t];
     }
 
-    // dv = b dR, which becomes -a b dR
+    // Store dv = b dR, then replace dR by -a b dR
     void backward_values(Int begin) {
         scale_rows(dR, V, beta);
         line.store(job.dv, begin, job.value_dim, dR);
@@ -104,7 +104,7 @@ struct Backward : DeltaPass {
         add_matmul(dqT, F, TILE, {k, 1, F}, dP, TILE);
     }
 
-    // The gradients of keys by the weights that end at their token, and by those that begin there
+    // Compute the gradients of keys through weights that end at their token, and through weights that begin there
     void backward_k() {
         std::fill_n(dk_endT, F * TILE, 0.0f), std::fill_n(dk_beginT, F * TILE, 0.0f);
         add_matmul(dk_endT, F, TILE, {state_before, V, 1}, dRT, V);
@@ -133,7 +133,7 @@ struct Backward : DeltaPass {
         add_matmul(dstate, F, V, {k, 1, F}, dR, TILE);
     }
 
-    // From the gradients of features x of length one, f * factors of the features f before
+    // Store the gradients of queries or keys, given the gradients of their features x = f * factors of length one
     void backward_features(
         const StridedTensor& into, Int begin, const float* gradT, const float* x, const float* derivative,
         const float* factors) {

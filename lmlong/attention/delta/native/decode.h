@@ -1,4 +1,5 @@
-// A decode step of the delta rule, in two passes over S: what the key has stored, then the change of it and the output.
+// A decode step of the delta rule, in two passes over S: read the value stored under the key, then update it and
+// compute the output.
 
 #pragma once
 

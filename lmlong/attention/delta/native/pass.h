@@ -1,5 +1,5 @@
-// What the forward and the backward pass of the delta rule share: the tokens of a chunk, and the changes that they make.
-// The letters are those of delta/chunk.py.
+// The part that the forward and the backward pass of the delta rule share: the tokens of a chunk, and their changes of
+// the state. The letters are those of delta/chunk.py.
 
 #pragma once
 
@@ -17,12 +17,12 @@ void scale(float* x, Int size, float factor) {
         for (Int i = 0; i < size; i++) x[i] *= factor;
 }
 
-// Weights [s][t] are kept where s < t
+// Zero all weights [s][t] except those with s < t
 void only_before(float* weights) {
     for (Int s = 0; s < TILE; s++) std::fill_n(weights + s * TILE, s + 1, 0.0f);
 }
 
-// Scale each row of features to length one; `factors` (TILE) are what they are multiplied by
+// Scale each row of features to length one, and write the scaling `factors` (TILE)
 void scale_to_unit(Int width, float* rows, float* factors) {
     for (Int t = 0; t < TILE; t++) {
         float* row = rows + t * padded(width);
@@ -66,7 +66,7 @@ struct DeltaPass {
         scale_to_unit(job.features, rows, factors);
     }
 
-    // The weights of keys among each other
+    // Compute the weights between keys
     void key_weights() {
         std::fill_n(M, TILE * TILE, 0.0f);
         add_matmul(M, TILE, TILE, {k, F, 1}, kT, F);
@@ -79,7 +79,7 @@ struct DeltaPass {
         apply_mask(decay, P);
     }
 
-    // What of each value its key has not stored yet, E = v - a S^T k, and the changes U, token after token
+    // Compute E = v - a S^T k, the difference from the value stored under each key, and the changes U, token by token
     void changes(const float* state, float* E, float* U) {
         std::fill_n(E, TILE * V, 0.0f);
         add_matmul(E, TILE, V, {k, F, 1}, state, F);

@@ -1,4 +1,4 @@
-"""The delta rule with a Triton kernel for the recurrence over chunks, for NVIDIA GPUs; torch computes all else.
+"""The delta rule with a Triton kernel for the recurrence over chunks, for NVIDIA GPUs; torch computes the rest.
 
 B batch, H heads, F features, V value dim.
 """
@@ -9,11 +9,11 @@ from torch import Tensor
 from lmlong.attention.delta.chunk import ChunkKernel
 
 COLUMNS = 32
-"""Columns of the state that a program has."""
+"""Columns of the state that one program computes."""
 
 
 class TritonDelta(ChunkKernel):
-    """Chunks whose states one kernel computes; torch does in float64."""
+    """Computes the states of all chunks with one kernel, or with torch in float64."""
 
     name = "triton"
 
@@ -22,7 +22,7 @@ class TritonDelta(ChunkKernel):
     ) -> tuple[Tensor, Tensor]:
         if S.dtype != torch.float32:
             return super().recurrence(S, decay, A, B, C, E, backwards)
-        from triton import cdiv, next_power_of_2  # imported where it is used: not every machine has it
+        from triton import cdiv, next_power_of_2  # imported here because not every machine has it
 
         from lmlong.attention.delta.triton.kernel import chunk_recurrence
 

@@ -1,4 +1,4 @@
-"""The recurrence over chunks as one kernel: a program goes through all chunks of some columns of one head's state.
+"""The recurrence over chunks as one kernel: a program computes a few columns of one head's state over all chunks.
 
 N chunks, B batch, H heads, C tokens in a chunk, F features, V value dim.
 """
@@ -28,7 +28,7 @@ def chunk_recurrence(
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """S (N + 1, lines, F, V) has the state to begin with, and gets all others; X (N, lines, C, V) is written."""
+    """Fill S (N + 1, lines, F, V), which holds the initial state, and X (N, lines, C, V)."""
     line = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     token, feature = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_F)

@@ -1,4 +1,4 @@
-"""The scan of linear attention in C++, compiled for this machine's processor when it is first needed."""
+"""The scan of linear attention in C++, compiled for this machine's processor at its first use."""
 
 import ctypes
 from functools import cache
@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL | None:
 
 
 class NativeLinear(NativeKernel):
-    """A span of linear attention; the features of `elu`, `relu` and FAVOR+ are computed within it."""
+    """Computes a span of linear attention, including the features of `elu`, `relu` and FAVOR+."""
 
     normalizes = True
     by_torch = ChunkKernel
@@ -41,7 +41,7 @@ class NativeLinear(NativeKernel):
 
 
 class NativeFavor(NativeLinear):
-    """A span of linear attention with the features of FAVOR+."""
+    """Computes a span of linear attention with FAVOR+ features."""
 
     @torch.no_grad()
     def __init__(self, features: Favor):
@@ -55,7 +55,7 @@ class NativeFavor(NativeLinear):
         assert constants is not None
         weights = {"projection": rows, "projection_T": rows.mT, "favor_constants": constants.float()}
         self.weights = {name: x.contiguous() for name, x in weights.items()}
-        """By their fields of a job."""
+        """The weights, by the job fields that take them."""
 
     @torch.no_grad()
     def add_weight_grads(self, dscale: Tensor, dweights: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-// The backward pass of a span: forwards to the state before each of its chunks, then back from the last chunk to the
+// The backward pass of a span. It first computes the state before each chunk, then goes from the last chunk to the
 // first. dx is the gradient of x; n are the numerators and m the denominators of the outputs, as in chunk.py.
 
 #pragma once
@@ -15,7 +15,7 @@ struct Backward {
     Features queries, keys;
     float *q = queries.rows, *k = keys.rows;  // dq and dk are their gradients
     float *v, *y, *dn, *qT, *kT, *vT, *dnT, *dqT, *dkT;
-    float* key_features;                      // of FAVOR+ and the whole span: projections cost more than they take up
+    float* key_features;                      // of the whole span, for FAVOR+: recomputing projections would cost more
     float *rows, *dstate, *states;            // `states`: before each chunk, and after the last
     const float *state_before, *state_after;  // of the chunk
     alignas(64) float weights[TILE * TILE], dweights[TILE * TILE], dweightsT[TILE * TILE], dm[TILE];
@@ -76,7 +76,7 @@ struct Backward {
         line.load(job.dy, begin, job.value_dim, dn, -TILE);
     }
 
-    // From dy to dn = dy / m and dm = -dn . y, which is 0 where m was clamped
+    // Replace dy by dn = dy / m, and compute dm = -dn . y, which is 0 if m was clamped
     void backward_outputs(Int begin) {
         alignas(64) float sums[TILE * TILE] = {}, sumsT[TILE * TILE], inverse[TILE] = {}, unclamped[TILE] = {};
         for (Int t = 0; t < line.tokens(begin); t++) {

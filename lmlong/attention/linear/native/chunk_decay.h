@@ -1,9 +1,9 @@
-// The decay of a chunk, by head or by channel, and what it does to queries, keys, pairs of both and the state.
+// The decay within a chunk, by head or by channel, applied to queries, keys, their products and the state.
 //
-// By channel, what is left of a token at a later one of the chunk is a product of gates, each of which is at most 1: it
-// is made by multiplying from token to token, so that no logarithm is ever subtracted, and what shrinks below all normal
-// numbers becomes 0 at once. What is left of the state is made from sums of logarithms: roundings of single gates would
-// add up over the thousands of tokens that it may keep. Letters are those of chunk.py.
+// By channel, the decay between two tokens of a chunk is a product of gates, each at most 1. It is computed by
+// multiplying from token to token: no logarithms are subtracted, and denormal products become 0. The decay of the state
+// is computed from sums of logarithms, because rounding errors of single gates would add up over thousands of tokens.
+// Letters are those of chunk.py.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-// While one lives, its thread takes denormal numbers, which are slow and negligible, for 0
+// While an object of this class exists, its thread treats denormal numbers, which are slow and negligible, as 0
 class DenormalsAreZero {
 #if defined(__SSE2__)
     static constexpr unsigned BITS = 0x8040;
@@ -27,8 +27,8 @@ struct ChunkDecay {
     const Line& line;
     const Int F = line.F;
     const bool by_channel = line.job.channel_decay;
-    Decay masks;                              // of documents alone, where decay is by channel
-    float *gates, *from_state, *to_end, *rows;  // (TILE, F), of the channels; `rows` is for intermediate results
+    Decay masks;                              // by channel: of documents only
+    float *gates, *from_state, *to_end, *rows;  // (TILE, F), by channel; `rows` holds intermediate results
 
     static Int scratch_size(Int F) { return 4 * TILE * F; }
 
@@ -54,13 +54,13 @@ struct ChunkDecay {
         for (Int i = 0; i < TILE * F; i += LANES) lanes(gates + i) = simd_exp(lanes(gates + i));
     }
 
-    // Queries (in rows) times a
+    // Multiply queries, in rows, by a
     void scale_queries(float* q) const { scale(q, from_state, masks.from_state); }
 
-    // Keys times u
+    // Multiply keys by u
     void scale_keys(float* k) const { scale(k, to_end, masks.to_end); }
 
-    // The state times r
+    // Multiply the state by r
     void scale_state(float* state) const {
         const Int V = line.V;
         if (by_channel) {
@@ -74,7 +74,7 @@ struct ChunkDecay {
         }
     }
 
-    // P, [s][t], of queries (F, TILE) and keys in rows
+    // Compute P, [s][t], from queries (F, TILE) and keys in rows
     void attention_weights(const float* qT, const float* k, float* weights) const {
         std::fill_n(weights, TILE * TILE, 0.0f);
         if (by_channel)
@@ -84,13 +84,13 @@ struct ChunkDecay {
         apply_mask(masks, weights);
     }
 
-    // What S and dn make the gradient of queries, (F, TILE), becomes all of it, with A, [s][t]
+    // Complete the gradient of queries: dqT (F, TILE) holds S dn; scale it by a and add the sum over A, [s][t]
     void backward_queries(const float* A, const float* k, float* dqT) {
         if (!by_channel) return backward_by_head(A, k, masks.from_state, dqT);
         transpose(dqT, F, TILE, rows);
         multiply(rows, from_state);
         for (Int f = 0; f < F; f += LANES) {
-            FloatVec left[TILE];  // of each key at token t
+            FloatVec left[TILE];  // each key times its decay at token t
             UNROLL(t, TILE) {
                 const FloatVec gate = lanes(gates + t * F + f);
                 FloatVec sum = lanes(rows + t * F + f);
@@ -105,13 +105,13 @@ struct ChunkDecay {
         transpose(rows, TILE, F, dqT);
     }
 
-    // The same of keys
+    // Complete the gradient of keys in the same way
     void backward_keys(const float* A, const float* AT, const float* q, float* dkT) {
         if (!by_channel) return backward_by_head(AT, q, masks.to_end, dkT);
         transpose(dkT, F, TILE, rows);
         multiply(rows, to_end);
         for (Int f = 0; f < F; f += LANES) {
-            FloatVec left[TILE];  // of each query, seen from token s
+            FloatVec left[TILE];  // each query times its decay since token s
             UNROLL(i, TILE) {
                 const Int s = TILE - 1 - i;
                 const FloatVec gate = lanes(gates + (i ? s + 1 : s) * F + f);
@@ -128,7 +128,7 @@ struct ChunkDecay {
         transpose(rows, TILE, F, dkT);
     }
 
-    // The gradients of the log decays, of everything (F, TILE)
+    // Store the gradients of the log decays, given queries, keys and their gradients (F, TILE)
     void backward_log_decay(
         Int begin, const float* qT, const float* dqT, const float* kT, const float* dkT, const float* state,
         const float* dstate) {
@@ -167,7 +167,7 @@ private:
         for (Int i = 0; i < TILE * F; i += LANES) lanes(x + i) *= lanes(by + i);
     }
 
-    // The queries lie in a vector, each as it is left of by the gates between it and a key
+    // A vector holds the queries of all tokens, each multiplied by the gates between the key and the query
     void add_pairs(const float* qT, const float* k, float* weights) const {
         constexpr Int VECTORS = TILE / LANES;
         FloatVec sums[TILE][VECTORS] = {}, token[VECTORS];

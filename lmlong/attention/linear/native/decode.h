@@ -21,7 +21,7 @@ struct LinearAttention {
     const FeatureMapWeights& features = weights.features;
     const Int heads, width, head_dim, V;
     float *fq, *fk, *inner;
-    float *lowered, *forgotten;  // of a decay by channel: the row of the batch projected to its rank, a head's gates
+    float *lowered, *forgotten;  // decay by channel: a row of the batch projected to the gates' rank, a head's gates
     Int lowered_row = -1;
     float* numerators;  // may be float64
 
@@ -77,8 +77,8 @@ struct LinearAttention {
         for (Int i = 0; i < V; i++) y[i] = numerator[i] / denominator;
     }
 
-    // The gates of the channels of a head, each as the share e below one half that it keeps, or as -e where it keeps 1 - e:
-    // what is left of long memories depends on digits of e that 1 - e would round away
+    // Compute the gates of a head's channels. A gate g is stored as g if it is below one half, else as -(1 - g): long
+    // memories depend on digits of 1 - g that g would round away
     void compute_gates(const HeadInput& input) {
         const Int F = features.size, rank = weights.forgetting.rank;
         const Gate& gate = weights.forgetting.gate;

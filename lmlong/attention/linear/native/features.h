@@ -1,8 +1,8 @@
-// The features of the queries or keys of a chunk, and the way back from the gradient of these.
+// The features of the queries or keys of a chunk, and their backward pass.
 //
-// FAVOR+ (favor.py) makes exp(u - max u) of a query and exp(u + (length^2 - |x|^2) / 2 - offset) of a key, for u = W x
-// and x = c n, where n has a mean square of 1 and c is the scale of a head. The max, the length and the offset are taken
-// for constants, here as in the gradient of favor.py.
+// FAVOR+ (favor.py) maps a query to exp(u - max u) and a key to exp(u + (length^2 - |x|^2) / 2 - offset), for u = W x
+// and x = c n, where n has a mean square of 1 and c is the scale of a head. As in favor.py, gradients treat the max,
+// the length and the offset as constants.
 //
 // K key dim, F features.
 
@@ -21,8 +21,8 @@ struct Features {
     const FeatureMap feature_map = FeatureMap(line.job.feature_map);
     const Int F = line.F, K = padded(line.job.head_dim);
     float *rows, *grads;  // (TILE, F); before the gradient is known, `grads` holds the derivative of an elementwise map
-    float *n, *dx;        // (TILE, K), of FAVOR+
-    alignas(64) float factors[TILE], squares[TILE];  // that made n, and |n|^2
+    float *n, *dx;        // (TILE, K), for FAVOR+
+    alignas(64) float factors[TILE], squares[TILE];  // the factors that normalize n, and |n|^2
     float dscale = 0;
 
     static Int scratch_size(const ScanJob& job) { return 2 * TILE * (padded(job.features) + padded(job.head_dim)); }
@@ -33,7 +33,7 @@ struct Features {
         for (float** each : {&n, &dx}) *each = scratch.take(TILE * K);
     }
 
-    // Load a chunk and compute its features, or take those that are `computed` already; prefetch what is `ahead`
+    // Load a chunk and compute its features, or copy the `computed` ones; prefetch the chunk `ahead`
     void load(Int begin, Int ahead = TILE, const float* computed = nullptr) {
         const StridedTensor& from = of_keys ? job.k : job.q;
         if (feature_map != FAVOR) {
@@ -49,7 +49,7 @@ struct Features {
             exponentials(line.tokens(begin));
     }
 
-    // Store the gradient of queries or keys, from that of their features (F, TILE), which must not be scaled yet
+    // Store the gradient of queries or keys, given the gradient of their unscaled features (F, TILE)
     void backward(Int begin, const float* gradT, float* temporary) {
         const StridedTensor& into = of_keys ? job.dk : job.dq;
         transpose(gradT, F, TILE, temporary);
@@ -80,7 +80,7 @@ private:
         add_matmul(rows, TILE, F, {n, K, 1}, job.projection_T + line.head * K * F, K);
         for (Int t = 0; t < TILE; t++) {
             float* row = rows + t * F;
-            std::fill(row + (t < tokens ? job.features : 0), row + F, -INFINITY);  // of which e^x is 0
+            std::fill(row + (t < tokens ? job.features : 0), row + F, -INFINITY);  // exp gives 0
             const float shift = of_keys ? scale * scale * squares[t] / 2 - half_square + offset : scale * max_of(row);
             for (Int f = 0; f < F; f += LANES) lanes(row + f) = simd_exp(lanes(row + f) * scale - shift);
         }
@@ -99,10 +99,10 @@ private:
         for (Int f = LANES; f < F; f += LANES) most = lanes(row + f) > most ? lanes(row + f) : most;
         float max = most[0];
         UNROLL(j, LANES) max = most[j] > max ? most[j] : max;
-        return std::isinf(max) ? 0 : max;  // of padded tokens
+        return std::isinf(max) ? 0 : max;  // infinite for padded tokens
     }
 
-    // dx = W^T du, for keys less x sum du; c and x follow
+    // dx = W^T du, for keys minus x sum du; then the gradients of the scale c and of the input
     void backward_exponents(const float* du) {
         const float scale = constants()[0];
         std::fill_n(dx, TILE * K, 0.0f);

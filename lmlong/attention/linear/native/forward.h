@@ -38,7 +38,7 @@ struct Forward {
         store_state(line, 1, state, job.state_after);
     }
 
-    // The weights within the chunk, [s][t], and the denominators
+    // Compute the weights within the chunk, [s][t], and the denominators
     void attention_weights() {
         transpose(q, TILE, F, qT);
         decay.attention_weights(qT, k, weights);
@@ -54,7 +54,7 @@ struct Forward {
         for (float& x : denominators) x = x < MIN_DENOMINATOR ? MIN_DENOMINATOR : x;  // NaN stays NaN
     }
 
-    // The numerators of the outputs, and the state after the chunk
+    // Compute the numerators of the outputs, and the state after the chunk
     void outputs() {
         std::fill_n(y, TILE * V, 0.0f);
         add_matmul(y, TILE, V, {q, F, 1}, state, F);

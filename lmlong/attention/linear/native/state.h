@@ -1,4 +1,4 @@
-// The state of linear attention, to which the features of a chunk are added.
+// The state of linear attention, and its update by a chunk.
 
 #pragma once
 
@@ -9,11 +9,11 @@ namespace {
 
 constexpr float ONES[TILE] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-// z is one more column of the state
+// z is stored as an additional column of the state
 Int state_size(const Line& line) { return state_size(line, 1); }
 
-// S += sum_t fk_t v_t^T and z += sum_t fk_t last_t, for fk and v in rows; `last` holds the last number of each v, the one
-// that makes z the last column of S
+// S += sum_t fk_t v_t^T and z += sum_t fk_t last_t, for fk and v in rows; `last` holds the last entry of each v, for
+// which z is the last column of S
 void add_to_state(const Line& line, const float* fk, const float* v, const float* last, float* state) {
     const Int F = line.F, V = line.V;
     add_matmul(state, F, V, {fk, 1, F}, v, TILE);

@@ -1,4 +1,4 @@
-"""Triton kernels of linear attention, for NVIDIA GPUs. Triton is imported only where they run.
+"""Triton kernels of linear attention, for NVIDIA GPUs. Triton is imported only when they run.
 
 B batch, H heads, T time, F features, V value dim.
 """
@@ -16,7 +16,8 @@ from lmlong.attention.scan import Kernel, Span
 
 
 def unavailable_reason(device: torch.device) -> str | None:
-    """Return why the kernels cannot run on a device; without a GPU they can in Triton's interpreter, for tests."""
+    """Return why the kernels cannot run on a device, or None. For tests, Triton's interpreter runs them without a
+    GPU."""
     if find_spec("triton") is None:
         return "triton is not installed; torch for CUDA brings it on Linux"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -25,7 +26,8 @@ def unavailable_reason(device: torch.device) -> str | None:
 
 
 class TritonLinear(Kernel):
-    """Texts of any length as one operation; with a decay for each channel, a span by its recurrence, in float32."""
+    """Computes texts of any length as one operation. With a decay for each channel, it computes spans by the recurrence
+    over tokens, in float32."""
 
     name = "triton"
     normalizes = True
@@ -63,7 +65,7 @@ class TritonLinear(Kernel):
         dx.q.copy_(dfq)
         dx.k.copy_(dfk)
         dx.v.copy_(dv)
-        if dx.log_decay is not None:  # as in chunk.py, with the whole span for a chunk
+        if dx.log_decay is not None:  # as in chunk.py, with the whole span as the chunk
             pairs = x.q * dfq - x.k * dfk
             later = (after * dstate).sum(-1)[:, :, None]
             dx.log_decay.copy_(pairs.flip(2).cumsum(2).flip(2) + later)

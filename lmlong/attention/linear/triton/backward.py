@@ -1,8 +1,8 @@
-"""The backward pass of the causal scan: the gradients of the states, and from these and the states those of the inputs.
+"""The backward pass of the causal scan: first the gradients of the states, then the gradients of the inputs.
 
-Gradients of states go from the last tile to the first, states from the first to the last. So queries, whose gradients
-need the states, and keys and values, whose gradients need those of the states, have a kernel each. Features and weights
-are recomputed.
+States are computed from the first tile to the last, their gradients from the last to the first. The gradients of
+queries need the states; the gradients of keys and values need the states' gradients. Each has its own kernel. Features
+and weights are recomputed.
 
 dx is the gradient of x; n are the numerators and m the denominators of the outputs. Other letters are those of
 `tiles.py`.
@@ -69,7 +69,7 @@ def segment_dstates(
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """What each segment adds to the gradient of the state before it."""
+    """Store the contribution of each segment to the gradient of the state before it."""
     line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
     row, head = line // H, line % H
     columns, value_columns = feature_columns(BLOCK_F, FEATURE_MAP), tl.arange(0, BLOCK_V)
@@ -112,7 +112,7 @@ def backward_q(
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """dq, and fq . dfq for the gradient of the log decays, if `pairs` is given."""
+    """Store dq and, if `pairs` is given, fq . dfq for the gradient of the log decays."""
     line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
     row, head = line // H, line % H
     columns, value_columns = feature_columns(BLOCK_F, FEATURE_MAP), tl.arange(0, BLOCK_V)
@@ -165,7 +165,7 @@ def backward_kv(
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """dk and dv; the `pairs` of `backward_q` become the gradient of the log decays."""
+    """Store dk and dv, and turn the `pairs` of `backward_q` into the gradient of the log decays."""
     line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
     row, head = line // H, line % H
     columns, value_columns = feature_columns(BLOCK_F, FEATURE_MAP), tl.arange(0, BLOCK_V)

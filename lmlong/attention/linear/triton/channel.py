@@ -1,8 +1,8 @@
 """The recurrence of linear attention with a decay for each channel, token by token, forwards and backwards.
 
-Between tokens a channel decays by a number of its own, so what is left of a token is no factor of a matrix product. A
-program keeps the state of one head of one row where it computes, and goes through its tokens. Features are (B, H, T, F)
-and contiguous, as all tensors of tokens. dx is the gradient of x, n and m are numerators and denominators of outputs.
+Each channel has its own decay, so decays are not factors of a matrix product. A program keeps the state of one head of
+one row in registers and goes through its tokens. Features (B, H, T, F) and all tensors over tokens are contiguous. dx
+is the gradient of x; n and m are the numerators and denominators of outputs.
 """
 
 import triton
@@ -14,13 +14,13 @@ from lmlong.attention.linear.triton.tiles import load_state, store_state
 
 @triton.jit
 def load_vector(x, token, columns, WIDTH):
-    """Load the numbers of a token in float32; 0 for padded columns."""
+    """Load the vector of a token in float32; 0 for padded columns."""
     return tl.load(x + token * WIDTH + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def load_gate(log_decay, document_starts, token, start, columns, F):
-    """Load what each channel keeps at a token: nothing where a document starts."""
+    """Load the decay of each channel at a token; 0 at a document start."""
     gate = tl.exp(load_vector(log_decay, token, columns, F))
     if document_starts is not None:
         gate = tl.where(tl.load(document_starts + start) != 0, 0.0, gate)
@@ -29,13 +29,13 @@ def load_gate(log_decay, document_starts, token, start, columns, F):
 
 @triton.jit
 def decayed(x, gate):
-    """Return x times its gate, and 0 for a gate of 0, whatever x is."""
+    """Return x times its gate; 0 for a gate of 0, even if x is not finite."""
     return tl.where(gate > 0, x * gate, 0.0)
 
 
 @triton.jit
 def load_output_grads(dy, y, denominators, token, values, V):
-    """Load dn, and dm, which is 0 where m was bounded."""
+    """Load dn and dm; dm is 0 if m was clamped."""
     denominator = tl.load(denominators + token)
     dn = load_vector(dy, token, values, V) / denominator
     dm = -tl.sum(dn * load_vector(y, token, values, V), 0)
@@ -62,7 +62,7 @@ def recurrence(
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """The outputs, their denominators and the state after; given `dy`, the gradients of queries in place of both."""
+    """Store the outputs, their denominators and the state after; with `dy`, store the gradients of queries instead."""
     line = tl.program_id(0).to(tl.int64)
     features, values = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_V)
     S, z = load_state(before, line, 0, 1, F, V, BLOCK_F, BLOCK_V)
@@ -105,7 +105,7 @@ def recurrence_backwards(
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """The gradients of keys, values and the state before, from the last token to the first."""
+    """Store the gradients of keys, values and the state before, from the last token to the first."""
     line = tl.program_id(0).to(tl.int64)
     features, values = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_V)
     dS, dz = load_state(dafter, line, 0, 1, F, V, BLOCK_F, BLOCK_V)

@@ -1,7 +1,7 @@
-"""The forward pass of the causal scan: what each segment adds to the state, the states between segments, the outputs.
+"""The forward pass of the causal scan: each segment's contribution to the state, the states between segments, outputs.
 
-Each program works through one segment of one head of one row, tile by tile: the more rows, heads and segments, the more
-of the GPU is busy. Letters are those of `tiles.py`.
+Each program computes one segment of one head of one row, tile by tile. More rows, heads and segments keep more of the
+GPU busy. Letters are those of `tiles.py`.
 """
 
 import triton
@@ -55,7 +55,7 @@ def segment_states(
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """What each segment adds to the state, stored as the state after it, and its decay of the state before it."""
+    """Store each segment's contribution to the state after it, and its decay of the state before it."""
     line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
     row, head = line // H, line % H
     columns, value_columns = feature_columns(BLOCK_F, FEATURE_MAP), tl.arange(0, BLOCK_V)
@@ -75,7 +75,7 @@ def segment_states(
 
 @triton.jit
 def accumulate_states(states, decays, G, size, BACKWARDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add to each of the states (B H, G + 1, size) the decayed one before it, or after it when going backwards."""
+    """Add to each of the states (B H, G + 1, size) the decayed state before it, or after it when going backwards."""
     line = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     state = states + line * (G + 1) * size + element
@@ -112,7 +112,7 @@ def segment_outputs(
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """The outputs of each segment and their denominators."""
+    """Store the outputs of each segment and their denominators."""
     line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
     row, head = line // H, line % H
     columns, value_columns = feature_columns(BLOCK_F, FEATURE_MAP), tl.arange(0, BLOCK_V)

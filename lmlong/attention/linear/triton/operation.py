@@ -1,7 +1,7 @@
 """The causal scan by Triton kernels, as one operation of autograd and of torch.compile.
 
-Saved for the backward pass are queries, keys, values and outputs, a denominator for each token, and the states between
-segments. Tensors of tokens have the layout that a model gives them, (B, T, H, ...) in memory, and so do all made here.
+Queries, keys, values, outputs, denominators and the states between segments are saved for the backward pass. Tensors
+over tokens have the memory layout of the model, (B, T, H, ...), and so do all results.
 
 B batch, H heads, T time, K key dim, F features, V value dim, G segments.
 """
@@ -18,19 +18,19 @@ from lmlong.attention.linear.triton import backward, forward
 from lmlong.attention.linear.triton.tiles import TILE
 
 FUSED: dict[type, str] = {Elu: "elu", Relu: "relu", Cosine: "cosine"}
-"""Feature maps that are computed within the kernels; the features of all others are computed by torch, and saved."""
+"""Feature maps that the kernels compute. Other features are computed by torch, and saved."""
 
 MIN_PROGRAMS = 264
-"""Segments of all heads and rows are at least so many: two for each of the 132 multiprocessors of an H100."""
+"""Minimum number of segments over all heads and rows: two for each of the 132 multiprocessors of an H100."""
 
 MAX_SEGMENT = 1024
-"""Tokens of a segment at most: the gradients of log decays are sums over it of terms that mostly cancel."""
+"""Maximum tokens in a segment: the gradients of log decays are sums over a segment of terms that mostly cancel."""
 
 LAUNCH_OPTIONS = {"num_warps": 8, "num_stages": 1}
-"""Threads and buffers of a program, of which the largest must fit into a multiprocessor."""
+"""Threads and buffers of a program. The largest program must fit into a multiprocessor."""
 
 ACCUMULATE_BLOCK = 1024
-"""Numbers of a state that one program of `accumulate_states` works on."""
+"""Numbers of a state that one program of `accumulate_states` processes."""
 
 
 def linear_scan(
@@ -42,7 +42,7 @@ def linear_scan(
     document_starts: Tensor | None,
     log_decay: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs (B, H, T, V) and the state (B, H, F, V + 1) after, given that before, in float32."""
+    """Return outputs (B, H, T, V) and the state (B, H, F, V + 1) after, given the state before, in float32."""
     feature_map = FUSED.get(type(features), "identity")
     if type(features) not in FUSED:
         with torch.autocast(q.device.type, enabled=False):
@@ -52,7 +52,7 @@ def linear_scan(
 
 
 class LaunchGrid(NamedTuple):
-    """How the work is divided among programs, and the arguments that all kernels share."""
+    """The division of the work among programs, and the arguments that all kernels share."""
 
     lines: int  # B H
     segments: int
@@ -84,8 +84,8 @@ def _scan_op(
     state: Tensor,
     feature_map: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the outputs and the state after them; for the backward pass the denominators (B, T, H), the states between
-    segments (B H, G + 1, F, V + 1) and the decays of these over a segment (B H, G)."""
+    """Return the outputs and the state after them, and for the backward pass the denominators (B, T, H), the states
+    between segments (B H, G + 1, F, V + 1) and the decay over each segment (B H, G)."""
     q, k, v, document_starts, log_decay = _kernel_layout(q, k, v, document_starts, log_decay)
     grid = launch_grid(k, v, state.shape[2], feature_map)
     y = _empty_tokens_like(v)
@@ -120,7 +120,7 @@ def _scan_backward_op(
     feature_map: str,
     needs_dlog_decay: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, log_decay, which is empty unless it is needed, and the state."""
+    """Return the gradients of q, k, v, log_decay (empty unless needed) and the state."""
     q, k, v, document_starts, log_decay = _kernel_layout(q, k, v, document_starts, log_decay)
     dy = _token_layout(dy.to(y.dtype))
     grid = launch_grid(k, v, dstate.shape[2], feature_map)
@@ -172,7 +172,7 @@ def _accumulate_states(states: Tensor, decays: Tensor, backwards: bool) -> None:
 def _kernel_layout(
     q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None, log_decay: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return the inputs in the layout that kernels read, copied only where they have another one."""
+    """Return the inputs in the layout that kernels read, copied only if their layout differs."""
     document_starts = None if document_starts is None else document_starts.to(torch.uint8).contiguous()
     log_decay = None if log_decay is None else log_decay.mT.contiguous()
     return _token_layout(q), _token_layout(k), _token_layout(v), document_starts, log_decay

@@ -1,6 +1,6 @@
-"""What all kernels share: loading and storing tiles of tokens, feature maps, decay masks and matrix products.
+"""Functions that all kernels share: loading and storing tiles of tokens, feature maps, decay masks, matrix products.
 
-Formulas and letters are those of `linear/chunk.py`, with a tile for a chunk: W, a, u and r are its decay masks.
+Formulas and letters are those of `linear/chunk.py`, with a tile as the chunk: W, a, u and r are its decay masks.
 
 B batch, H heads, T time, K key dim, F features, V value dim, G segments.
 """
@@ -14,7 +14,7 @@ import triton.language as tl
 from lmlong.attention import feature_maps
 
 TILE: tl.constexpr = tl.constexpr(64)
-"""Tokens worked on at once: within a tile attention is a masked product, between tiles it is the state."""
+"""Tokens in a tile. Within a tile attention is a masked product; the state carries it from tile to tile."""
 
 ELU_FLOOR: tl.constexpr = tl.constexpr(feature_maps.ELU_FLOOR)
 RELU_FLOOR: tl.constexpr = tl.constexpr(feature_maps.Relu.FLOOR)
@@ -23,7 +23,7 @@ COSINE_TINY: tl.constexpr = tl.constexpr(feature_maps.Cosine.TINY)
 LOG2_E: tl.constexpr = tl.constexpr(1 / math.log(2))
 
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-"""Triton's interpreter stores a bfloat16 as the integer of its bits, and would multiply matrices of these integers."""
+"""Triton's interpreter stores a bfloat16 as the integer of its bits, and would multiply these integers."""
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def feature_columns(BLOCK: tl.constexpr, FEATURE_MAP: tl.constexpr):
 
 @triton.jit
 def load_tile(x, stride, token, head, columns, valid, WIDTH):
-    """Load columns (TILE, BLOCK) of the tokens of one head; 0 where there are none."""
+    """Load columns (TILE, BLOCK) of the tokens of one head; 0 for padded tokens and columns."""
     offsets = token[:, None] * stride + head * WIDTH + columns[None, :]
     return tl.load(x + offsets, mask=valid[:, None] & (columns >= 0)[None, :] & (columns < WIDTH)[None, :], other=0.0)
 
@@ -77,7 +77,7 @@ def feature_map(x, columns, valid, WIDTH, FEATURE_MAP: tl.constexpr):
 
 @triton.jit
 def feature_map_backward(x, grad, FEATURE_MAP: tl.constexpr):
-    """Return the gradient of tokens x (TILE, BLOCK) from that of their features, in float32."""
+    """Return the gradient of tokens x (TILE, BLOCK) from the gradient of their features, in float32."""
     x32 = x.to(tl.float32)
     if FEATURE_MAP == "elu":
         grad = grad * tl.exp(tl.minimum(x32, 0.0))
@@ -92,8 +92,8 @@ def feature_map_backward(x, grad, FEATURE_MAP: tl.constexpr):
 
 @triton.jit
 def cumulative_decay(document_starts, log_decay, token, head, valid, H):
-    """Return the log2 decay from the start of the tile up to each token and the number of documents that started in the
-    tile up to it, each (TILE,), and both up to the last token."""
+    """Return the log2 decay from the start of the tile to each token, the number of documents that started in the tile
+    up to each token, both (TILE,), and both values at the last token."""
     log2_decay = tl.zeros((TILE,), tl.float32)
     starts = tl.zeros((TILE,), tl.int32)
     if log_decay is not None:
@@ -105,7 +105,7 @@ def cumulative_decay(document_starts, log_decay, token, head, valid, H):
 
 @triton.jit
 def decay_mask(total, document, document_starts, log_decay):
-    """Return W (TILE, TILE): what is left of each token (a column) at each later one (a row)."""
+    """Return W (TILE, TILE): the decay of each token (column) at each later token (row)."""
     position = tl.arange(0, TILE)
     visible = position[:, None] >= position[None, :]
     if document_starts is not None:
@@ -119,13 +119,13 @@ def decay_mask(total, document, document_starts, log_decay):
 
 @triton.jit
 def decay_from_state(total, document):
-    """Return a (TILE,): what is left at each token of the state before the tile; for the whole tile's sums, r."""
+    """Return a (TILE,): the decay at each token of the state before the tile; given the sums of the whole tile, r."""
     return tl.where(document == 0, tl.exp2(total), 0.0)
 
 
 @triton.jit
 def decay_to_end(total, document, tile_total, tile_document):
-    """Return u (TILE,): what is left of each token at the end of the tile."""
+    """Return u (TILE,): the decay of each token at the end of the tile."""
     return tl.where(document == tile_document, tl.exp2(tl.minimum(tile_total - total, 0.0)), 0.0)
 
 

@@ -1,5 +1,5 @@
-// A decode step of n-gram attention: the mean of the values that followed the last n tokens, weighed by a gate that sees
-// how many values every head has.
+// A decode step of n-gram attention: the mean of the values that followed the last n tokens, times a gate that depends
+// on the counts of all heads.
 
 #pragma once
 
@@ -10,35 +10,35 @@ namespace {
 
 struct NgramAttention {
     struct Weights {
-        Int rows;          // of the table of a head
-        const Int* sizes;  // (heads) n of each
+        Int rows;          // rows in the table of a head
+        const Int* sizes;  // (heads) n of each head
         Gate read_gate;
         const float *number_weight, *raw_smoothing;  // (heads, heads) and (heads)
     };
 
     struct State {
-        float* S;        // the table, which is not written to,
+        float* S;        // the table, read-only
         int32_t* number;
         Int* ngram;
-        Int* waiting_ngram;  // the values that are not in it yet and that are not written to either,
+        Int* waiting_ngram;  // the waiting values, which are not in the table yet, read-only
         float* waiting_v;
-        Int* recent_ngram;  // and those after them
+        Int* recent_ngram;  // the recent values, which follow the waiting ones
         float* recent_v;
     };
 
-    // What a head has of an n-gram: its row of the table, and values that followed it and are not in the table: the
-    // current one, and those of both lists from an index on, as far as this n-gram has had the row
+    // The values of an n-gram in one head: its row of the table, matching values in both lists from an index on (the
+    // n-gram has owned its row since then), and the current value
     struct Match {
         Int written, read;
         Int row = -1, waiting = WAITING, recent = RECENT, listed = 0;
         bool now = false;
-        Int number = 0;  // of all values
+        Int number = 0;  // number of all these values
     };
 
     const DecodeJob& job;
     const Weights& weights;
     const Int heads = job.model->heads, width = job.model->width, value_dim = job.model->value_dim;
-    Match* matches;  // each head of a row of the batch
+    Match* matches;  // one for each head of a row of the batch
     Int matched_row = -1;
 
     NgramAttention(const DecodeJob& job, const Layer&, const Weights& weights, Scratch& scratch)
@@ -47,7 +47,7 @@ struct NgramAttention {
 
     void step(const HeadInput& input, const State& before, const State& after, float* y) {
         const Int head = input.head, line = input.row * heads + head;
-        if (input.token.row != matched_row) {  // heads of one row come one after the other
+        if (input.token.row != matched_row) {  // the heads of a row are computed consecutively
             for (Int h = 0; h < heads; h++) matches[h] = find(input.token, before, line - head + h, h);
             matched_row = input.token.row;
         }
@@ -62,7 +62,7 @@ struct NgramAttention {
 
     Match find(const Token& token, const State& before, Int line, Int head) const {
         const Int n = weights.sizes[head], past = job.model->past_tokens, rows = weights.rows;
-        Int tokens[MAX_NGRAM + 1];  // the last n + 1 of the document
+        Int tokens[MAX_NGRAM + 1];  // the last n + 1 tokens of the document
         for (Int i = 0; i <= n; i++)
             tokens[i] = i == n                    ? job.tokens[token.row]
                         : token.position < n - i ? -1
@@ -80,11 +80,12 @@ struct NgramAttention {
         return match;
     }
 
-    // Count the values of an n-gram in a list from the newest on, as far as it has had the row; return where that begins
+    // Count the values of an n-gram in a list, from the newest back to the last value of another n-gram in its row.
+    // Return the index after that value.
     Int count_back(const Int* ngrams, Int size, Match& match, Int row) const {
         const Int begin = first_hash(row, weights.rows), end = first_hash(row + 1, weights.rows);
-        auto has_row = [&](Int ngram) { return (ngram >= begin) & (ngram < end); };  // which NO_NGRAM never has
-        constexpr Int BLOCK = 16;                                                    // by vectors
+        auto has_row = [&](Int ngram) { return (ngram >= begin) & (ngram < end); };  // false for NO_NGRAM
+        constexpr Int BLOCK = 16;                                                    // for vector instructions
         static_assert(RECENT % BLOCK == 0 && WAITING % BLOCK == 0);
         Int first = size;
         for (; first; first -= BLOCK) {
@@ -117,7 +118,7 @@ struct NgramAttention {
     }
 
     void append_value(Int written, const State& before, const State& after, Int line, const float* v) const {
-        const bool writes = written != NO_NGRAM;  // else the list stays as it is
+        const bool writes = written != NO_NGRAM;  // otherwise the list is unchanged
         const Int kept = RECENT - writes;
         Int* ngrams = after.recent_ngram + line * RECENT;
         float* into = after.recent_v + line * RECENT * value_dim;

@@ -39,7 +39,7 @@ class NgramDecode(DecodeKind[NgramState]):
         return self.weights(spec.options["rows"], sizes, gate, *weights)
 
     def each_written(self, change: Callable[[Tensor], Tensor], state: NgramState) -> NgramState:
-        """Change the recent values alone: a step writes neither to the table nor to the waiting values."""
+        """Change only the recent values: a step writes neither to the table nor to the waiting values."""
         return NgramState(*state[:5], *map(change, state[5:]))
 
     def with_room(self, state: NgramState, full: bool) -> NgramState:

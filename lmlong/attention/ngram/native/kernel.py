@@ -1,4 +1,4 @@
-"""n-gram attention over many tokens by native code on a CPU, heads and rows divided among the threads.
+"""n-gram attention over many tokens by native code on a CPU, with heads and rows divided among the threads.
 
 B batch, H heads, T time, V value dim, R rows.
 """
@@ -41,13 +41,13 @@ class NgramJob(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine; None where it cannot be."""
+    """Return the library, compiled at its first use on a machine; None if it cannot be compiled."""
     shared = Shared({}, [], [NgramJob], INTEGERS)
     return compiled(CODE, shared, "n-gram attention is computed by torch, slower")
 
 
 class NativeNgram(SortKernel):
-    """The lookup of many n-grams by native code, or by torch for other devices and dtypes and without a compiler."""
+    """The lookup of many n-grams by native code. Torch computes other devices and dtypes, and without a compiler."""
 
     name = "native"
 
@@ -105,7 +105,7 @@ class _Lookup(torch.autograd.Function):
 
 
 def _run(function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None]) -> None:
-    """Run a pass over tensors (B, T, H, V) and (B, H, T) with the fields of a job as their names."""
+    """Run a pass over tensors (B, T, H, V) and (B, H, T), named by their job fields."""
     batch, time, heads, value_dim = v.shape
     job = NgramJob(batch * heads, heads, time, value_dim, rows)
     for name, x in tensors.items():
@@ -116,5 +116,5 @@ def _run(function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None])
 
 
 def _by_token(x: Tensor) -> Tensor:
-    """Return (B, H, T, V) as (B, T, H, V), which is how a model's projections lie in memory."""
+    """Return (B, H, T, V) as (B, T, H, V), the memory layout of a model's projections."""
     return x.transpose(1, 2).contiguous()

@@ -12,21 +12,21 @@ namespace {
 
 struct NgramJob {
     Int lines, heads, time, value_dim, rows;  // a line is one head of one row of the batch
-    const Int* hashes;                        // (B, H, T, 2) of the n-gram before a token, and of that which ends with it
-    const bool* document_starts;              // (B, T), null where no document starts
+    const Int* hashes;                        // (B, H, T, 2) of the n-grams before each token and ending with it
+    const bool* document_starts;              // (B, T), null if no document starts
     const float* v;                           // (B, T, H, V)
     float *sums, *numbers;                    // (B, T, H, V) and (B, H, T) of the row that is read
-    bool* cleared;                            // (B, H, T) whether another n-gram had the row that is written
+    bool* cleared;                            // (B, H, T) whether the written row belonged to another n-gram
     const float* S_before;                    // (B, H, R, V)
     const int32_t* number_before;             // (B, H, R)
     const Int* ngram_before;                  // (B, H, R)
-    float* S_after;                           // these are empty at the beginning
+    float* S_after;                           // the state after is empty at the beginning
     int32_t* number_after;
     Int* ngram_after;
     const float* dsums;
-    float *dv, *dS;  // dS (B, H, R, V) is that of the state after at the beginning, and of the state before at the end
+    float *dv, *dS;  // dS (B, H, R, V): of the state after at the beginning, of the state before at the end
     Int lines_begun;
-    Int invalid;  // set where a hash is neither NO_NGRAM nor in its range, so that it has no row
+    Int invalid;  // set if a hash is neither NO_NGRAM nor in range, so that it has no row
 };
 
 struct Line {
@@ -42,7 +42,7 @@ struct Line {
     Int token(Int t) const { return ((row * job.time + t) * job.heads + head) * V; }
     Int state_row(Int hash) const { return index * job.rows + row_of(hash, job.rows); }
 
-    // Whether each hash has a row: they may come from a file
+    // Whether each hash has a row; hashes may come from a file
     bool has_rows() const {
         const Int* hashes = job.hashes + 2 * index * job.time;
         bool valid = true;
@@ -97,12 +97,12 @@ struct Line {
                 std::copy_n(dS, V, dv);
                 if (job.cleared[index * job.time + t]) std::fill_n(dS, V, 0.0f);
             }
-            // only what the state after has of no n-gram is left then, or what was before an earlier document
+            // clear the remaining gradients: they are of empty rows, or of values before the document
             if (starts_document(t) && !begun) begun = true, std::fill_n(job.dS + index * job.rows * V, job.rows * V, 0.0f);
         }
     }
 
-    // Only rows that are in use: pages of memory that are never touched cost nothing
+    // Copy only rows that are in use: pages of memory that are never touched cost nothing
     void copy_state() const {
         for (Int at = index * job.rows; at < (index + 1) * job.rows; at++)
             if ((job.number_after[at] = job.number_before[at])) {

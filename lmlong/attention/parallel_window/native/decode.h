@@ -1,4 +1,4 @@
-// A decode step of a recurrence with a window beside it, over the same queries, keys and values.
+// A decode step of a recurrence with a parallel window, over the same queries, keys and values.
 
 #pragma once
 
@@ -11,7 +11,7 @@ struct ParallelWindow {
     struct Weights {
         typename Recurrence::Weights recurrence;
         WindowAttention::Weights window;
-        Gate share;  // of the window in the output
+        Gate share;  // weight of the window in the output
     };
 
     struct State {
@@ -24,7 +24,7 @@ struct ParallelWindow {
     const Int width, head_dim, value_dim;
     Recurrence recurrence;
     WindowAttention window;
-    float *q, *k, *near;  // what the window reads, and what it finds
+    float *q, *k, *near;  // the window's query and key, and its output
 
     ParallelWindow(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
         : layer(layer), weights(weights), width(job.model->width), head_dim(layer.head_dim),

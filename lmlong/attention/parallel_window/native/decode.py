@@ -1,4 +1,4 @@
-"""A recurrence with a window beside it in the native decode step."""
+"""A recurrence with a parallel window in the native decode step."""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +35,9 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
         return {**self.recurrence.headers, **WINDOW.headers, **super().headers}
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        both = packer.open(attention, "parallel_window")
-        recurrence = self.recurrence.pack(packer, both.parts["recurrence"], gates)
-        window = WINDOW.pack(packer, both.parts["window"], {})
+        spec = packer.open(attention, "parallel_window")
+        recurrence = self.recurrence.pack(packer, spec.parts["recurrence"], gates)
+        window = WINDOW.pack(packer, spec.parts["window"], {})
         return self.weights(recurrence, window, packer.gate(gates["window_share"], "sigmoid", attention.heads))
 
     def fields(self, state: ParallelState) -> Sequence[int]:
@@ -53,5 +53,5 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
 
 @cache
 def beside_window(recurrence: DecodeKind[Any]) -> ParallelWindowDecode:
-    """Return the kind of a recurrence with a window beside it."""
+    """Return the decode kind of a recurrence with a parallel window."""
     return ParallelWindowDecode(recurrence)

@@ -10,7 +10,7 @@ struct SoftmaxAttention {
     struct Weights {};
 
     struct State {
-        KeyValues settled, recent;  // settled ones are read alone, but for `current`
+        KeyValues settled, recent;  // `settled` is read-only, except `current`
         Int settled_size, recent_size;
     };
 
@@ -34,7 +34,7 @@ struct SoftmaxAttention {
         const Int line = input.row * kv_heads + input.kv_head;
         const PastTokens recent{before.recent, line, before.recent_size};
         mean(input, {before.settled, line, before.settled_size}, recent, y);
-        if (input.head % sharing) return;  // another head of the same keys and values appends them
+        if (input.head % sharing) return;  // the first query head of a group appends the shared key and value
         mean.append(input, recent, 0, after.recent);
         if (input.token.starts_document && !input.head)
             std::fill_n(after.settled.current + input.row * before.settled_size, before.settled_size, false);

@@ -41,8 +41,8 @@ class SoftmaxDecode(DecodeKind[KVCache]):
         return KVCache(*(KeyValues(*map(change, part)) for part in state))
 
     def empty_after(self, state: KVCache, by_row: bool) -> KVCache:
-        """Return room for one more recent token. A row that does not read the token has its tokens last; one that
-        begins a document attends to no settled token."""
+        """Return the state with room for one more recent token. A row that does not read the token keeps its tokens
+        last; a row that begins a document attends to no settled token."""
         settled, (k, v, current) = state
         if by_row:
             recent = KeyValues(pad(k, (0, 0, 1, 0)), pad(v, (0, 0, 1, 0)), pad(current, (1, 0)))

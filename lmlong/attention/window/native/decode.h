@@ -1,4 +1,4 @@
-// A decode step of softmax attention over the last tokens.
+// A decode step of softmax attention over a window of the last tokens.
 
 #pragma once
 
