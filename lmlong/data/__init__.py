@@ -1,1 +1,1 @@
-"""From text to batches of tokens; the only package that imports sentencepiece and datasets, and it imports no torch."""
+"""From text to batches of tokens. Only this package imports sentencepiece and datasets; it does not import torch."""

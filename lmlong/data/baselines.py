@@ -1,7 +1,7 @@
-"""Baselines that need no model, in bits per byte of a text: numbers that anyone can repeat.
+"""Reproducible baselines without a model, in bits per byte of a text.
 
-gzip knows nothing but the text itself, of which a short one shows it little, so a model soon beats it. The others know
-the training text as well. The strongest is context mixing, by native code; where there is no compiler, lzma stands in.
+gzip sees only the text itself, so a model soon beats it. The others also see the training text. The strongest is
+context mixing, in native code; lzma replaces it if there is no compiler.
 """
 
 import lzma
@@ -21,18 +21,18 @@ COUNTED = 1 << 24
 """Tokens of a source that are counted for the unigrams, evenly spread over it."""
 
 PRIMING = {"mixing": 1 << 24, "lzma": 1 << 21}
-"""Bytes of the training text, at the least, that each reads first; where it has fewer, all of it."""
+"""Minimum bytes of the training text that each reads first, or all of a shorter text."""
 
 COMPRESSED = 1 << 20
-"""Bytes of the text that these are measured on, about."""
+"""Approximate bytes of the text that mixing and lzma are measured on."""
 
 
 class Primed(NamedTuple):
-    """Bits per byte of a text after training text, by a method that knows nothing else."""
+    """Bits per byte of a text after training text."""
 
     bits_per_byte: float
-    bytes: int  # of the text, from its beginning, that it was measured on
-    primed_bytes: int  # of training text that was read before
+    bytes: int  # measured, from the beginning of the text
+    primed_bytes: int  # of training text read first
 
 
 class Baselines(NamedTuple):
@@ -41,24 +41,24 @@ class Baselines(NamedTuple):
     gzip: float
     unigram: float
     lzma: float
-    lzma_bytes: int  # of the text, from its beginning, that lzma was measured on
-    primed_bytes: int  # of training text that lzma had read before
-    mixing: Primed | None = None  # context mixing; None where its code cannot be compiled
+    lzma_bytes: int  # measured with lzma, from the beginning of the text
+    primed_bytes: int  # of training text that lzma read first
+    mixing: Primed | None = None  # context mixing; None if its code cannot be compiled
 
     @property
     def strongest(self) -> Primed:
-        """The one that predicts best: context mixing, or lzma in its place."""
+        """The strongest baseline: context mixing, or lzma if it is missing."""
         return self.mixing or Primed(self.lzma, self.lzma_bytes, self.primed_bytes)
 
     @property
     def bits_per_byte(self) -> dict[str, float]:
-        """The figure of each that is reported, by name."""
+        """The reported baselines by name."""
         strongest = "mixing" if self.mixing else "lzma"
         return {strongest: self.strongest.bits_per_byte, "unigram": self.unigram, "gzip": self.gzip}
 
 
 def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer) -> Baselines:
-    """Return the baselines of a text, given the text that a model is trained on and the weights of its sources."""
+    """Return the baselines of a text, given the training text and the weights of its sources."""
     return Baselines(
         gzip_bits_per_byte(text, tokenizer),
         unigram_bits_per_byte(train, weights, text, tokenizer),
@@ -80,12 +80,12 @@ def gzip_bits_per_byte(file: TokenFile, tokenizer: Tokenizer) -> float:
 def unigram_bits_per_byte(
     train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer
 ) -> float:
-    """Return the bits per byte of predicting each token by how often it occurs in the training text, add-one smoothed;
-    as of a model, bos is given and eos is not."""
+    """Return the bits per byte of predicting each token by its frequency in the training text, with add-one smoothing.
+    As for a model, bos is given and eos is predicted."""
     counts = np.ones(tokenizer.vocabulary)
-    found = [_count(file, tokenizer) for file in train]
-    total = sum(each.sum() for each in found)
-    for each, weight in zip(found, weights, strict=True):
+    by_source = [_count(file, tokenizer) for file in train]
+    total = sum(each.sum() for each in by_source)
+    for each, weight in zip(by_source, weights, strict=True):
         counts += each / each.sum() * total * weight / sum(weights)
     bos, eos = tokenizer.bos, tokenizer.eos
     counts[bos] = (counts[bos] + 1) / 2 if bos == eos else 0  # a document has one of each
@@ -99,7 +99,7 @@ def unigram_bits_per_byte(
 
 
 def _count(file: TokenFile, tokenizer: Tokenizer) -> np.ndarray:
-    """Return how often each token occurs in COUNTED tokens of a file, in even pieces."""
+    """Return how often each token occurs in COUNTED tokens of a file, in evenly spaced pieces."""
     pieces = range(0, len(file.tokens), PIECE)
     stride = -(-len(pieces) // (COUNTED // PIECE))
     return sum(
@@ -111,18 +111,18 @@ def _count(file: TokenFile, tokenizer: Tokenizer) -> np.ndarray:
 def lzma_bits_per_byte(
     train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer
 ) -> tuple[float, int, int]:
-    """Return the bits that lzma spends per byte of a text after it has read training text, and how many bytes of both:
-    the size of both together less that of the training text alone."""
+    """Return lzma's bits per byte of a text after training text, the bytes measured, and the bytes of training text.
+    The bits are the compressed size of both texts minus the size of only the training text."""
     primer = _primer(train, weights, tokenizer, PRIMING["lzma"])
     measured = _beginning(text, tokenizer, COMPRESSED)
-    both, alone = _lzma_size(primer + measured), _lzma_size(primer)
-    return 8 * (both - alone) / len(measured), len(measured), len(primer)
+    added = _lzma_size(primer + measured) - _lzma_size(primer)
+    return 8 * added / len(measured), len(measured), len(primer)
 
 
 def mixing_bits_per_byte(
     train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer
 ) -> Primed | None:
-    """Return the bits per byte of a text by context mixing after training text; None without a compiler."""
+    """Return the bits per byte of a text by context mixing after training text. None without a compiler."""
     primer = _primer(train, weights, tokenizer, PRIMING["mixing"])
     measured = _beginning(text, tokenizer, COMPRESSED)
     bits = code_lengths(primer, measured)
@@ -130,7 +130,7 @@ def mixing_bits_per_byte(
 
 
 def _primer(train: Sequence[TokenFile], weights: Sequence[float], tokenizer: Tokenizer, size: int) -> bytes:
-    """Return the beginning of the training text, of each source by its weight."""
+    """Return the beginnings of all sources of the training text, in proportion to their weights."""
     shares = [int(size * weight / sum(weights)) for weight in weights]
     return b"".join(_beginning(file, tokenizer, share) for file, share in zip(train, shares, strict=True))
 
@@ -140,17 +140,17 @@ def _lzma_size(data: bytes) -> int:
 
 
 def _beginning(file: TokenFile, tokenizer: Tokenizer, size: int) -> bytes:
-    """Return the text of a file, up to the piece that passes `size` bytes."""
-    read, found = 0, []
+    """Return the first `size` bytes of the text of a file, rounded up to a whole piece."""
+    read, pieces = 0, []
     for data in _text(file, tokenizer):
-        found.append(data)
+        pieces.append(data)
         read += len(data)
         if read >= size:
             break
-    return b"".join(found)
+    return b"".join(pieces)
 
 
 def _text(file: TokenFile, tokenizer: Tokenizer) -> Iterator[bytes]:
-    """Iterate over the text of a token file, without the ends of its documents."""
+    """Yield the text of a token file, without bos and eos."""
     for begin in range(0, len(file.tokens), PIECE):
         yield tokenizer.decode_bytes(file.tokens[begin : begin + PIECE].tolist())

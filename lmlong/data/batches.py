@@ -1,4 +1,4 @@
-"""Token files -> batches. A training batch depends on its number alone, so that number is the position in the data."""
+"""Batches from token files. A training batch depends only on its number, so the number is the position in the data."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -11,7 +11,7 @@ from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens, Row
 from lmlong.data.rows import Rows
 
 MAX_LENGTHS = 16
-"""Number of different lengths that batches may have, so that memory and compiled code are reused."""
+"""Maximum number of different batch lengths, so that memory and compiled code are reused."""
 
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -23,14 +23,14 @@ class CausalBatch(NamedTuple):
 
     tokens: np.ndarray  # (rows, time) int64
     targets: np.ndarray  # (rows, time) int64, IGNORED after the end of a document
-    document_starts: np.ndarray  # (rows, time) bool, true where a document begins
+    document_starts: np.ndarray  # (rows, time) bool, whether a document begins
 
 
 class TrainingBatches:
     """Endless batches of the training text, mixed from its sources by weight.
 
-    All ranks together take the same rows whatever their number, in batches of the same length. With `streams`, each row
-    of a batch continues the same row of the batch before.
+    All ranks together take the same rows, whatever their number, in batches of the same length. With `streams`, each
+    row of a batch continues the same row of the previous batch.
     """
 
     def __init__(
@@ -52,20 +52,20 @@ class TrainingBatches:
         return self.collate(rows, first + rank * self._rows, time)
 
     def length(self, micro_step: int, ranks: int = 1) -> int:
-        """Return the length to which the rows of a forward pass are padded, without reading them."""
+        """Return the padded length of the rows of a forward pass, without reading them."""
         taken = self._taken(0 if self._streams else micro_step * ranks * self._rows, ranks)
         return self._time(max(self._sources[source].filled(number) for source, number in taken))
 
     def _taken(self, first: int, ranks: int) -> list[tuple[int, int]]:
-        """Return the source and the number in it of each row of all ranks, from row `first` on."""
+        """Return the source and the number within it of each row of all ranks, from row `first` on."""
         return [_source_of(row, self._shares) for row in range(first, first + ranks * self._rows)]
 
     def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
-        """Return rows as a batch of length `time`; `first` is the number of its first row among all rows."""
+        """Return rows as a batch of length `time`. `first` is the number of its first row among all rows."""
         return _padded(rows, time, self._eos)
 
     def _time(self, filled: int) -> int:
-        """Return one of a few lengths, one that `filled` tokens fit into."""
+        """Round `filled` up to one of a few lengths."""
         length = max(source.length for source in self._sources)
         factor = self._sources[0].text.factor
         step = -(-length // (MAX_LENGTHS * factor)) * factor
@@ -73,19 +73,19 @@ class TrainingBatches:
 
 
 def scored_tokens(tokens: np.ndarray, bos: int, eos: int, factor: int = 1) -> CyclicTokens:
-    """Return the tokens of a text that have a next one; documents begin at multiples of `factor`."""
-    found = np.flatnonzero(tokens == bos)
-    starts = found[tokens.take(found + 1, mode="wrap") != bos]
+    """Return all tokens of a text that have a next token. Documents begin at multiples of `factor`."""
+    candidates = np.flatnonzero(tokens == bos)
+    starts = candidates[tokens.take(candidates + 1, mode="wrap") != bos]
     return CyclicTokens(tokens, starts, bos, eos, factor, count=max(len(tokens) - 1, 0))
 
 
 def validation_batches(
     text: CyclicTokens, length: int, rows: int, limit: int | None = None, ranks: int = 1
 ) -> Iterator[CausalBatch]:
-    """Iterate over a text in windows, or over those of an even sample of `limit` tokens: each token but the first is a
-    target exactly once.
+    """Yield a text, or an even sample of `limit` tokens, in batches of windows. Each token but the first is a target
+    exactly once.
 
-    Batches without targets are added until their number is a multiple of `ranks`, so that each rank takes as many.
+    Batches without targets are added until their number is a multiple of `ranks`, so that all ranks have equally many.
     """
     length = min(length, max(len(text), 1))
     starts = range(0, len(text), length)
@@ -98,16 +98,17 @@ def validation_batches(
 
 
 VALIDATION_STREAMS = 8
-"""Parts of a validation text that are each read along a state, whatever the batch size of a run is."""
+"""Parts of a validation text that are each read with one state, whatever the batch size of a run."""
 
 
 def validation_streams(
     text: CyclicTokens, length: int, rows: int, limit: int | None = None, rank: int = 0, ranks: int = 1
 ) -> Iterator[CausalBatch]:
-    """Iterate over the batches of one rank that read a text in a few even parts, or the first of `limit` tokens in each
-    part, to be scored with the state passed from batch to batch: at the begin of a part it is reset.
+    """Yield one rank's batches of a text, to be scored with the state passed from batch to batch. The text is read in
+    VALIDATION_STREAMS equal parts, or, with `limit`, in the beginnings of these parts, of `limit` tokens together. The
+    state is reset at the beginning of a part.
 
-    All ranks have as many batches, all with as many rows.
+    All ranks have equally many batches, with equally many rows.
     """
     factor = text.factor
     part = -(-len(text) // (VALIDATION_STREAMS * factor)) * factor
@@ -123,21 +124,21 @@ def validation_streams(
             yield batch
 
 
-def evenly(count: int, wanted: int) -> list[int]:
-    """Return `wanted` of range(count), at least one, as far from each other as they can be."""
-    wanted = min(max(wanted, 1), count)
-    return [(2 * number + 1) * count // (2 * wanted) for number in range(wanted)]
+def evenly(count: int, size: int) -> list[int]:
+    """Return `size` evenly spaced numbers of range(count), at least one."""
+    size = min(max(size, 1), count)
+    return [(2 * number + 1) * count // (2 * size) for number in range(size)]
 
 
 def streams_of_each(weights: Sequence[float], rows: int) -> list[int]:
-    """Return how many of the rows of a batch, of all ranks together, each source gives."""
+    """Return how many rows each source provides of a batch of all ranks together."""
     shares = _shares_of_rest(weights)
     sources = [_source_of(row, shares)[0] for row in range(rows)]
     return [sources.count(source) for source in range(len(weights))]
 
 
 def in_batches(count: int, rows: int, ranks: int) -> Iterator[range]:
-    """Iterate over range(count), `rows` at a time; empty ranges make their number a multiple of `ranks`."""
+    """Yield range(count), `rows` at a time. Empty ranges are added until their number is a multiple of `ranks`."""
     missing = -(-count // rows) % -ranks
     for first in range(0, count - missing * rows, rows):
         yield range(min(first, count), min(first + rows, count))
@@ -156,16 +157,18 @@ def _padded(rows: Sequence[Row], time: int, eos: int) -> CausalBatch:
 
 
 def _shares_of_rest(weights: Sequence[float]) -> list[Fraction]:
-    """Return each source's share of the rows left by the sources before it; exact, so that no row is counted twice."""
+    """Return each source's share of the rows that the sources before it leave. Exact fractions, so that no row is
+    counted twice."""
     exact = [Fraction(weight) for weight in weights]
     return [weight / sum(exact[number:]) for number, weight in enumerate(exact)]
 
 
 def _source_of(row: int, shares: list[Fraction]) -> tuple[int, int]:
-    """Return the source of a row, and how many rows that source gave before; shares hold at every point of a run."""
+    """Return the source of a row, and how many earlier rows have the same source. The shares hold at every point of a
+    run."""
     for source, share in enumerate(shares):
         before = int(row * share)
         if int((row + 1) * share) > before:
             return source, before
         row -= before
-    raise AssertionError("the last source takes all that is left")
+    raise AssertionError("the last source takes all remaining rows")

@@ -1,7 +1,7 @@
 """The code length of a text by context mixing, after training text: the strongest baseline that takes seconds.
 
-native/context_mixing.cpp explains the model. It is measured as a compressor would be, in one row, so what it learns
-of a document serves it in the next.
+native/context_mixing.cpp explains the model. Like a compressor, it reads the text as one row, so it uses what it
+learned from earlier documents.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from lmlong.native.build import Shared, compiled
 CODE = Path(__file__).parent / "native"
 
 MIXED = 1 << 20
-"""Bytes of the training text, its last ones, by which the weights are learned; all others are read alone."""
+"""The weights are learned on this many last bytes of the training text. The bytes before are only read."""
 
 SMALLEST_TABLE, LARGEST_TABLE = 16, 23
 """Binary logarithms of the slots, of 16 bytes each: up to 128 MiB."""
@@ -23,12 +23,12 @@ SMALLEST_TABLE, LARGEST_TABLE = 16, 23
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine; None where it cannot be."""
+    """Return the library, compiled at its first use on a machine. None if it cannot be compiled."""
     return compiled(CODE, Shared({}, [], []), "the strongest baseline is lzma")
 
 
 def code_lengths(primer: bytes, text: bytes, mixed: int = MIXED) -> np.ndarray | None:
-    """Return the bits that each byte of a text takes after a primer and the bytes before it; None where native code
+    """Return the bits that each byte of a text takes, given a primer and the bytes before it. None if native code
     cannot be compiled."""
     if (functions := library()) is None:
         return None

@@ -1,7 +1,7 @@
 """The tokens of a text as a cycle in which documents begin at multiples of a factor, with padding between them.
 
-bos and eos may be one token, as in many models: then that is a begin where text follows, and an end where it follows
-itself.
+bos and eos may be the same token, as in many models. It ends a document if the same token follows, otherwise it begins
+one.
 """
 
 from typing import NamedTuple
@@ -9,20 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 IGNORED = -100
-"""The target of a token that ends a document, or fills a row: there is nothing to predict."""
+"""The target of the last token of a document, and of padding: there is nothing to predict."""
 
 
 class Row(NamedTuple):
-    """Tokens in the order they are read, and the next token of each as its target; padding is eos."""
+    """Tokens in reading order, and the next token of each as its target. Padding is eos."""
 
     tokens: np.ndarray  # (time,) int64
-    targets: np.ndarray  # (time,) int64, IGNORED after the end of a document
-    document_starts: np.ndarray  # (time,) bool, true where the state is reset
+    targets: np.ndarray  # (time,) int64, IGNORED at the end of a document
+    document_starts: np.ndarray  # (time,) bool, whether the state is reset
 
 
 class CyclicTokens:
-    """The first `count` tokens of a text, or all, as a cycle: the first follows the last. `starts` are those of its
-    documents."""
+    """The first `count` tokens of a text, or all, as a cycle: the first follows the last. `starts`: the positions of
+    its documents."""
 
     def __init__(
         self, tokens: np.ndarray, starts: np.ndarray, bos: int, eos: int, factor: int = 1, count: int | None = None
@@ -48,7 +48,7 @@ class CyclicTokens:
         return self._row_at(at, at < end)
 
     def _row_at(self, at: np.ndarray, real: np.ndarray) -> Row:
-        """Return the tokens at positions in the text, with their targets; padding where `real` is false."""
+        """Return the tokens at positions in the text, with their targets, and padding if `real` is False."""
         tokens, targets = (self.tokens.take(at + ahead, mode="wrap").astype(np.int64) for ahead in (0, 1))
         tokens = np.where(real, tokens, self.eos)
         ends = ~real | (tokens == self.eos) & (targets == self.bos)

@@ -1,4 +1,4 @@
-"""The data module of each objective: batches to train on, and a text to validate on."""
+"""Data modules: the training and validation batches of each objective."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -37,9 +37,8 @@ class DataModule(ABC):
 
     @abstractmethod
     def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Arrays]:
-        """Return one rank's batches of the validation text, or of an even sample of `limit` tokens, the same for every
-        comparison; all ranks have as many. With `carry_state` each batch is read from the state after the one before.
-        """
+        """Return one rank's batches of the validation text, or of a fixed even sample of `limit` tokens. All ranks have
+        equally many. With `carry_state` each batch is read from the state after the previous batch."""
 
     def rows(self) -> list[Rows]:
         """Return the rows of each source of the training text."""
@@ -78,19 +77,19 @@ class CausalDataModule(DataModule):
         return Windows(text, self.length, key)
 
     def _streams(self) -> list[int]:
-        """Return how many rows of a batch each source gives."""
+        """Return how many rows of a batch each source provides."""
         rows = self.recipe.processes * self.recipe.training.batch_size
-        found = streams_of_each(self.tokens.weights, rows)
-        if not all(found):
+        streams = streams_of_each(self.tokens.weights, rows)
+        if not all(streams):
             raise UsageError(
-                f"training.batch_size: with carry_state each row goes on with one source, and of {len(found)} sources "
-                f"{found.count(0)} would have none of {rows} rows. Use more, or fewer sources."
+                f"training.batch_size: with carry_state each row reads one source, and {streams.count(0)} of "
+                f"{len(streams)} sources would get none of {rows} rows. Use more rows, or fewer sources."
             )
-        return found
+        return streams
 
 
 class MaskedDataModule(DataModule):
-    """Tokens, some of them masked, and the masked ones as targets."""
+    """Partly masked tokens, with the masked tokens as targets."""
 
     def __init__(self, recipe: Recipe, tokens: TokenDataset):
         super().__init__(recipe, tokens)

@@ -1,4 +1,4 @@
-"""Documents: texts that are read in pieces of bounded size, without translating newlines."""
+"""Documents: texts that are read in chunks of bounded size, without translating newlines."""
 
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
@@ -15,13 +15,13 @@ Errors = Literal["strict", "replace"]
 
 
 class Measure(NamedTuple):
-    """The hash and size of a document, from one pass over it; `digest` depends on the text alone."""
+    """The hash and sizes of a document, from one pass over it. `digest` depends only on the text."""
 
     digest: bytes
-    bytes: int  # of the text in UTF-8, replacements included
+    bytes: int  # of the text in UTF-8, including replacements
     read_bytes: int  # of the document as stored
-    replaced_bytes: int  # that could not be decoded
-    put_in_bytes: int  # of the U+FFFD that replaced them
+    replaced_bytes: int  # bytes that could not be decoded
+    put_in_bytes: int  # bytes of U+FFFD in their place
 
 
 class Skipped(NamedTuple):
@@ -44,11 +44,11 @@ class Document:
     """Metadata: the names of the file and its folder, or the other fields of the record."""
 
     def pieces(self) -> Iterator[str]:
-        """Iterate over the text in non-empty strings of bounded size."""
+        """Yield the text in non-empty strings of bounded size."""
         return (piece for piece, _ in decode(self.chunks(), self.name, self.errors, self.encoding))
 
     def measure(self) -> Measure:
-        """Read the document once, and return its hash and size."""
+        """Read the document once, and return its hash and sizes."""
         digest, size, read, replaced, mark = sha256(), 0, 0, 0, 0
 
         def counted() -> Iterator[bytes]:
@@ -74,11 +74,11 @@ def file_fields(path: PurePath) -> dict[str, str]:
 
 
 def text_document(name: str, text: str, errors: Errors, fields: Mapping[str, Any] | None = None) -> Document:
-    """Return a text in memory as a document; a lone surrogate in it is a decoding error."""
+    """Return a text in memory as a document. A lone surrogate counts as a decoding error."""
     data = text.encode("utf-8", "surrogatepass")
     return Document(name, lambda: slices(data), errors, fields=fields or {})
 
 
 def slices(data: bytes) -> Iterator[bytes]:
-    """Iterate over bytes in memory in chunks."""
+    """Yield bytes in memory in chunks."""
     return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))

@@ -1,9 +1,8 @@
-"""Documents that repeat others: exact duplicates, which the recipe may drop, and near-copies of training documents,
-which are never held out.
+"""Duplicate documents, which a recipe may drop, and near-copies of training documents, which are never held out.
 
-A near-copy among the held-out documents would let a model look good by having learned it by heart. So a document that
-the hash of its text holds out is trained on instead if a fifth of its windows occur in the training text. Nothing is
-lost, and no document is held out that would not be without this.
+A held-out near-copy would reward a model for memorizing the training text. So a document that its hash holds out is
+trained on instead if a fifth of its windows occur in the training text. No document is dropped, and no further document
+is held out.
 """
 
 from collections.abc import Iterator
@@ -25,26 +24,26 @@ Duplicates = Literal["keep", "drop"]
 
 NEAR_COPIES = Format("near-copies", 1)
 
-NEAR = 0.2
-"""Share of a held-out document's windows in the training text from which on it is trained on instead."""
+NEAR_COPY_SHARE = 0.2
+"""A held-out document is a near-copy if at least this share of its windows occurs in the training text."""
 
-MOST_MOVED = 0.5
-"""Share of the held-out text up to which near-copies are trained on. If more of it were, as of logs, whose lines all
-follow a few templates, repetition is what the text is like, and all of it stays where the hash put it."""
+MAX_MOVED = 0.5
+"""Maximum share of the held-out text that is trained on instead. If more of it is near-copies, the text is repetitive
+by nature, like logs whose lines follow a few templates, and every document stays where its hash put it."""
 
 EMPTY = bytes(SIZE)
 
 
 def divide(inputs: list[Input], duplicates: Duplicates) -> Iterator[tuple[int, Part | Skipped]]:
-    """Divide the documents of all sources as `split` does, each with the number of its source."""
+    """Divide the documents of all sources as `split` does. Yield each part with the number of its source."""
     for number, entries in enumerate(divided(inputs, duplicates)):
         for entry in entries:
             yield number, entry
 
 
 def divided(inputs: list[Input], duplicates: Duplicates) -> list[Iterator[Part | Skipped]]:
-    """Return the documents of each source, divided as `split` does, near-copies of training documents never held out.
-    What is dropped depends on the sources before, so they are to be read in order."""
+    """Return the documents of each source, divided as `split` does, without held-out near-copies. Read the sources in
+    order, since duplicates are dropped that occurred in earlier sources."""
     return _divided(inputs, duplicates, near_copies(inputs, duplicates))
 
 
@@ -53,15 +52,15 @@ def _divided(
 ) -> list[Iterator[Part | Skipped]]:
     if duplicates == "keep":
         return [split(entry.source.documents(), entry.held_out, near_copies=near) for entry in inputs]
-    known = _Known(inputs)
+    duplicate_filter = _DuplicateFilter(inputs)
     return [
-        split(entry.source.documents(), entry.held_out, partial(known.why_not, entry.held_out == 1), near)
+        split(entry.source.documents(), entry.held_out, partial(duplicate_filter.why_not, entry.held_out == 1), near)
         for entry in inputs
     ]
 
 
 def split_key(inputs: list[Input], duplicates: Duplicates) -> list[Any]:
-    """Return all that the division of the documents depends on."""
+    """Return everything that the division of the documents depends on."""
     return [
         [(entry.source.fingerprint, entry.held_out, entry.source.remote, entry.errors) for entry in inputs],
         *([] if duplicates == "keep" else ["without duplicates"]),
@@ -69,9 +68,8 @@ def split_key(inputs: list[Input], duplicates: Duplicates) -> list[Any]:
 
 
 def near_copies(inputs: list[Input], duplicates: Duplicates) -> frozenset[bytes]:
-    """Return the digests of the documents that a hash holds out and that are near-copies of training documents, from
-    the cache or found now. Sources of which all or nothing is held out are left as they are; remote ones too, as it
-    takes reading them twice."""
+    """Return the digests of held-out documents that are near-copies of training documents, cached. Sources that are
+    held out entirely or not at all are not searched, nor are remote sources, which would be read twice."""
     searched = [entry for entry in inputs if 0 < entry.held_out < 1 and not entry.source.remote]
     if not searched:
         return frozenset()
@@ -89,7 +87,7 @@ def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]
 
     def held_out() -> Iterator[tuple[int, Iterator[bytes]]]:
         for part in _parts(inputs, duplicates, "validation"):
-            if part.start == 0:  # else it is the end of one of few documents
+            if part.start == 0:  # otherwise it is the end of a document that was split by position
                 digests.append(part.read.digest[:SIZE])
                 sizes.append(part.end)
                 yield len(digests) - 1, _encoded(part)
@@ -101,14 +99,14 @@ def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]
     total = size_of(inputs)
     with Progress("near-copies", total and total - sum(sizes)) as progress:
         windows.find(_encoded(part, progress) for part in _parts(inputs, duplicates, "train"))
-    near, found = np.zeros(len(digests), bool), True
-    while found:  # a document that is trained on is training text, too
-        kept, seen = windows.counts(len(digests))
-        now = seen >= np.maximum(NEAR * kept, 1)
-        found, near = bool((now & ~near).any()), now | near
+    near, has_new = np.zeros(len(digests), bool), True
+    while has_new:  # a near-copy becomes training text, which may make other documents near-copies
+        kept, marked = windows.counts(len(digests))
+        is_near = marked >= np.maximum(NEAR_COPY_SHARE * kept, 1)
+        has_new, near = bool((is_near & ~near).any()), is_near | near
         windows.mark(near)
     moved = np.array(sizes)[near].sum()
-    return {digests[number] for number in np.flatnonzero(near)} if moved <= MOST_MOVED * sum(sizes) else set()
+    return {digests[number] for number in np.flatnonzero(near)} if moved <= MAX_MOVED * sum(sizes) else set()
 
 
 def _parts(inputs: list[Input], duplicates: Duplicates, name: Literal["train", "validation"]) -> Iterator[Part]:
@@ -124,9 +122,9 @@ def _encoded(part: Part, progress: Progress | None = None) -> Iterator[bytes]:
         yield data
 
 
-class _Known:
-    """The texts of a recipe that were read before, and those of the sources to validate on, which are read first: they
-    stay as they are, so that what is measured on them can be compared, and are left out of the training text."""
+class _DuplicateFilter:
+    """The texts of a recipe read so far, and the texts of its validation sources. Validation sources are read first and
+    stay unchanged, so that results on them are comparable; their texts are dropped from the training text."""
 
     def __init__(self, inputs: list[Input]):
         self._read, self._held_out = DigestSet(), DigestSet()
@@ -136,14 +134,14 @@ class _Known:
                     self._held_out.add(document.measure().digest)
 
     def why_not(self, held_out: bool, digest: bytes) -> str | None:
-        """Return why a text is left out, and know it from now on."""
+        """Add a text. Return why it is dropped, or None."""
         if not held_out and digest in self._held_out:
             return "in the validation text"
         return None if self._read.add(digest) else "a duplicate"
 
 
 class DigestSet:
-    """The first bytes of digests, in a hash table of one block of memory: a Python set takes five times as much."""
+    """The first bytes of digests, in a hash table in one block of memory. A Python set takes five times as much."""
 
     def __init__(self) -> None:
         self._slots = 1 << 10
@@ -152,28 +150,28 @@ class DigestSet:
 
     @property
     def memory(self) -> int:
-        """Return the bytes of the table: 24 to 48 for each digest."""
+        """Return the size of the table in bytes: 24 to 48 for each digest."""
         return len(self._table)
 
     def __contains__(self, digest: bytes) -> bool:
-        start = self._place(digest[:SIZE])
+        start = self._offset(digest[:SIZE])
         return self._table[start : start + SIZE] != EMPTY
 
     def add(self, digest: bytes) -> bool:
-        """Add a digest; False where it is there."""
+        """Add a digest. Return False if it was added before."""
         if digest in self:
             return False
         if 3 * self._used >= 2 * self._slots:
             self._grow()
-        start = self._place(digest[:SIZE])
+        start = self._offset(digest[:SIZE])
         self._table[start : start + SIZE] = digest[:SIZE]
         self._used += 1
         return True
 
-    def _place(self, key: bytes) -> int:
-        """Return where a key stands, or where it is to be put."""
+    def _offset(self, key: bytes) -> int:
+        """Return the offset of a key in the table, or of the free slot for it."""
         slot = int.from_bytes(key[:8], "big") % self._slots
-        while (found := self._table[SIZE * slot : SIZE * (slot + 1)]) != EMPTY and found != key:
+        while (stored := self._table[SIZE * slot : SIZE * (slot + 1)]) != EMPTY and stored != key:
             slot = (slot + 1) % self._slots
         return SIZE * slot
 
@@ -182,5 +180,5 @@ class DigestSet:
         self._table = bytearray(SIZE * self._slots)
         for start in range(0, len(old), SIZE):
             if (key := bytes(old[start : start + SIZE])) != EMPTY:
-                place = self._place(key)
-                self._table[place : place + SIZE] = key
+                offset = self._offset(key)
+                self._table[offset : offset + SIZE] = key

@@ -1,4 +1,4 @@
-"""The encoding of plain text: told by its byte order mark, or found by decoding all of it strictly."""
+"""Detect the encoding of plain text by its byte order mark, or by decoding all of it strictly."""
 
 import codecs
 import re
@@ -8,32 +8,33 @@ from itertools import chain
 from lmlong.errors import UsageError
 
 UTF8 = "utf-8"
-MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
+MARKS = {  # UTF-32 first: its little-endian mark begins with UTF-16's
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""The encodings that a byte order mark tells; Python's decoders of these names leave it out of the text."""
+"""Encodings by byte order mark. Python's decoders of these names remove the mark."""
 
 WESTERN = "windows-1252"
 ASCII, BEYOND_ASCII = bytes(range(128)), bytes(range(128, 256))
 CONTROLS = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f\x7f]")
 
 PLACEHOLDER = "\udc80"
-"""A lone surrogate, which no text has, for each byte that is to be replaced: so they can be counted."""
+"""A lone surrogate, which valid text does not contain. It stands for each byte to replace, so that they can be
+counted."""
 
 
 class EncodingError(UsageError):
-    """A text that cannot be decoded: what is wrong, and the remedy for a text of a recipe."""
+    """A text that cannot be decoded, with the mistake and the remedy for a recipe's text."""
 
     def __init__(self, what: str, remedy: str):
         super().__init__(f"{what} {remedy}")
         self.what = what
 
     reason = "of another encoding, or damaged: name its encoding by text.encoding"
-    """Why such a file is left out of a folder or an archive."""
+    """Why the file is left out of a folder or an archive."""
 
 
 def _hold_places(error: UnicodeError) -> tuple[str, int]:
@@ -48,13 +49,13 @@ Chunks = Callable[[], Iterator[bytes]]
 
 
 def marked(beginning: bytes) -> str | None:
-    """Return the encoding that the first bytes of a text tell by a byte order mark."""
+    """Return the encoding of a byte order mark in the first bytes of a text, or None."""
     return next((name for mark, name in MARKS.items() if beginning.startswith(mark)), None)
 
 
 def find_encoding(chunks: Chunks, name: str, wanted: str) -> str:
-    """Return the encoding in which all of a text can be decoded: `wanted`, unless that is `auto`, which without a mark
-    is UTF-8, or windows-1252 where the text is plausible as that. Any other text is refused."""
+    """Return the encoding of a text, in which all of it can be decoded: `wanted`, or for `auto` the encoding of its
+    byte order mark, UTF-8, or windows-1252 if that is plausible. Raise EncodingError for any other text."""
     encoding = (marked(next(chunks(), b"")) or UTF8) if wanted == "auto" else wanted
     try:
         for _ in decode(chunks(), name, "strict", encoding):
@@ -70,8 +71,8 @@ def find_encoding(chunks: Chunks, name: str, wanted: str) -> str:
 
 
 def _is_western(chunks: Iterable[bytes]) -> bool:
-    """Return whether a text that is not UTF-8 is plausible as windows-1252: all its bytes are characters, few beyond
-    ASCII as in the languages of western Europe, and hardly any of them UTF-8, whose file is then merely damaged."""
+    """Return whether a text that is not UTF-8 is plausibly windows-1252: all its bytes are characters, few of them are
+    beyond ASCII, as in western European languages, and few form UTF-8 sequences, which suggest damaged UTF-8."""
     western, utf8 = codecs.getincrementaldecoder(WESTERN)(), codecs.getincrementaldecoder(UTF8)("ignore")
     size = beyond = sequences = 0
     for chunk in chunks:
@@ -87,7 +88,7 @@ def _is_western(chunks: Iterable[bytes]) -> bool:
 
 
 def _remedy(chunks: Iterable[bytes]) -> str:
-    """Return what to do about a text that is not UTF-8 and of no encoding that could be found."""
+    """Return the remedy for a text that is not UTF-8 and whose encoding was not detected."""
     utf8 = codecs.getincrementaldecoder(UTF8)("ignore")
     sequences = beyond = zeros = size = 0
     for chunk in chunks:
@@ -95,14 +96,14 @@ def _remedy(chunks: Iterable[bytes]) -> str:
         beyond += len(chunk) - len(chunk.translate(None, BEYOND_ASCII))
         zeros, size = zeros + chunk.count(0), size + len(chunk)
     if sequences >= beyond / 2:
-        return "It is damaged UTF-8: mend it, or set text.errors=replace to put U+FFFD in the place of such bytes."
+        return "It is damaged UTF-8: repair it, or set text.errors=replace to replace invalid bytes by U+FFFD."
     if zeros > size / 50:
         return "It may be UTF-16 without a byte order mark: set text.encoding=utf-16-le or utf-16-be, or leave it out."
     return "Name its encoding, such as text.encoding=windows-1251 or shift_jis, or leave it out."
 
 
 def decode(chunks: Iterator[bytes], name: str, errors: str, encoding: str = UTF8) -> Iterator[tuple[str, int]]:
-    """Iterate over pieces of text, each with the number of its bytes that could not be decoded and were replaced."""
+    """Yield pieces of text, each with the number of its invalid bytes, which were replaced."""
     if encoding in (UTF8, "utf-8-sig"):
         yield from _decode_utf8(chunks, name, errors, encoding == "utf-8-sig")
         return
@@ -112,11 +113,11 @@ def decode(chunks: Iterator[bytes], name: str, errors: str, encoding: str = UTF8
         try:
             text = decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as error:
-            place = max(0, offset - len(error.object) + len(chunk)) + error.start
+            position = max(0, offset - len(error.object) + len(chunk)) + error.start
             raise EncodingError(
-                f"{name}: byte {place} is not {encoding} ({error.reason}).",
-                "Mend the file, name another text.encoding, or set text.errors=replace to put U+FFFD in the place of "
-                "such bytes.",
+                f"{name}: byte {position} is not {encoding} ({error.reason}).",
+                "Repair the file, name another text.encoding, or set text.errors=replace to replace invalid bytes by "
+                "U+FFFD.",
             ) from None
         offset += len(chunk)
         if text:
@@ -138,8 +139,8 @@ def _decode_utf8(chunks: Iterator[bytes], name: str, errors: str, may_be_marked:
         except UnicodeDecodeError as error:
             raise EncodingError(
                 f"{name}: byte {offset + error.start} is not UTF-8 ({error.reason}).",
-                "Mend the file, name its encoding by text.encoding, or set text.errors=replace to put U+FFFD in the "
-                "place of such bytes.",
+                "Repair the file, name its encoding by text.encoding, or set text.errors=replace to replace invalid "
+                "bytes by U+FFFD.",
             ) from None
         rest, offset = data[used:], offset + used
         if text:

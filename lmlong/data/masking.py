@@ -1,5 +1,5 @@
-"""Masking of tokens for an encoder. Masked positions and replacements are pure functions, so that there is nothing to
-save, and the same position of a text is masked in every run, every validation and every model."""
+"""Mask tokens for an encoder. Masked positions and replacements are pure functions of a seed and a position, so there
+is no state to save, and every validation masks the same tokens."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizers.base import Tokenizer
 
 REPLACEMENTS = {"bert": (0.8, 0.9), "plain": (1.0, 1.0)}
-"""Shares of the masked tokens replaced by the mask token, and by it or a random token; the rest stays unchanged."""
+"""Cumulative shares of the masked tokens that become the mask token, or a random token. The rest stays unchanged."""
 
 VALIDATION = 0
-"""The seed of the masked positions of a validation text, whatever the seed of a run is."""
+"""Seed of the masked positions of a validation text, whatever the run's seed."""
 
 
 class MaskedBatch(NamedTuple):
@@ -27,7 +27,7 @@ class MaskedBatch(NamedTuple):
 
     tokens: np.ndarray  # (rows, time) int64, after masking
     targets: np.ndarray  # (rows, time) int64, the masked tokens, IGNORED elsewhere
-    padding: np.ndarray  # (rows, time) bool, true where a row has no token
+    padding: np.ndarray  # (rows, time) bool, whether it is padding
 
 
 class MaskedRow(NamedTuple):
@@ -38,7 +38,7 @@ class MaskedRow(NamedTuple):
 
 
 class Masker:
-    """Masks tokens of a text, but never bos or eos; the id of the mask token follows the last of the vocabulary."""
+    """Masks tokens of a text, but never bos or eos. The id of the mask token is the vocabulary size."""
 
     def __init__(self, options: recipe.Masking, tokenizer: Tokenizer):
         self.share = options.share
@@ -48,12 +48,13 @@ class Masker:
         self.words = np.setdiff1d(np.arange(tokenizer.vocabulary), self.ends)
 
     def mask_row(self, tokens: np.ndarray, key: tuple[int, ...], position: int = 0) -> MaskedRow:
-        """Return the masked row of the tokens from `position` of a text on; masked positions depend on its key."""
+        """Return the masked row of tokens that begin at `position` of a text. `key` and `position` determine what is
+        masked."""
         chance, fate, word = _uniform(key, position, len(tokens))
-        can_be = ~np.isin(tokens, self.ends)
-        chosen = can_be & (chance < self.share)
-        if can_be.any() and not chosen.any():  # else a short row might have no target
-            chosen[np.where(can_be, chance, 1).argmin()] = True
+        maskable = ~np.isin(tokens, self.ends)
+        chosen = maskable & (chance < self.share)
+        if maskable.any() and not chosen.any():  # otherwise a short row might have no target
+            chosen[np.where(maskable, chance, 1).argmin()] = True
         random = self.words[(word * len(self.words)).astype(np.int64)]
         shown = np.where(fate < self.as_mask, self.mask_token, np.where(fate < self.as_mask_or_random, random, tokens))
         return MaskedRow(np.where(chosen, shown, tokens), np.where(chosen, tokens, IGNORED))
@@ -70,7 +71,8 @@ class Masker:
 
 
 class MaskedBatches(TrainingBatches):
-    """Training batches with tokens masked in each row, by the number of the row, so that ranks and resumes agree."""
+    """Training batches with masked tokens. The number of a row determines its masks, so that ranks and resumed runs
+    agree."""
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float], masker: Masker, batch_size: int, seed: int):
         super().__init__(sources, weights, masker.eos, batch_size)
@@ -82,15 +84,15 @@ class MaskedBatches(TrainingBatches):
 
 
 class ValidationPieces(NamedTuple):
-    """Pieces of a text, each read by itself, the longest first."""
+    """Pieces of a text, which are read separately, the longest first."""
 
     begins: np.ndarray  # (pieces,)
     ends: np.ndarray  # (pieces,)
 
     @staticmethod
     def of(text: TokenFile, length: int, whole_documents: bool, limit: int | None = None) -> "ValidationPieces":
-        """Return windows of `length`, or whole documents, cut where longer; of all, or of an even sample of about
-        `limit` tokens."""
+        """Return windows of `length`, or whole documents cut to `length`, of the whole text or of an even sample of
+        about `limit` tokens."""
         if whole_documents:
             begins, ends = cut(text.starts, len(text.tokens), length)
         else:
@@ -103,7 +105,8 @@ class ValidationPieces(NamedTuple):
         return ValidationPieces(begins[order], ends[order])
 
     def batches(self, tokens: np.ndarray, masker: Masker, rows: int, ranks: int = 1) -> Iterator[MaskedBatch]:
-        """Iterate over all pieces in batches; batches without tokens make their number a multiple of `ranks`."""
+        """Yield all pieces in batches. Batches without tokens are added until their number is a multiple of
+        `ranks`."""
         for numbers in in_batches(len(self.begins), rows, ranks):
             spans = [(int(self.begins[number]), int(self.ends[number])) for number in numbers]
             hidden = [masker.mask_row(tokens[begin:end].astype(np.int64), (VALIDATION,), begin) for begin, end in spans]
@@ -112,7 +115,7 @@ class ValidationPieces(NamedTuple):
 
 
 def _uniform(key: tuple[int, ...], position: int, count: int) -> np.ndarray:
-    """Return three numbers in [0, 1) for each of `count` positions (3, count), whatever other positions are asked."""
+    """Return three numbers in [0, 1) for each of `count` positions (3, count). Each depends only on its position."""
     bits = np.random.PCG64(draw(*key))
     bits.advance(3 * position)
     return (bits.random_raw(3 * count).reshape(count, 3).T >> np.uint64(11)) * 2.0**-53

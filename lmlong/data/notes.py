@@ -1,4 +1,4 @@
-"""What a user should know of a text that was read: files that were left out, or read in another encoding."""
+"""Notes for the user on a text: files that were left out or read in another encoding."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from lmlong.data.document import Skipped
 from lmlong.data.overlap import NOTED, overlap_note
 
 SHOWN, NAMED = 5, 20
-"""Most documents that are named for each reason, to a user, and in the info of token files."""
+"""Maximum number of documents named for each reason: to the user, and in the info of token files."""
 
 
 def by_reason(entries: Iterable[Skipped]) -> dict[str, dict[str, Any]]:
@@ -30,7 +30,7 @@ def count(found: dict[str, dict[str, Any]], entry: Skipped) -> None:
 
 
 def text_notes(info: dict[str, Any]) -> Iterator[str]:
-    """Iterate over sentences on the text of a recipe, as the info of token files describes it."""
+    """Yield sentences on the text of a recipe, from the info of its token files."""
     for source in info["sources"]:
         yield from (f"{source['name']}: {note}" for note in notes(source))
     if info["overlap"]["share"] >= NOTED:
@@ -38,17 +38,17 @@ def text_notes(info: dict[str, Any]) -> Iterator[str]:
 
 
 def notes(source: dict[str, Any]) -> Iterator[str]:
-    """Iterate over sentences on one source, as the info of token files describes it."""
+    """Yield sentences on one source, from the info of its token files."""
     for encoding, found in source.get("encodings", {}).items():
         yield f"read as {encoding}: {named(found)}"
     if replaced := source.get("read", {}).get("replaced_characters"):
-        yield f"U+FFFD in the place of {replaced:,} characters that text.tokenizer.alphabet lacks"
+        yield f"U+FFFD in place of {replaced:,} characters missing from text.tokenizer.alphabet"
     for reason, found in source["left_out"].items():
         yield f"left out, {reason}: {named(found)}"
 
 
 def named(found: dict[str, Any]) -> str:
-    """Return the first names of some documents, and how many there are beside them."""
+    """Return the first names of some documents, and how many more there are."""
     here = str(Path.cwd()) + os.sep
     names = [name.removeprefix(here) for name in found.get("names", [])[:SHOWN]]
     more = found["documents"] - len(names)

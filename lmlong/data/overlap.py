@@ -1,4 +1,4 @@
-"""The share of the held-out text that occurs in the training text: what a model can have learned by heart."""
+"""The share of the held-out text that occurs in the training text, which a model may have memorized."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -12,17 +12,18 @@ PIECE = 1 << 15
 """Tokens that are decoded at once."""
 
 NOTED = 0.05
-"""Share of the windows from which on training begins with a note."""
+"""Share of the windows from which training begins with a note."""
 
 
 def overlap(train: Iterable[TokenFile], held_out: TokenFile, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return how many windows of the held-out text there are, or are sampled of a large one, and how many of these
-    occur in the training text."""
+    """Return the number of windows of the held-out text, sampled if it is large, and how many of these occur in the
+    training text."""
     windows = Windows()
     windows.add((0, text) for text in _documents(held_out, tokenizer))
     windows.find(text for file in train for text in _documents(file, tokenizer))
-    (kept,), (seen,) = windows.counts(1)
-    return {"window_bytes": WINDOW, "windows": int(kept), "in_training_text": int(seen), "share": seen / max(kept, 1)}
+    (kept,), (shared,) = windows.counts(1)
+    share = shared / max(kept, 1)
+    return {"window_bytes": WINDOW, "windows": int(kept), "in_training_text": int(shared), "share": share}
 
 
 def overlap_note(found: dict[str, Any]) -> str:

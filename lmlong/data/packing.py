@@ -1,4 +1,4 @@
-"""Packing pieces of text of any size into rows of one length, with little padding."""
+"""Pack pieces of text into rows of one length, with little padding."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict

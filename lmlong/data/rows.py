@@ -29,8 +29,8 @@ class Rows(ABC):
 
 
 class Windows(Rows):
-    """Windows of the text: in every epoch its cycle is cut anew, from a random position on, and the windows come in
-    random order; the seam between its ends is like any boundary between two documents."""
+    """Windows of the text. Every epoch cuts its cycle from a new random position, and shuffles the windows. The seam of
+    the cycle is an ordinary document boundary."""
 
     def row(self, number: int, turn: int) -> Row:
         windows = len(self.text) // self.length
@@ -41,8 +41,8 @@ class Windows(Rows):
 
 
 class Streams(Rows):
-    """So many streams round the cycle of the text, one row further in each turn: from positions as far from each other
-    as they can be, the first a random one, so that each part of the text is read before one is read again."""
+    """Streams around the cycle of the text, each of which advances by one row in each turn. They begin at evenly spaced
+    positions, the first a random one, so that every part of the text is read before any is read again."""
 
     def __init__(self, text: CyclicTokens, length: int, key: tuple[int, ...], streams: int):
         super().__init__(text, length, key)
@@ -56,14 +56,14 @@ class Streams(Rows):
 
 
 class Documents(Rows):
-    """Whole documents, packed or each in a row of its own; those longer than a row are cut. Rows of similar size come
-    together, in groups, so that the ranks that work on them at the same time have as much to do."""
+    """Whole documents, packed or one in each row. Documents longer than a row are cut. Rows of similar size are
+    grouped, so that ranks that work at the same time have equal work."""
 
     def __init__(self, text: CyclicTokens, length: int, key: tuple[int, ...], group: int, packed: bool = True):
         super().__init__(text, length, key)
         self.begins, self.ends = cut(text.begins, len(text.tokens), length)
         sizes = round_up(self.ends - self.begins, text.factor)
-        # a piece of one token, the end of a document that was cut before it, has no target alone in its row
+        # a piece of one token, the last of a cut document, has no target if it is alone in a row
         rows = pack(sizes, length) if packed else list(np.flatnonzero(sizes > 1)[:, None])
         self.packed = sorted(rows, key=lambda pieces: -sizes[pieces].sum())
         self.sizes = [int(sizes[pieces].sum()) for pieces in self.packed]

@@ -1,24 +1,24 @@
-"""Random numbers and orders as pure functions: nothing to store, nothing to save, the same on every machine."""
+"""Random numbers and orders as pure functions: without state, and the same on every machine."""
 
 from hashlib import blake2b
 
 ROUNDS = 4
 
 FEW = 16
-"""Up to so many elements a Feistel network is far from uniform, since its halves have two bits at most: among 5, some
-come first a third too often."""
+"""Up to this many elements a Feistel network is far from uniform, since its halves have at most two bits: of 5
+elements, some come first a third too often."""
 
 
 def draw(*key: int) -> int:
-    """Return a random number below 2**64 that depends on `key` alone."""
+    """Return a random number below 2**64 that depends only on `key`."""
     return int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "big")
 
 
 def shuffled(index: int, size: int, key: tuple[int, ...]) -> int:
     """Return the element at `index` of a random order of range(size), computed without the others.
 
-    A Feistel network permutes the numbers of an even count of bits; a result beyond `size` goes through it again. Few
-    elements are sorted by a random number of each.
+    A Feistel network permutes the numbers of an even number of bits. A result beyond `size` goes through it again. Up
+    to FEW elements are sorted by random numbers instead.
     """
     if size <= FEW:
         return sorted(range(size), key=lambda element: draw(*key, element))[index]

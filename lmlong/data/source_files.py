@@ -1,4 +1,4 @@
-"""The files that paths, folders and globs name: each is read, skipped with a reason, or a mistake."""
+"""Find the files of paths, folders and globs. Each is read, skipped with a reason, or reported as a mistake."""
 
 import os
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ class SourceFiles(NamedTuple):
     """The files to read, each once, in the order of the patterns and sorted within each."""
 
     files: list[Path]
-    left_out: list[Skipped]  # files of folders that are not read
-    named: set[Path]  # those of `files` that were named, rather than found in a folder or by a glob
+    left_out: list[Skipped]  # unread files of folders
+    named: set[Path]  # the `files` that were named, not found in a folder or by a glob
 
 
 def find_files(patterns: list[str], column: str) -> SourceFiles:
-    """Return the files that paths, folders and globs match; all mistakes are one error."""
+    """Return the files that paths, folders and globs match. Raise one UsageError for all mistakes."""
     files: dict[Path, Path] = {}  # by absolute path
     left_out: dict[str, Skipped] = {}
     mistakes, named = [], {Path(pattern).expanduser().resolve() for pattern in patterns}
@@ -82,7 +82,7 @@ def _no_match(pattern: str, skipped: list[Skipped]) -> str:
 
 
 def _in_folder(folder: Path, column: str) -> Iterator[Path | Skipped]:
-    """Iterate over the content of a folder; like globs, this does not enter hidden folders and links to folders."""
+    """Yield the files of a folder. Like globs, this does not enter hidden folders and links to folders."""
     unreadable: list[OSError] = []
     for parent, folders, names in os.walk(folder, onerror=unreadable.append):
         for name in list(folders):

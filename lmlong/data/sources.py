@@ -50,8 +50,7 @@ def open_source(options: recipe.Source, errors: Errors, encoding: str = "auto") 
 
 
 def _python_stdlib() -> Source:
-    """Return the standard library. Its documents have relative names, so that it is the same corpus on every
-    machine."""
+    """Return the standard library. Documents have relative names, so that every machine has the same corpus."""
     root = Path(sysconfig.get_path("stdlib"))
     names = sorted(_stdlib_names(root))
     return Source(
@@ -64,7 +63,7 @@ def _python_stdlib() -> Source:
 
 
 def _stdlib_names(root: Path) -> Iterator[str]:
-    """Iterate over its modules, except those of other packages, which may change at any time."""
+    """Yield the names of its modules, except the modules of installed packages, which may change."""
     for folder, below, files in os.walk(root):
         below[:] = [name for name in below if name not in NOT_STDLIB]
         here = Path(folder).relative_to(root)
@@ -72,7 +71,7 @@ def _stdlib_names(root: Path) -> Iterator[str]:
 
 
 def _stdlib_document(root: Path, name: str) -> Document | Skipped:
-    """Return a module; the few in another encoding than UTF-8 are skipped, whatever `text.errors` is."""
+    """Return a module. The few that are not UTF-8 are skipped, whatever `text.errors` is."""
     try:
         return text_document(name, (root / name).read_bytes().decode(), "strict", file_fields(root / name))
     except UnicodeDecodeError:
@@ -135,7 +134,7 @@ def _check_file(path: Path, options: ReadOptions) -> str | UsageError:
 
 def _hub(options: recipe.Hub, errors: Errors) -> Source:
     name, folder = f"hub {options.dataset}", Path(options.dataset)
-    # Hashing a streamed data set would mean downloading all of it only to find that its tokens are cached.
+    # Hashing a streamed data set would download all of it even if its tokens are cached.
     revision = _folder_fingerprint(folder) if folder.is_dir() else hub_revision(options)
     parts = [options.dataset, options.config, options.split, options.column, revision]
     return Source(
@@ -153,7 +152,7 @@ def _folder_fingerprint(folder: Path) -> str:
 
 
 def _fingerprint(files: Iterable[tuple[str, Path]]) -> str:
-    """Return a hash of labels and contents; compressed files are hashed as stored."""
+    """Return a hash of labels and contents. Compressed files are hashed as stored."""
     total = sha256()
     for label, path in files:
         content = sha256()
@@ -184,13 +183,13 @@ def open_inputs(text: recipe.Text) -> list[Input]:
 
 
 def check_inputs(inputs: list[Input]) -> None:
-    """Raise one UsageError that lists everything in the sources that cannot be read."""
+    """Raise one UsageError that lists every unreadable file of the sources."""
     refuse([mistake for entry in inputs for mistake in entry.source.mistakes()])
 
 
 def check_quickly(text: recipe.Text) -> None:
-    """Raise a UsageError for wrong paths, columns and encodings that show within QUICK_SECONDS, before anything slow is
-    imported. Other mistakes are reported when the text is read."""
+    """Raise UsageError for wrong paths, columns and encodings found within QUICK_SECONDS, before slow imports. Other
+    mistakes are reported when the text is read."""
     end = time.monotonic() + QUICK_SECONDS
     for source in (*text.sources, *text.validation.sources):
         if isinstance(source, recipe.Files):
@@ -199,4 +198,4 @@ def check_quickly(text: recipe.Text) -> None:
                 if time.monotonic() > end:
                     return
                 if not format_of(path).quick_check(path, options):
-                    check_inputs(open_inputs(text))  # which lists all such files
+                    check_inputs(open_inputs(text))  # lists all unreadable files

@@ -1,4 +1,4 @@
-"""The split into training and validation text, by each document's content, never by its position among others."""
+"""Split documents into training and validation text by content, not by order."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -11,7 +11,7 @@ from lmlong.errors import UsageError
 SIZE = 16
 """Bytes of the digest that identifies a document."""
 
-FEW = 20  # with fewer documents the end of each is held out, since a hash could well choose none of them
+FEW = 20  # with fewer documents the end of each is held out, since the hash may choose none of them
 
 
 class Part(NamedTuple):
@@ -22,10 +22,10 @@ class Part(NamedTuple):
     end: int
     split: Literal["train", "validation"]
     read: Measure  # of the whole document
-    near_copy: bool = False  # whether it would be held out if it were no near-copy of training text
+    near_copy: bool = False  # whether it is trained on only since it is a near-copy of training text
 
     def pieces(self) -> Iterator[str]:
-        """Iterate over the text of this part; a character that crosses a boundary belongs to the part before it."""
+        """Yield the text of this part. A character that crosses a boundary belongs to the part before it."""
         offset = 0
         for piece in self.document.pieces():
             data = piece.encode()
@@ -36,7 +36,7 @@ class Part(NamedTuple):
             if offset >= self.end:
                 return
         if offset < self.end:
-            raise UsageError(f"{self.document.name}: became shorter while it was read. Try again when it is at rest.")
+            raise UsageError(f"{self.document.name}: became shorter while it was read. Try again when it is complete.")
 
 
 def split(
@@ -45,9 +45,9 @@ def split(
     why_not: Callable[[bytes], str | None] = lambda digest: None,
     near_copies: Collection[bytes] = (),
 ) -> Iterator[Part | Skipped]:
-    """Divide documents so that about `fraction` of their text is validation; 0 and 1 give all of it to one split. One
-    is skipped where `why_not` has a reason for its digest. Those in `near_copies`, the first bytes of digests, are not
-    held out."""
+    """Divide documents so that about `fraction` of their text is validation. 0 and 1 give all of it to one split. A
+    document is skipped if `why_not` returns a reason for its digest. Documents in `near_copies`, the first bytes of
+    digests, are not held out."""
     measured = _measure(entries, why_not)
     first: list[tuple[Document, Measure]] = []
     for entry in measured:
@@ -91,7 +91,7 @@ def _by_position(document: Document, measure: Measure, fraction: float) -> Itera
 
 
 def _character_boundary(data: bytes, offset: int) -> int:
-    """Return `offset` within `data`, moved forward to the beginning of a character."""
+    """Return `offset`, limited to `data` and moved forward to the beginning of a character."""
     offset = min(max(offset, 0), len(data))
     while offset < len(data) and data[offset] & 0xC0 == 0x80:
         offset += 1

@@ -1,7 +1,7 @@
-"""Documents -> token files in the cache, made once for each content of the sources and each tokenizer.
+"""Token files in the cache, written once for each content of the sources and each tokenizer.
 
-A folder of the cache holds tokenizer.model, info.json, validation.tokens, train-0.tokens and so on, one for each
-training source, and beside each token file the positions at which its documents begin.
+A folder of the cache holds tokenizer.model, info.json, validation.tokens, train-0.tokens and so on for each training
+source, and for each token file a file of document positions.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ TEXT = (".tokens", ".starts")
 
 
 class TokenDataset(NamedTuple):
-    """The tokens of a recipe's text, with all that training needs to know of them."""
+    """The tokens of a recipe's text, and their tokenizer, weights and description."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -40,14 +40,14 @@ class TokenDataset(NamedTuple):
     weights: list[float]  # of the sources
     validation: TokenFile
     info: dict[str, Any]  # what was read, skipped and written
-    identity: str  # the same for the same tokens, wherever the text was stored
+    identity: str  # equal for equal tokens, wherever the text was stored
 
 
 def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: int | None = None) -> TokenDataset:
-    """Return the tokens of a recipe's text, from the cache or made now; `tokenizer` replaces the recipe's.
+    """Return the tokens of a recipe's text, cached. `tokenizer` replaces the recipe's.
 
-    They are made by so many processes, one for each core that there is unless told otherwise, and are the same for any
-    number of them. Work that was cut off goes on.
+    `processes`, by default one for each core, encode the text; their number does not affect the tokens. Interrupted
+    work is resumed.
     """
     inputs = open_inputs(text)
     chosen = tokenizer or tokenizer_of(inputs, text.tokenizer, text.duplicates)
@@ -66,8 +66,8 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
 
 
 def validation_fields(text: recipe.Text) -> list[Mapping[str, Any]]:
-    """Return the fields of each validation document, in the order of the token file. The sources are read again: token
-    files are the same for the same text, whatever its files are called."""
+    """Return the fields of each validation document, in the order of the token file. Reads the sources again, since
+    token files do not depend on file names."""
     return [
         part.document.fields
         for _, part in divide(open_inputs(text), text.duplicates)
@@ -85,7 +85,7 @@ def _open(folder: Path, weights: list[float], inputs: int) -> TokenDataset:
 
 
 def _read_info(folder: Path, inputs: int) -> dict[str, Any]:
-    """Return what was read of each source, those of validation among them, as `write` noted it."""
+    """Return the info that `write` stored: what was read of each training and validation source."""
     try:
         info = parse_json((folder / "info.json").read_bytes())
         described = info["sources"]
@@ -93,18 +93,18 @@ def _read_info(folder: Path, inputs: int) -> dict[str, Any]:
         for source in described:
             assert isinstance(source["name"], str) and type(source["read"]["documents"]) is int
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise UsageError(f"{folder / 'info.json'}: damaged. Delete its folder, which is then made again.") from None
+        raise UsageError(f"{folder / 'info.json'}: damaged. Delete its folder; lmlong rebuilds it.") from None
     return info
 
 
 def _check(tokens: TokenDataset, text: recipe.Text) -> None:
-    """Refuse a text that is too short to train or to validate on."""
+    """Raise UsageError if a text is too short to train or to validate on."""
     need = text.sequence_length + 1 if text.rows == "windows" else 2
     for file, source in zip(tokens.train, tokens.info["sources"], strict=False):
         if len(file.tokens) < need:
             raise UsageError(
-                f"{source['name']}: the training text has {len(file.tokens):,} tokens, one sequence takes {need:,}: "
-                "add text or lower text.sequence_length."
+                f"{source['name']}: the training text has {len(file.tokens):,} tokens, but one sequence needs "
+                f"{need:,}. Add text or lower text.sequence_length."
             )
     if not len(tokens.validation.tokens) and text.validation.sources:
         raise UsageError("the validation text is empty: text.validation.sources hold no text. Name others.")

@@ -1,9 +1,8 @@
-"""Text -> tokens in parallel: batches of parts of documents are encoded by processes, and come back in order.
+"""Encode text in parallel: child processes encode batches of document parts, which are returned in order.
 
-A batch depends on nothing but the text, and its tokens on nothing but the batch; so any number of processes gives the
-same tokens. The processes are plain children that read batches from a pipe: they need no torch and no second import of
-the program that started them, and they end by themselves when it does, however it ends. Nobody but these two writes to
-their pipes, so what is unpickled is what the other one has pickled.
+A batch depends only on the text, and its tokens only on the batch, so any number of processes gives the same tokens.
+The children read batches from a pipe. They import neither torch nor the parent's main module, and end when the parent
+ends, even after a crash. Only parent and child write to their pipes, so unpickling is safe.
 """
 
 import os
@@ -30,10 +29,11 @@ from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import LmlongError
 
 BATCH = 1 << 18
-"""Characters from which on a batch is full."""
+"""Characters from which a batch is full."""
 
 ALONE = 16
-"""Batches that are encoded here before other processes are started, which takes a second: few texts are worth that."""
+"""Batches that are encoded in this process before children are started. Starting them takes a second, which short texts
+are not worth."""
 
 
 Split = Literal["train", "validation"]
@@ -47,11 +47,11 @@ class Destination(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A part of a document, as `tokenizer.parts` cuts it, that is encoded by itself."""
+    """A part of a document, cut by `tokenizer.parts`, that is encoded separately."""
 
     text: str
-    begins: bool  # the document
-    ends: bool
+    begins: bool  # whether it is the first part of the document
+    ends: bool  # whether it is the last
 
 
 Batch = dict[Destination, list[Cut]]
@@ -61,12 +61,12 @@ class Encoded(NamedTuple):
     """The tokens of cuts, with bos and eos."""
 
     tokens: np.ndarray  # (tokens,) uint16 or uint32
-    starts: np.ndarray  # (documents,) int64, positions of those that begin among the tokens
+    starts: np.ndarray  # (documents,) int64, positions at which documents begin
     bytes: int  # of text
 
 
 def batches_of(cuts: Iterable[tuple[Destination, Cut]]) -> Iterator[Batch]:
-    """Put cuts together until a batch is full."""
+    """Group cuts into full batches."""
     batch: Batch = {}
     size = 0
     for destination, cut in cuts:
@@ -99,19 +99,19 @@ def _encode(cuts: list[Cut], tokenizer: Tokenizer) -> Encoded:
 
 
 def cores() -> int:
-    """Return how many cores this process may use; a container may be given fewer than the machine has."""
+    """Return how many cores this process may use. A container may have fewer than the machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return min(allowed, ceil(int(quota) / int(period)))
-    except (OSError, ValueError):  # no such limit
+    except (OSError, ValueError):  # no limit
         return allowed
 
 
 def encode_all(
     batches: Iterator[Batch], tokenizer: Tokenizer, file: Path, processes: int
 ) -> Generator[dict[Destination, Encoded], None, None]:
-    """Iterate over the tokens of all batches, in order; `file` is that of the tokenizer."""
+    """Yield the tokens of all batches, in order. `file`: the file of the tokenizer."""
     alone = batches if processes == 1 else islice(batches, ALONE)
     yield from (encode(batch, tokenizer) for batch in alone)
     first = next(batches, None)
@@ -121,13 +121,13 @@ def encode_all(
 
 
 class _Pool:
-    """Processes that encode, and a thread for each, which waits for it."""
+    """Child processes that encode, and a thread for each that waits for it."""
 
     def __init__(self, file: Path, processes: int):
         self._threads = ThreadPoolExecutor(processes)
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._workers: list[_Worker] = []
-        self._window = 2 * processes  # batches that are being encoded or wait for it
+        self._window = 2 * processes  # batches that are encoded or queued
         self._file, self._processes = file, processes
 
     def __enter__(self) -> "_Pool":
@@ -147,7 +147,7 @@ class _Pool:
         self._stop()
 
     def encode(self, first: Batch, batches: Iterator[Batch]) -> Iterator[dict[Destination, Encoded]]:
-        """Iterate over the tokens of batches, in order."""
+        """Yield the tokens of batches, in order."""
         waiting: deque[Future[dict[Destination, Encoded]]] = deque([self._threads.submit(self._one, first)])
         for batch in batches:
             waiting.append(self._threads.submit(self._one, batch))
@@ -164,7 +164,7 @@ class _Pool:
             self._idle.put(worker)
 
     def _stop(self) -> None:
-        """End all processes; a thread that waits for one then fails, and ends too."""
+        """Kill all processes. A thread that waits for one then fails and ends."""
         for worker in self._workers:
             worker.process.kill()
         self._threads.shutdown(cancel_futures=True)
@@ -173,10 +173,10 @@ class _Pool:
 
 
 START = "import sys; sys.path[:] = sys.argv[2:]; from lmlong.data.token_encoding import serve; serve(sys.argv[1])"
-"""What a process runs: with the modules of the one that started it, wherever that stands."""
+"""Code of a child: it runs with the parent's `sys.path`."""
 
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Each process computes in one thread, for there are as many as may compute."""
+"""Environment of a child: one thread each, since there is a child for each core."""
 
 
 class _Worker:
@@ -188,13 +188,13 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **QUIET},
-            start_new_session=True,  # Ctrl-C is for the one that started it, and ends it
+            start_new_session=True,  # Ctrl-C goes only to the parent, which ends the child
         )
         assert self.process.stdin and self.process.stdout
         self._to, self._from = self.process.stdin, self.process.stdout
 
     def encode(self, batch: Batch) -> dict[Destination, Encoded]:
-        """Return the tokens of a batch, or raise the error that they led to."""
+        """Return the tokens of a batch, or raise the error of its encoding."""
         try:
             pickle.dump(batch, self._to, pickle.HIGHEST_PROTOCOL)
             self._to.flush()
@@ -206,10 +206,10 @@ class _Worker:
         return result  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Wait for the process, which has ended, and close its pipes."""
+        """Reap the killed process, and close its pipes."""
         self.process.wait()
         self._from.close()
-        with suppress(BrokenPipeError):  # what it had not read yet is lost with it
+        with suppress(BrokenPipeError):  # unread data is lost
             self._to.close()
 
 
@@ -218,17 +218,17 @@ def _ended(code: int) -> str:
     how = f"ended with exit code {code}"
     if code < 0:
         how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
-    often = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
+    often = ", often because the system is out of memory" if code == -signal.SIGKILL else ""
     return (
-        f"a process that tokenizes {how}{often}. Give the same command again: it goes on where this one stopped. "
+        f"a tokenizing process {how}{often}. Run the same command again: it resumes where this one stopped. "
         "Fewer processes (lmlong data prepare --processes 1) take less memory."
     )
 
 
 def serve(file: str) -> None:
-    """Encode batches from standard input to standard output, until there are no more."""
+    """Encode batches from standard input to standard output until the input ends."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # so that nothing else is written between the tokens
+    os.dup2(2, 1)  # other output goes to standard error
     tokenizer = load_tokenizer(file)
     try:
         while True:
@@ -238,5 +238,5 @@ def serve(file: str) -> None:
                 result = error
             pickle.dump(result, sink, pickle.HIGHEST_PROTOCOL)
             sink.flush()
-    except (EOFError, BrokenPipeError, pickle.UnpicklingError):  # the process that started this one has ended
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):  # the parent has ended
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Tokens on disk: one flat file of token ids, mapped into memory, and one of the positions at which documents begin."""
+"""Tokens on disk: a flat file of token ids, mapped into memory, and a file of document positions."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -13,24 +13,24 @@ from lmlong.errors import UsageError
 POSITIONS = np.dtype("<i8")
 """The type of the positions of documents."""
 
-PIECE = 1 << 20
+CHUNK = 1 << 20
 """Numbers that are checked at a time."""
 
 
 class TokenFile(NamedTuple):
-    """Documents one after the other, each as bos ... eos."""
+    """Consecutive documents, each as bos ... eos."""
 
     tokens: np.ndarray  # (tokens,) uint16 or uint32
-    starts: np.ndarray  # (documents,) int64, the position of each document's bos
+    starts: np.ndarray  # (documents,) int64, position of each document's bos
 
     def first(self, tokens: int | None) -> "TokenFile":
-        """Return the first `tokens` tokens, or all; the last document may be cut."""
-        kept = self.tokens[:tokens]
-        return TokenFile(kept, self.starts[self.starts < len(kept)])
+        """Return the first `tokens` tokens, or all if None. The last document may be cut."""
+        first = self.tokens[:tokens]
+        return TokenFile(first, self.starts[self.starts < len(first)])
 
 
 class Count(NamedTuple):
-    """Size of one split of a source; bytes are of text, tokens include bos and eos."""
+    """Size of one split of a source: documents, bytes of text, and tokens including bos and eos."""
 
     documents: int = 0
     bytes: int = 0
@@ -38,19 +38,19 @@ class Count(NamedTuple):
 
     def add(self, other: "Count") -> "Count":
         """Return the sum of two counts."""
-        return Count(*(mine + others for mine, others in zip(self, other, strict=True)))
+        return Count(*(left + right for left, right in zip(self, other, strict=True)))
 
 
 def read_tokens(path: Path, tokenizer: Tokenizer) -> TokenFile:
-    """Map a token file into memory; refuse one whose tokens or positions are out of range."""
+    """Map a token file into memory. Raise UsageError if tokens or positions are out of range."""
     dtype = token_type(tokenizer)
-    if wrong := _mistake(path, dtype, tokenizer.vocabulary):
-        raise UsageError(f"{path}: damaged, {wrong}. Delete its folder, {path.parent}, which is then made again.")
+    if mistake := _mistake(path, dtype, tokenizer.vocabulary):
+        raise UsageError(f"{path}: damaged, {mistake}. Delete its folder, {path.parent}; lmlong rebuilds it.")
     return TokenFile(_map(path, dtype), _map(starts_path(path), POSITIONS))
 
 
 def tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> TokenFile:
-    """Return the tokens of documents in memory, as a file of them has; one without text is left out."""
+    """Return the tokens of documents in memory. Empty documents are left out."""
     documents = [[tokenizer.bos, *tokenizer.encode(text), tokenizer.eos] for text in texts if text]
     starts = np.cumsum([0, *map(len, documents)], dtype=np.int64)[:-1]
     return TokenFile(np.fromiter(chain.from_iterable(documents), token_type(tokenizer)), starts)
@@ -62,21 +62,21 @@ def token_type(tokenizer: Tokenizer) -> np.dtype:
 
 
 def _mistake(path: Path, dtype: np.dtype, vocabulary: int) -> str:
-    """Return what is wrong with a token file or its positions, all of which become indices; or an empty string."""
+    """Return what is wrong with a token file or its positions, which are used as indices; an empty string if valid."""
     size, starts = path.stat().st_size, starts_path(path)
     if size % dtype.itemsize or starts.stat().st_size % POSITIONS.itemsize:
-        return "its size is not that of whole numbers"
-    with path.open("rb") as file:  # not mapped: pages that are read would count as memory of this process
-        while len(tokens := np.fromfile(file, dtype, PIECE)):
+        return "its size is not a multiple of a number's size"
+    with path.open("rb") as file:  # not mapped: the pages read would count as memory of this process
+        while len(tokens := np.fromfile(file, dtype, CHUNK)):
             if tokens.max() >= vocabulary:
                 return f"it has tokens beyond the vocabulary of {vocabulary:,}"
     count, last = size // dtype.itemsize, -1
     with starts.open("rb") as file:
-        while len(positions := np.fromfile(file, POSITIONS, PIECE)):
+        while len(positions := np.fromfile(file, POSITIONS, CHUNK)):
             if (last < 0 and positions[0] != 0) or (np.diff(positions, prepend=last) <= 0).any():
                 return "the positions of its documents do not increase from 0"
             last = int(positions[-1])
-    return "" if last < count and (last >= 0 or not count) else "the positions of its documents are not within it"
+    return "" if last < count and (last >= 0 or not count) else "the positions of its documents are out of range"
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
@@ -86,5 +86,5 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 def starts_path(path: Path) -> Path:
-    """Return the file of the positions at which the documents of a token file begin."""
+    """Return the path of a token file's document positions."""
     return path.with_suffix(".starts")

@@ -1,8 +1,8 @@
-"""The token files of a text, written in the order of the text by one process, in a folder of the cache.
+"""The token files of a text, written in text order by one process to a folder of the cache.
 
-Now and then what is written is flushed, and progress.json says how far it goes: the number of batches that are in the
-files, and the size and sha256 of each file by then. Work that was cut off goes on from there: the text is read again,
-which is fast, and what stands in the files already is not encoded again.
+At intervals the files are flushed, and progress.json records the number of batches in them, and each file's size and
+sha256. Interrupted work resumes from there: the text is read again, which is fast, but its first batches are not
+encoded again.
 """
 
 import os
@@ -23,20 +23,19 @@ if TYPE_CHECKING:
 
 VALIDATION = "validation.tokens"
 
-SHARD = 64
-"""Batches after which what is written is made safe."""
+BATCHES_PER_SAVE = 64
 
 
-class Begun(NamedTuple):
-    """What progress.json says."""
+class SavedProgress(NamedTuple):
+    """The content of progress.json."""
 
-    batches: int  # that are in the files
-    files: dict[str, tuple[int, "_Hash"]]  # name -> bytes, and their sha256
+    batches: int  # in the files
+    files: dict[str, tuple[int, "_Hash"]]  # name -> size and sha256
     counts: dict[Destination, Count]
 
 
 class TokenFiles:
-    """The token files of a folder: those of each source's training text, and that of the validation text.
+    """The token files of a folder: one for each source's training text, and one for the validation text.
 
     Use it as `with closing(TokenFiles(folder, names)): ...`.
     """
@@ -44,55 +43,55 @@ class TokenFiles:
     def __init__(self, folder: Path, names: set[str]):
         self.folder = folder
         every = {name for path in names for name in (path, starts_path(Path(path)).name)}
-        begun = _begun(folder, every)
-        self.batches = begun.batches
-        """Batches of the text that are in the files."""
-        self.counts = begun.counts
+        saved = _saved_progress(folder, every)
+        self.batches = saved.batches
+        """Number of batches in the files."""
+        self.counts = saved.counts
         self._stack = ExitStack()
         self._files = {
-            name: self._stack.enter_context(closing(_File(folder / name, *begun.files.get(name, (0, sha256())))))
+            name: self._stack.enter_context(closing(_File(folder / name, *saved.files.get(name, (0, sha256())))))
             for name in sorted(every)
         }
         self._sizes = {path: self._files[starts_path(Path(path)).name] for path in names}
 
     def write(self, encoded: dict[Destination, Encoded]) -> None:
         """Append the tokens of the next batch."""
-        for destination, found in encoded.items():
+        for destination, batch in encoded.items():
             path = token_file(destination)
             tokens, starts = self._files[path], self._sizes[path]
-            starts.write((found.starts + tokens.size // found.tokens.itemsize).tobytes())
-            tokens.write(found.tokens.tobytes())
-            count = Count(len(found.starts), found.bytes, len(found.tokens))
+            starts.write((batch.starts + tokens.size // batch.tokens.itemsize).tobytes())
+            tokens.write(batch.tokens.tobytes())
+            count = Count(len(batch.starts), batch.bytes, len(batch.tokens))
             self.counts[destination] = self.counts.get(destination, Count()).add(count)
         self.batches += 1
-        if self.batches % SHARD == 0:
+        if self.batches % BATCHES_PER_SAVE == 0:
             self.save()
 
     @property
     def size(self) -> int:
-        """Return the bytes of all files."""
+        """Return the size of all files in bytes."""
         return sum(file.size for file in self._files.values())
 
     def save(self) -> None:
-        """Flush the files to disk, and say how far they go."""
+        """Flush the files to disk, and record the progress."""
         for file in self._files.values():
             file.flush()
-        said = {
+        progress = {
             "characters": token_encoding.BATCH,
             "batches": self.batches,
             "files": {name: [file.size, file.digest] for name, file in self._files.items()},
             "counts": [[*destination, *count] for destination, count in self.counts.items()],
         }
-        files.atomic_write(self.folder / PROGRESS, files.with_checksum(said))
+        files.atomic_write(self.folder / PROGRESS, files.with_checksum(progress))
 
     def finish(self) -> None:
-        """Flush the files; the work is done."""
+        """Flush the completed files, and remove the progress."""
         for file in self._files.values():
             file.flush()
         self.discard()
 
     def discard(self) -> None:
-        """Let nothing go on from what is written."""
+        """Remove the progress, so that later work does not resume from these files."""
         for path in (self.folder / PROGRESS, *self.folder.glob(f".{PROGRESS}.*")):
             path.unlink(missing_ok=True)
 
@@ -101,12 +100,12 @@ class TokenFiles:
 
 
 def token_file(destination: Destination) -> str:
-    """Return the name of the token file that a destination is in."""
+    """Return the name of a destination's token file."""
     return VALIDATION if destination.split == "validation" else f"train-{destination.source}.tokens"
 
 
 class _File:
-    """A file that is appended to, with its sha256; what stands in it beyond `size` bytes is cut off."""
+    """A file to append to, with its sha256. It is truncated to `size` bytes first."""
 
     def __init__(self, path: Path, size: int, digest: "_Hash"):
         self._file = path.open("r+b" if size else "wb", buffering=0)
@@ -120,7 +119,7 @@ class _File:
 
     def write(self, data: bytes) -> None:
         rest = memoryview(data)
-        while rest:  # a disk that is nearly full takes a part
+        while rest:  # a nearly full disk accepts only part of it
             rest = rest[self._file.write(rest) :]
         self._sha256.update(data)
         self.size += len(data)
@@ -132,24 +131,24 @@ class _File:
         self._file.close()
 
 
-def _begun(folder: Path, names: set[str]) -> Begun:
-    """Return how far the files of a folder go; those that do not match what is said of them are made again."""
-    nothing = Begun(0, {}, {})
+def _saved_progress(folder: Path, names: set[str]) -> SavedProgress:
+    """Return the progress of the files in a folder. Return none if a file does not match it."""
+    nothing = SavedProgress(0, {}, {})
     try:
-        said = files.read_checksummed((folder / PROGRESS).read_bytes())
-        if said["characters"] != token_encoding.BATCH or said["files"].keys() != names:
+        saved = files.read_checksummed((folder / PROGRESS).read_bytes())
+        if saved["characters"] != token_encoding.BATCH or saved["files"].keys() != names:
             return nothing
-        if not all(map(_is_count, [said["batches"], *(size for size, _ in said["files"].values())])):
+        if not all(map(_is_count, [saved["batches"], *(size for size, _ in saved["files"].values())])):
             return nothing
-        if any(size > (folder / name).stat().st_size for name, (size, _) in said["files"].items()):
+        if any(size > (folder / name).stat().st_size for name, (size, _) in saved["files"].items()):
             return nothing
-        found = {name: (size, _hash(folder / name, size)) for name, (size, _) in said["files"].items()}
-        if any(found[name][1].hexdigest() != digest for name, (_, digest) in said["files"].items()):
+        hashed = {name: (size, _hash(folder / name, size)) for name, (size, _) in saved["files"].items()}
+        if any(hashed[name][1].hexdigest() != digest for name, (_, digest) in saved["files"].items()):
             return nothing
-        counts = {Destination(source, split): Count(*count) for source, split, *count in said["counts"]}
+        counts = {Destination(source, split): Count(*count) for source, split, *count in saved["counts"]}
         if not all(map(_is_count, chain.from_iterable(counts.values()))):
             return nothing
-        return Begun(said["batches"], found, counts)
+        return SavedProgress(saved["batches"], hashed, counts)
     except (OSError, ValueError, KeyError, TypeError):
         return nothing
 
@@ -162,7 +161,7 @@ def _hash(path: Path, size: int) -> "_Hash":
     """Return the sha256 of the first bytes of a file."""
     digest = sha256()
     with path.open("rb") as file:
-        while piece := file.read(min(size, 1 << 20)):
-            digest.update(piece)
-            size -= len(piece)
+        while chunk := file.read(min(size, 1 << 20)):
+            digest.update(chunk)
+            size -= len(chunk)
     return digest

@@ -1,4 +1,4 @@
-"""The text of a recipe -> token files in a folder of the cache, and what was read, skipped and written."""
+"""Write the token files of a recipe's text to a folder of the cache, and describe what was read and skipped."""
 
 import errno
 import json
@@ -30,27 +30,27 @@ NEAR_COPY = "a near-copy of training text"
 
 
 def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
-    """Write the token files to a folder, or go on with them where they were cut off."""
+    """Write the token files to a folder, or resume interrupted work in it."""
     check_inputs(inputs)
     model = folder / "tokenizer.model"
     tokenizer.save(model)
-    found = [_Source(entry) for entry in inputs]
+    sources = [_Source(entry) for entry in inputs]
     names = {
-        token_file(destination) for number, source in enumerate(found) for destination in source.destinations(number)
+        token_file(destination) for number, source in enumerate(sources) for destination in source.destinations(number)
     }
     with (
         closing(TokenFiles(folder, names)) as files,
         Progress("tokens", size_of(inputs)) as progress,
         _full_disk(files, progress),
     ):
-        batches = batches_of(_cuts(divide(inputs, duplicates), found, tokenizer))
+        batches = batches_of(_cuts(divide(inputs, duplicates), sources, tokenizer))
         _pass_over(batches, files, progress)
         with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
             for batch in encoded:
                 files.write(batch)
                 progress.update(sum(tokens.bytes for tokens in batch.values()))
         files.save()
-        described = [source.described(number, files.counts) for number, source in enumerate(found)]
+        described = [source.described(number, files.counts) for number, source in enumerate(sources)]
         train = [read_tokens(folder / name, tokenizer) for name in sorted(names - {VALIDATION})]
         info = {
             "tokenizer": tokenizer.hash,
@@ -63,7 +63,7 @@ def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: D
 
 
 class _Source:
-    """What was read of a source, and skipped."""
+    """Counts of what was read of a source and skipped."""
 
     def __init__(self, entry: Input):
         self._name = entry.source.name
@@ -74,26 +74,26 @@ class _Source:
         self._near_copies: dict[str, dict[str, Any]] = {}
 
     def destinations(self, number: int) -> list[Destination]:
-        """Return where the tokens of the source belong, which has this number."""
+        """Return the destinations of the source's tokens. `number`: the source's number."""
         return [Destination(number, split) for split in self._splits]
 
     def add(self, part: Part | Skipped) -> None:
-        """Count a document that is skipped, or of which this is the first part."""
+        """Count a skipped document, or a document by its first part."""
         if isinstance(part, Skipped):
             count(self._skipped, part)
         elif part.start == 0:
-            found = part.read
-            replaced, put_in = found.replaced_bytes, found.put_in_bytes
-            change = found.bytes - put_in - (found.read_bytes - replaced)  # by another encoding than UTF-8
-            self._read.update(documents=1, bytes=found.read_bytes, replaced_bytes=replaced, put_in_bytes=put_in)
+            measure = part.read
+            replaced, put_in = measure.replaced_bytes, measure.put_in_bytes
+            change = measure.bytes - put_in - (measure.read_bytes - replaced)  # from another encoding to UTF-8
+            self._read.update(documents=1, bytes=measure.read_bytes, replaced_bytes=replaced, put_in_bytes=put_in)
             self._read.update(recoded_bytes=change)
             if part.near_copy:
-                count(self._near_copies, Skipped(part.document.name, NEAR_COPY, found.bytes))
+                count(self._near_copies, Skipped(part.document.name, NEAR_COPY, measure.bytes))
             if part.document.encoding != UTF8:
-                count(self._encodings, Skipped(part.document.name, part.document.encoding, found.read_bytes))
+                count(self._encodings, Skipped(part.document.name, part.document.encoding, measure.read_bytes))
 
     def pieces(self, part: Part, tokenizer: Tokenizer) -> Iterator[str]:
-        """Iterate over the text of a part; what the alphabet of a tokenizer lacks is refused, or counted."""
+        """Yield the text of a part. Count characters missing from the tokenizer's alphabet, or raise an error."""
         for piece in part.pieces():
             if isinstance(tokenizer, CharacterTokenizer) and (outside := len(tokenizer.outside(piece))):
                 if tokenizer.unknown == "error":
@@ -102,7 +102,7 @@ class _Source:
             yield piece
 
     def described(self, number: int, counts: dict[Destination, Count]) -> dict[str, Any]:
-        """Return all that is known of the source, with what was written of it."""
+        """Return the description of the source: what was read, skipped and written."""
         splits: dict[str, Any] = {
             destination.split: counts.get(destination, Count())._asdict() for destination in self.destinations(number)
         }
@@ -117,15 +117,15 @@ class _Source:
 
 
 def _cuts(
-    entries: Iterable[tuple[int, Part | Skipped]], found: list[_Source], tokenizer: Tokenizer
+    entries: Iterable[tuple[int, Part | Skipped]], sources: list[_Source], tokenizer: Tokenizer
 ) -> Iterator[tuple[Destination, Cut]]:
-    """Cut documents for the tokenizer, each cut known by what it is of; one without text has none."""
+    """Cut documents for the tokenizer. Yield each cut with its destination; empty documents have none."""
     for number, part in entries:
-        found[number].add(part)
+        sources[number].add(part)
         if isinstance(part, Skipped):
             continue
         destination, begins, last = Destination(number, part.split), True, ""
-        for text in parts(found[number].pieces(part, tokenizer)):
+        for text in parts(sources[number].pieces(part, tokenizer)):
             if last:
                 yield destination, Cut(last, begins, False)
                 begins = False
@@ -135,29 +135,29 @@ def _cuts(
 
 
 def _pass_over(batches: Iterator[Batch], files: TokenFiles, progress: Progress) -> None:
-    """Read the batches whose tokens are there once more: for the counts, and to find the next one."""
+    """Read the batches again that are in the files already, for the counts and to reach the next batch."""
     passed = 0
     for batch in islice(batches, files.batches):
         progress.skip(sum(len(cut.text.encode("utf-8", "surrogatepass")) for cuts in batch.values() for cut in cuts))
         passed += 1
     if passed < files.batches:
         files.discard()
-        raise UsageError("the text became shorter while it was read. Try again when it is at rest.")
+        raise UsageError("the text became shorter while it was read. Try again when it is complete.")
 
 
 @contextmanager
 def _full_disk(files: TokenFiles, progress: Progress) -> Iterator[None]:
-    """Tell how much room is needed where the disk is full."""
+    """If the disk is full, report how much space is needed."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        need = "how much more is needed is not known"
+        need = "the rest needs an unknown size"
         if progress.total and progress.read:
             rest = files.size * max(progress.total / progress.read - 1, 0)
-            need = f"about {rest / 1e6:,.1f} MB more are needed"
+            need = f"the rest needs about {rest / 1e6:,.1f} MB"
         raise LmlongError(
-            f"{files.folder}: {error.strerror}. {files.size / 1e6:,.1f} MB of tokens are written, and {need}. Free "
-            "some space and give the same command again, which goes on; or set LMLONG_CACHE to a folder elsewhere."
+            f"{files.folder}: {error.strerror}. {files.size / 1e6:,.1f} MB of tokens are written; {need}. Free some "
+            "space and run the same command again, which resumes; or set LMLONG_CACHE to a folder on another disk."
         ) from error

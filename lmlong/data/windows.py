@@ -1,7 +1,7 @@
-"""The 50-byte windows of some documents, and which of them occur in other text, in bounded memory and linear time.
+"""The 50-byte windows of documents, and which of them occur in other text, in bounded memory and linear time.
 
-A window is known by a 64-bit hash. Of many windows an even sample is kept, chosen by the hash itself, so that a window
-is in the sample wherever it occurs.
+A window is identified by a 64-bit hash. Of many windows a uniform sample is kept. The hash decides, so every occurrence
+of a window is in the sample or none.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,19 +9,19 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 WINDOW = 50
-"""Bytes: long enough that two texts share one only where one was copied, or both follow a template."""
+"""Bytes: long enough that two texts share a window only if text was copied or both follow a template."""
 
-MOST = 1 << 20
-"""Windows that are kept in the end; up to twice as many in between."""
+MAX_WINDOWS = 1 << 20
+"""Windows that are kept; up to twice as many while documents are added."""
 
 BLOCK = 1 << 13
-"""Bytes that are hashed at once: larger arrays are not reused by the allocator, which takes three times as long."""
+"""Bytes that are hashed at once. The allocator does not reuse larger arrays, which takes three times as long."""
 
 FACTOR = 0x9E3779B97F4A7C15
 """Odd, so that it has an inverse modulo 2^64."""
 
 Texts = Iterable[tuple[int, Iterable[bytes]]]
-"""Documents in pieces, each with a number."""
+"""Documents as a number and pieces of text."""
 
 
 def _powers(factor: int) -> np.ndarray:
@@ -34,8 +34,8 @@ POWERS, INVERSE_POWERS = _powers(FACTOR), _powers(pow(FACTOR, -1, 1 << 64))
 
 
 def window_hashes(texts: Texts, step: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Iterate over the hashes (windows,) of all windows, each with the number of its document; of hashes that are
-    multiples of `step`, a power of two, where that is given. No window crosses a boundary of documents."""
+    """Yield the hashes (windows,) of all windows, with the number of each one's document. Only hashes that are
+    multiples of `step`, a power of two, are included. Windows do not cross document boundaries."""
     data, begins, numbers = bytearray(), [], []
     for number, pieces in texts:
         begins.append(len(data))
@@ -46,7 +46,7 @@ def window_hashes(texts: Texts, step: int = 1) -> Iterator[tuple[np.ndarray, np.
                 yield _hashes(data[:BLOCK], begins, numbers, step)
                 done = BLOCK - WINDOW + 1
                 del data[:done]
-                ended = sum(begin <= done for begin in begins) - 1  # before the document that `data` begins with
+                ended = sum(begin <= done for begin in begins) - 1  # documents before the one that `data` begins with
                 begins, numbers = [max(begin - done, 0) for begin in begins[ended:]], numbers[ended:]
     yield _hashes(data, begins, numbers, step)
 
@@ -54,7 +54,7 @@ def window_hashes(texts: Texts, step: int = 1) -> Iterator[tuple[np.ndarray, np.
 def _hashes(data: bytearray, begins: list[int], numbers: list[int], step: int) -> tuple[np.ndarray, np.ndarray]:
     if len(data) < WINDOW:
         return np.zeros(0, np.uint64), np.zeros(0, np.int32)
-    # sum of byte i * FACTOR^i up to each place; a difference of two, scaled, depends on the window alone
+    # prefix sums of byte i * FACTOR^i; the difference of two, scaled, depends only on the window
     sums = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(np.frombuffer(bytes(data), np.uint8) * POWERS[: len(data)], out=sums[1:])
     hashes = sums[WINDOW:] - sums[:-WINDOW]
@@ -72,9 +72,9 @@ def _hashes(data: bytearray, begins: list[int], numbers: list[int], step: int) -
 class Windows:
     """The windows of numbered documents. `add` all documents, then `find` them in other text."""
 
-    def __init__(self, most: int = MOST):
+    def __init__(self, most: int = MAX_WINDOWS):
         self._most = most
-        self._step = 1  # hashes that are multiples of it are kept
+        self._step = 1  # hashes that are its multiples are kept
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
         self._size = 0
 
@@ -105,11 +105,11 @@ class Windows:
             self._seen[place[self._known[place] == hashes]] = True
 
     def mark(self, documents: np.ndarray) -> None:
-        """Mark the windows of some of the documents, as if they were found."""
+        """Mark the windows of some documents, given as a mask, as if they were found."""
         self._seen[self._place[documents[self.document]]] = True
 
     def counts(self, documents: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many windows of each document are kept, and how many of these are marked."""
+        """Return for each document how many windows are kept, and how many of these are marked."""
         kept = np.bincount(self.document, minlength=documents)
         return kept, np.bincount(self.document[self._seen[self._place]], minlength=documents)
 
@@ -124,7 +124,7 @@ class Windows:
         self._size += len(hashes)
 
     def _thin(self, most: int) -> None:
-        """Keep every second window, as often as it takes until they are `most` or fewer."""
+        """Halve the sample of windows until at most `most` are left."""
         while self._size > most:
             self._step *= 2
             kept, self._kept, self._size = self._kept, [], 0

@@ -1,4 +1,4 @@
-"""The card of an exported model: what it is, how it is used, how well it reads and how it was made."""
+"""The model card of an export: description, use, evaluation and recipe."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,13 +27,13 @@ def card(
     sections: Sequence[str],
     evaluation: dict[str, Any] | None,
 ) -> str:
-    """Return the text, with sections on how the model is used; `evaluation` is a result of `lmlong eval`."""
+    """Return the text. `sections` describe the use of the model; `evaluation` is a result of `lmlong eval`."""
     head = HEAD.format(library=library, tags=", ".join(["lmlong", *tags]))
     parts = [head, f"# {name}\n", _facts(source), *sections]
     if evaluation is not None:
         parts.append("\n".join(_lengths(evaluation)))
     shown = recipe_file.dump_without_folders(source.recipe)
-    parts.append(f"## Recipe\n\nThe options that it was trained by.\n\n```yaml\n{shown}```\n")
+    parts.append(f"## Recipe\n\nThe recipe of its training.\n\n```yaml\n{shown}```\n")
     return "\n".join(parts)
 
 
@@ -45,7 +45,7 @@ def read_evaluation(file: Path) -> dict[str, Any]:
             float(at["bits_per_byte"]), int(at["length"])
     except (ValueError, TypeError, KeyError, OSError):
         raise UsageError(
-            f"{file}: not of one run by `lmlong eval RUN --json`. Measure it again, or leave it out."
+            f"{file}: not the result of `lmlong eval RUN --json` for one run. Measure it again, or leave it out."
         ) from None
     return result
 

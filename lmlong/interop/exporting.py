@@ -1,4 +1,4 @@
-"""What the exports share: the check and the reading of a run, and the folder that is written whole or not at all."""
+"""Steps that all exports share: check and read a run, and write a folder atomically."""
 
 import json
 import stat
@@ -36,7 +36,7 @@ class RunSource(NamedTuple):
 
 
 def open_export(run: str, folder: Path) -> RunSource:
-    """Return a run to export into a folder; refuse one that cannot be exported."""
+    """Return a run to export into a folder. Raise UsageError if it cannot be exported."""
     _check_free(folder)
     return read.reading(run, _read)
 
@@ -51,36 +51,38 @@ def _read(checkpoint: Path) -> RunSource:
 
 
 def _check_exportable(chosen: Recipe) -> None:
-    """Refuse what no export can hold."""
+    """Raise UsageError if no export supports the recipe."""
     if chosen.objective != "causal":
-        raise UsageError("an encoder predicts no next token, and this export is for those. Use a causal model.")
+        raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
     if chosen.model.downsample:
         raise UsageError("model.downsample: an hourglass is not exported. Use a model whose layers read every token.")
     if plugins := plugins_needed(chosen.model.attention.model_dump()):
-        raise UsageError(f"model.attention: {plugins[0]} is a plug-in, whose code stays outside. Use a kind of lmlong.")
+        raise UsageError(
+            f"model.attention: {plugins[0]} is a plug-in, whose code cannot be exported. Use a kind of lmlong."
+        )
 
 
 def _check_free(folder: Path) -> None:
-    """Refuse a folder that holds anything."""
+    """Raise UsageError unless the folder is missing or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: exists, and is not empty. Choose another --out.")
 
 
 def ends(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return what begins and ends a document; rows are padded with its end."""
+    """Return the tokens that begin and end a document. Rows are padded with the end token."""
     return {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.eos}
 
 
 def write_folder(folder: Path, files: dict[str, str], save: Callable[[Path], None]) -> None:
-    """Write a folder of text files and of what `save` writes to the folder that it is given, all with the mode of the
-    umask: some libraries write files that only their owner may read, and an export is to be shared."""
+    """Write a folder of text files; `save` writes further files into it. All get the umask's mode, since some libraries
+    write files that only their owner can read."""
     with staged_folder(folder, "Nothing was exported.") as staged:
         for name, text in files.items():
             (staged / name).write_text(text, encoding="utf-8")
         save(staged)
-        usual = stat.S_IMODE((staged / next(iter(files))).stat().st_mode)
+        mode = stat.S_IMODE((staged / next(iter(files))).stat().st_mode)
         for file in staged.iterdir():
-            file.chmod(usual)
+            file.chmod(mode)
 
 
 def as_json(values: dict[str, Any]) -> str:

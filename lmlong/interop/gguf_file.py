@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp, by the library `gguf`, whatever their quantization."""
+"""Read GGUF files of llama.cpp, of any quantization, with the library `gguf`."""
 
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +28,7 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Weights by the names of llama.cpp and of transformers."""
+"""llama.cpp's names of weights, and transformers' names."""
 
 
 def open_gguf(path: Path) -> LlamaSource:
@@ -36,15 +36,16 @@ def open_gguf(path: Path) -> LlamaSource:
     try:
         gguf, quants = import_module("gguf"), import_module("gguf.quants")
     except ImportError:
-        raise UsageError(f"{path}: is read by another library. Install it by pip install 'lmlong[import]'.") from None
+        raise UsageError(f"{path}: reading GGUF needs a library. Run pip install 'lmlong[import]'.") from None
     try:
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # the library reads a damaged file as far as numpy lets it
-        raise CheckpointError(f"{path}: no GGUF file, or damaged ({error}). Fetch it again.") from None
+    except Exception as error:  # the library does not validate files: a damaged one raises any error of numpy's
+        raise CheckpointError(f"{path}: damaged or not a GGUF file ({error}). Fetch it again.") from None
     if (kind := fields.get("general.architecture")) != "llama":
         raise CheckpointError(
-            f"{path}: general.architecture is {shown(kind)}; llama alone is known ({ARCHITECTURE}). Use another model."
+            f"{path}: general.architecture is {shown(kind)}; only llama ({ARCHITECTURE}) is supported. "
+            "Use another model."
         )
     tensors = {_name(tensor.name): tensor for tensor in reader.tensors}
     config = _config(path, fields, tied="lm_head.weight" not in tensors)
@@ -65,7 +66,7 @@ def open_gguf(path: Path) -> LlamaSource:
 
 
 def _name(name: str) -> str:
-    """Return the name of transformers for one of llama.cpp; another name stays."""
+    """Return transformers' name for llama.cpp's name. Return an unknown name unchanged."""
     parts = name.split(".")
     if len(parts) < 2 or parts[-1] != "weight" or parts[-2] not in NAMES:
         return name
@@ -84,14 +85,15 @@ KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
 }
-"""The values of a configuration by the names of transformers and of llama.cpp."""
+"""transformers' names of a configuration's values, and llama.cpp's names."""
 
 
 def _config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
     """Return the configuration."""
     if (scaling := fields.get("llama.rope.scaling.type", "none")) != "none":
         raise CheckpointError(
-            f"{path}: llama.rope.scaling.type is {shown(scaling)}, which is not read from GGUF. Use the model's folder."
+            f"{path}: llama.rope.scaling.type is {shown(scaling)}, which is not supported in GGUF. "
+            "Import the model's folder."
         )
     keys = {name: f"llama.{key}" for name, key in KEYS.items()}
     values = {name: fields[key] for name, key in keys.items() if key in fields}

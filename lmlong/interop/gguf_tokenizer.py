@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file, as a tokenizer.json."""
+"""Convert the tokenizer of a GGUF file to a tokenizer.json."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from lmlong.io.checked import Checked, checked, shown
 from lmlong.recipe import bounds
 
 LONGEST_PIECE = 1000
-"""Characters of a token. Each is cut everywhere to find the tokens that it is joined of."""
+"""Characters of a token. Each token is cut at every position to find the tokens that merge to it."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of a token in GGUF."""
@@ -22,7 +22,7 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Words, numbers of up to three digits, signs, spaces."""
+"""Words, numbers of up to three digits, punctuation, spaces."""
 
 
 def byte_level(use_regex: bool = True) -> dict[str, Any]:
@@ -41,7 +41,7 @@ SPLITS: dict[str, dict[str, Any]] = {
         {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isolated", "invert": False}, byte_level(False)
     ),
 }
-"""How a text is cut before pieces are joined, by the name that llama.cpp gives it."""
+"""Pre-tokenizers by llama.cpp's names."""
 
 
 class GgufTokenizer(Checked):
@@ -59,36 +59,36 @@ class GgufTokenizer(Checked):
 
 
 def tokenizer_file(path: Path, fields: Mapping[str, Any], vocabulary: int | None) -> bytes:
-    """Return the file of the tokenizer that the fields of a GGUF file describe."""
+    """Return the tokenizer file for the fields of a GGUF file."""
     keys = {name: f"tokenizer.ggml.{name}" for name in GgufTokenizer.model_fields}
     keys["chat_template"] = "tokenizer.chat_template"
     about = checked(GgufTokenizer, path, {name: fields[key] for name, key in keys.items() if key in fields}, keys)
     try:
         spec = tokenizer_json(about)
     except ValueError as error:
-        raise CheckpointError(f"{path}: its tokenizer is not whole ({error}). Use another model.") from None
+        raise CheckpointError(f"{path}: its tokenizer is not usable ({error}). Use another model.") from None
     begin = about.eos_token_id if about.bos_token_id is None else about.bos_token_id
     return wrapped(spec, begin, about.eos_token_id, vocabulary, about.chat_template)
 
 
 def tokenizer_json(about: GgufTokenizer) -> dict[str, Any]:
-    """Return the tokenizer.json of the fields of a GGUF file."""
+    """Return the tokenizer.json for the fields of a GGUF file."""
     vocabulary = {token: number for number, token in enumerate(about.tokens)}
     kinds = list(zip(about.tokens, about.token_type, strict=False))
     added = [added_token(token, vocabulary[token]) for token, kind in kinds if kind in (CONTROL, UNKNOWN)]
     added += [added_token(token, vocabulary[token], special=False) for token, kind in kinds if kind == USER_DEFINED]
     if about.model == "gpt2":
         if about.pre not in SPLITS:
-            raise ValueError(f"tokenizer.ggml.pre is {shown(about.pre)}; {', '.join(SPLITS)} are known")
+            raise ValueError(f"tokenizer.ggml.pre is {shown(about.pre)}; supported are {', '.join(SPLITS)}")
         merges = [merge.split(" ", 1) for merge in about.merges]
         return whole({"type": "BPE", "vocab": vocabulary, "merges": merges}, added, SPLITS[about.pre], byte_level())
     if about.model == "llama":
         return by_scores(about.tokens, about.scores, added)
-    raise ValueError(f"tokenizer.ggml.model is {shown(about.model)}; gpt2 and llama are known")
+    raise ValueError(f"tokenizer.ggml.model is {shown(about.model)}; supported are gpt2 and llama")
 
 
 def by_scores(tokens: Sequence[str], scores: Sequence[float], added: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the tokenizer.json of pieces of characters, which are joined by falling scores."""
+    """Return the tokenizer.json of pieces that are merged in the order of falling scores."""
     if len(tokens) != len(scores):
         raise ValueError(f"{len(tokens):,} tokens and {len(scores):,} scores")
     if (longest := max(map(len, tokens))) > LONGEST_PIECE:
@@ -112,7 +112,7 @@ def added_token(token: str, number: int, special: bool = True) -> dict[str, Any]
 
 
 def whole(model: dict[str, Any], added: list[dict[str, Any]], split: Any, decoder: Any) -> dict[str, Any]:
-    """Return a tokenizer.json of these parts, and none else."""
+    """Return a tokenizer.json with only these parts."""
     nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
     return {
         "version": "1.0",

@@ -1,4 +1,4 @@
-"""Folders as transformers writes them: config.json, weights as safetensors, tokenizer.json."""
+"""Read folders of transformers: config.json, weights as safetensors, tokenizer.json."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +18,8 @@ from lmlong.io.checked import Checked, checked, shown
 from lmlong.io.files import parse_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-LONGEST_NAME = 200
-"""Characters of the name of a file."""
+MAX_NAME = 200
+"""Characters of a file's name."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
@@ -36,40 +36,40 @@ def open_folder(folder: Path) -> LlamaSource:
     about = checked(Architecture, path, values)
     if (kinds := about.architectures or [about.model_type]) != [ARCHITECTURE]:
         raise CheckpointError(
-            f"{path}: architectures is {shown(kinds)}; {ARCHITECTURE} alone is known. Use another model."
+            f"{path}: architectures is {shown(kinds)}; only {ARCHITECTURE} is supported. Use another model."
         )
     config = llama_config(path, values)
     files = _files(folder)
     opened = ExitStack()
-    where: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for file in files:
         try:
             handle = opened.enter_context(safe_open(file, "pt"))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: no safetensors file, or damaged ({error}). Fetch it again.") from None
-        where |= dict.fromkeys(handle.keys(), handle)
+            raise CheckpointError(f"{file}: damaged or not a safetensors file ({error}). Fetch it again.") from None
+        handles |= dict.fromkeys(handle.keys(), handle)
     tied = config.tie_word_embeddings
-    slices = {name: handle.get_slice(name) for name, handle in where.items() if not _follows(name, tied)}
+    slices = {name: handle.get_slice(name) for name, handle in handles.items() if not _is_redundant(name, tied)}
     shapes = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
     dtypes = {slices[name].get_dtype() for name in shapes}
-    if strange := sorted(dtypes - DTYPES.keys()):
-        raise CheckpointError(f"{folder}: has weights of type {strange[0]}; those of {', '.join(DTYPES)} are read.")
+    if unknown := sorted(dtypes - DTYPES.keys()):
+        raise CheckpointError(f"{folder}: has weights of type {unknown[0]}; supported are {', '.join(DTYPES)}.")
     dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else torch.float32
 
     def read(name: str) -> Tensor:
-        return where[name].get_tensor(name)
+        return handles[name].get_tensor(name)
 
     def tokenizer() -> bytes:
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing. Let transformers save the tokenizer anew, which writes it.")
+            raise CheckpointError(f"{path}: missing. Save the tokenizer again with transformers, which writes it.")
         return huggingface_file.read_tokenizer_json(path, vocabulary_of(shapes))
 
     return LlamaSource(str(folder), config, shapes, dtype, read, tokenizer)
 
 
-def _follows(name: str, tied: bool) -> bool:
-    """Return whether a tensor follows from the configuration and the other tensors."""
+def _is_redundant(name: str, tied: bool) -> bool:
+    """Return whether a tensor is determined by the configuration and the other tensors."""
     return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
 
 
@@ -77,18 +77,18 @@ def _files(folder: Path) -> list[Path]:
     """Return the files of the weights, one or several."""
     if (folder / INDEX).is_file():
         names = sorted(set(checked(Index, folder / INDEX, _json(folder / INDEX)).weight_map.values()))
-        if strange := [name for name in names if Path(name).name != name or "\0" in name or len(name) > LONGEST_NAME]:
+        if outside := [name for name in names if Path(name).name != name or "\0" in name or len(name) > MAX_NAME]:
             raise CheckpointError(
-                f"{folder / INDEX}: {shown(strange[0])} is in another folder. Use a model that is whole."
+                f"{folder / INDEX}: {shown(outside[0])} is not a file of this folder. Use a complete model."
             )
         if missing := [name for name in names if not (folder / name).is_file()]:
-            raise CheckpointError(f"{folder}: lacks {', '.join(map(shown, missing[:5]))}. Fetch them.")
+            raise CheckpointError(f"{folder}: {', '.join(map(shown, missing[:5]))} missing. Fetch them.")
         return [folder / name for name in names]
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     pickled = next(folder.glob("*.bin"), None)
     why = f"{pickled.name} may run code and is not read" if pickled else f"has no {WEIGHTS}"
-    raise CheckpointError(f"{folder}: {why}. Let transformers save the model anew, which writes safetensors.")
+    raise CheckpointError(f"{folder}: {why}. Save the model again with transformers, which writes safetensors.")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _json(path: Path) -> dict[str, Any]:
             f"{path}: cannot be read ({error.strerror}). Name a folder that transformers wrote."
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path}: no JSON ({error}). Fetch it again.") from None
+        raise CheckpointError(f"{path}: not JSON ({error}). Fetch it again.") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: no configuration. Fetch it again.")
+        raise CheckpointError(f"{path}: not a JSON object. Fetch it again.")
     return values

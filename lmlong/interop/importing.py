@@ -1,4 +1,4 @@
-"""A run folder made of a pretrained model."""
+"""Import a pretrained model as a run folder."""
 
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -32,12 +32,12 @@ class Imported(NamedTuple):
 
     run: Path
     parameters: int
-    context: int  # tokens that it was trained to read
-    lost: list[int]  # bytes that its tokenizer has no token for
+    context: int  # tokens per sequence in its training
+    lost: list[int]  # bytes without a token
 
 
 def import_model(path: Path, run: Path) -> Imported:
-    """Write the run folder of a pretrained model: a folder of transformers, a GGUF file or one of llama2.c."""
+    """Write the run folder of a pretrained model: a folder of transformers, a GGUF file or a file of llama2.c."""
     source = open_source(path)
     options = model_options(source)
     check_layers(source)
@@ -64,9 +64,9 @@ def import_model(path: Path, run: Path) -> Imported:
 
 
 def _tokenizer(source: LlamaSource) -> HuggingFaceTokenizer:
-    """Return the tokenizer of a model, which is a part of it as its weights are."""
+    """Return the tokenizer of a model. If it is invalid, raise CheckpointError, since it is part of the model."""
     if find_spec("tokenizers") is None:
-        raise UsageError(f"{source.name}: its tokenizer is read by another library. Run pip install 'lmlong[import]'.")
+        raise UsageError(f"{source.name}: its tokenizer needs a library. Run pip install 'lmlong[import]'.")
     try:
         return HuggingFaceTokenizer(source.tokenizer(), source.name)
     except UsageError as error:
@@ -74,7 +74,7 @@ def _tokenizer(source: LlamaSource) -> HuggingFaceTokenizer:
 
 
 def open_source(path: Path) -> LlamaSource:
-    """Return the model in a file or folder, whose format its content shows."""
+    """Return the model in a file or folder. Its content determines the format."""
     if not path.exists():
         name = path.as_posix() if len(path.parts) == 2 else f"OWNER/{path.name}"
         raise UsageError(
@@ -95,22 +95,22 @@ def open_source(path: Path) -> LlamaSource:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). {WHAT}") from None
     pickled = begin[:2] == b"PK" or begin[:1] == b"\x80"
-    raise UsageError(f"{path}: {'may run code, and is not read' if pickled else 'is no model that is known'}. {WHAT}")
+    raise UsageError(f"{path}: {'may run code, and is not read' if pickled else 'not a known model format'}. {WHAT}")
 
 
 def weights(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensor]:
-    """Iterate over the weights of the run's model, one in memory at a time."""
+    """Yield the weights of the run's model, with one in memory at a time."""
     for name in shapes:
         names = llama_names(name)
         parts = [source.read(part).to(source.dtype) for part in names]
         weight = parts[0] if len(parts) == 1 else torch.cat(parts)
         if not weight.isfinite().all():
-            raise CheckpointError(f"{source.name}: {names[0]} has values that are no finite numbers.")
+            raise CheckpointError(f"{source.name}: {names[0]} has infinite or NaN values. Use another model.")
         yield weight
 
 
 def _write(run: Path, own: recipe.Recipe, tokenizer: bytes, shapes: Shapes, each: Iterator[Tensor]) -> None:
-    """Write the run folder, whole or not at all."""
+    """Write the run folder atomically."""
     if run.exists():
         raise UsageError(f"{run}: exists. Choose another --out.")
     text = recipe_file.dump(own)

@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023) as a model of lmlong: the options that make its blocks, and where its weights go."""
+"""Llama (Touvron et al. 2023) as a model of lmlong: its options, and the mapping of its weights."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,21 +21,21 @@ class LlamaSource(NamedTuple):
 
     name: str  # for messages
     config: LlamaConfig
-    shapes: Mapping[str, tuple[int, ...]]  # of its weights, by the names of transformers
-    dtype: torch.dtype  # that holds every weight exactly
+    shapes: Mapping[str, tuple[int, ...]]  # of its weights, by transformers' names
+    dtype: torch.dtype  # can hold every weight exactly
     read: Callable[[str], Tensor]
     tokenizer: Callable[[], bytes]  # the file of a tokenizer
 
 
 def model_options(source: LlamaSource) -> recipe.Model:
-    """Return the options of the same model; refuse one that has parts without a counterpart here."""
+    """Return the options of the same model. Raise CheckpointError if lmlong does not support a part of it."""
     config = source.config
     for key in ("attention_bias", "mlp_bias"):
         if getattr(config, key):
-            raise CheckpointError(f"{source.name}: {key} is set, and no layer here has a bias. Use a model without.")
+            raise CheckpointError(f"{source.name}: {key} is set; biases are not supported. Use a model without.")
     if config.hidden_act != "silu":
         raise CheckpointError(
-            f"{source.name}: its MLP is gated by {shown(config.hidden_act)}, and here by silu. Use another model."
+            f"{source.name}: its MLP is gated by {shown(config.hidden_act)}; only silu is supported. Use another model."
         )
     try:
         return recipe.Model(
@@ -56,7 +56,7 @@ def model_options(source: LlamaSource) -> recipe.Model:
             mlp_width=config.intermediate_size,
         )
     except (RecipeError, ValidationError) as error:
-        raise CheckpointError(f"{source.name}: no sizes of a Llama ({error}) Use another model.") from None
+        raise CheckpointError(f"{source.name}: invalid sizes ({error}) Use another model.") from None
 
 
 def _rope(source: LlamaSource) -> recipe.Rope:
@@ -88,11 +88,11 @@ LAYER_WEIGHTS = {
     "mlp.in_proj": ["mlp.gate_proj", "mlp.up_proj"],
     "mlp.out_proj": ["mlp.down_proj"],
 }
-"""The weights of lmlong, and those of Llama by their names in transformers that are stacked in each."""
+"""lmlong's weights, and the weights of transformers' Llama that are stacked in each."""
 
 
 def llama_names(name: str) -> list[str]:
-    """Return the names of the weights of a Llama that are stacked in a weight of lmlong."""
+    """Return the names of Llama's weights that are stacked in a weight of lmlong."""
     module = name.removesuffix(".weight")
     if module in OUTER_WEIGHTS:
         return [f"{OUTER_WEIGHTS[module]}.weight"]
@@ -101,13 +101,13 @@ def llama_names(name: str) -> list[str]:
 
 
 def vocabulary_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Return the number of tokens that the embedding has a row for."""
+    """Return the number of rows of the embedding."""
     return next(iter(shapes.get("model.embed_tokens.weight", ())), None)
 
 
 def neighbours_to_halves(name: str, weight: Tensor, config: LlamaConfig) -> Tensor:
-    """Return queries or keys in the order where halves of a head are rotated, from that of neighbours; other weights as
-    they are."""
+    """Reorder a projection of queries or keys from rotating neighbouring numbers to rotating the halves of a head.
+    Return other weights unchanged."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.key_value_heads}.get(name.split(".")[-2])
     if heads is None:
         return weight
@@ -115,17 +115,17 @@ def neighbours_to_halves(name: str, weight: Tensor, config: LlamaConfig) -> Tens
 
 
 def check_layers(source: LlamaSource) -> None:
-    """Refuse weights of another number of layers than the configuration has, before a model of that size is built."""
+    """Raise CheckpointError if the number of layers differs from the configuration, before a model is built."""
     numbers = {name.split(".")[2] for name in source.shapes if re.match(r"model\.layers\.\d+\.", name)}
     if len(numbers) != source.config.num_hidden_layers:
         raise CheckpointError(
-            f"{source.name}: num_hidden_layers is {source.config.num_hidden_layers:,}, and there are weights of "
-            f"{len(numbers):,} layers. Use a model that is whole."
+            f"{source.name}: num_hidden_layers is {source.config.num_hidden_layers:,}, but there are weights of "
+            f"{len(numbers):,} layers. Use a complete model."
         )
 
 
 def check_weights(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a file that does not hold the weights of its model, of these `shapes`, naming all mistakes at once."""
+    """Raise CheckpointError, which lists all mistakes, unless the weights have these `shapes`."""
     mistakes = list(_mistakes(source, shapes))
     if mistakes:
         listed = "".join(f"\n  {mistake}" for mistake in mistakes[:20])
@@ -145,4 +145,4 @@ def _mistakes(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> Ite
         stacked = (sum(size[0] for size in sizes), *sizes[0][1:]) if all(sizes) else ()
         if stacked != shape or len({size[1:] for size in sizes}) > 1:
             yield f"{' + '.join(parts)}: {' + '.join(map(str, sizes))}, not {shape}"
-    yield from (f"{name}: not part of such a model" for name in source.shapes if name not in expected)
+    yield from (f"{name}: unknown weight" for name in source.shapes if name not in expected)

@@ -1,4 +1,4 @@
-"""Files of llama2.c: a header of seven numbers, then all weights in float32, with tokenizer.bin beside them."""
+"""Read files of llama2.c: a header of seven numbers, then all weights in float32. tokenizer.bin is a separate file."""
 
 import math
 import struct
@@ -22,17 +22,17 @@ SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "max_position_embeddings"),
 )
-MOST = 2**24
-"""More than any size of a model; a negative vocabulary says that the output has weights of its own."""
+MAX_SIZE = 2**24
+"""Maximum of a size. The vocabulary size is negative if the output has its own weights."""
 ENDS = ("<unk>", "<s>", "</s>")
 BEGIN = ENDS.index("<s>")
-"""The token that these models have read before each text, and so write after one: they have never seen the last."""
+"""In training this token preceded each text, so the models also write it after a text. They have never seen </s>."""
 BYTES = len(ENDS)
-"""The first tokens, and the number of the first of 256 for single bytes."""
+"""Number of the first of 256 byte tokens, after ENDS."""
 
 
 def is_llama2c(path: Path) -> bool:
-    """Return whether a file begins with the sizes of a model; text and archives do not."""
+    """Return whether a file begins with the sizes of a model, which text and archives do not."""
     with path.open("rb") as file:
         return _config(file.read(HEADER.size)) is not None
 
@@ -65,20 +65,20 @@ def open_llama2c(path: Path) -> LlamaSource:
 
 
 def _config(header: bytes) -> dict[str, Any] | None:
-    """Return the configuration of a header by the names of transformers, if it is one."""
+    """Return the configuration in a header, under transformers' names. None if it is not a valid header."""
     if len(header) < HEADER.size:
         return None
     sizes = dict(zip(SIZES, HEADER.unpack(header), strict=True))
     tied, sizes["vocab_size"] = sizes["vocab_size"] > 0, abs(sizes["vocab_size"])
     heads, shared = sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    if not all(0 < size <= MOST for size in sizes.values()) or sizes["hidden_size"] % heads or heads % shared:
+    if not all(0 < size <= MAX_SIZE for size in sizes.values()) or sizes["hidden_size"] % heads or heads % shared:
         return None
     return {**sizes, "tie_word_embeddings": tied, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0}
 
 
 def _layout(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Iterate over the weights by the names of transformers: shape, and offset in bytes. Each kind is stored for all
-    layers before the next."""
+    """Yield transformers' name, the shape and the offset in bytes of each weight. The weights of one kind are stored
+    together for all layers."""
     width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head = width // config["num_attention_heads"]
     keys = head * config["num_key_value_heads"]
@@ -106,12 +106,12 @@ def _layout(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], int]
 
 
 def _table(config: dict[str, Any]) -> int:
-    """Return the bytes of a table of cosines and sines, which is stored before the output and is not needed."""
+    """Return the size in bytes of the table of cosines and sines, stored before the output weights and not used."""
     return 4 * config["max_position_embeddings"] * (config["hidden_size"] // config["num_attention_heads"])
 
 
 def _size(config: dict[str, Any]) -> int:
-    """Return the bytes of a whole file."""
+    """Return the size of the file in bytes."""
     width, vocabulary = config["hidden_size"], config["vocab_size"]
     keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
     layer = 2 * width + 2 * width * width + 2 * width * keys + 3 * width * config["intermediate_size"]
@@ -120,7 +120,7 @@ def _size(config: dict[str, Any]) -> int:
 
 
 def _tokenizer(path: Path, vocabulary: int) -> bytes:
-    """Return the file of a tokenizer: scores and pieces, of which the first stand for ends and for single bytes."""
+    """Convert tokenizer.bin: scores and pieces. The first pieces are special tokens and single bytes."""
     data, offset = path.read_bytes(), 4
     pieces: list[str] = []
     scores: list[float] = []
@@ -134,7 +134,7 @@ def _tokenizer(path: Path, vocabulary: int) -> bytes:
             pieces.append(data[offset - length : offset].decode().replace(" ", SPACE))
     except (struct.error, ValueError) as error:
         raise CheckpointError(
-            f"{path}: no tokenizer of {vocabulary:,} tokens ({error}). Use the one of this model."
+            f"{path}: not a tokenizer of {vocabulary:,} tokens ({error}). Use this model's tokenizer."
         ) from None
     pieces[:BYTES] = ENDS
     pieces[BYTES : BYTES + 256] = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -142,4 +142,4 @@ def _tokenizer(path: Path, vocabulary: int) -> bytes:
     try:
         return wrapped(by_scores(pieces, scores, ends), BEGIN, BEGIN, vocabulary)
     except ValueError as error:
-        raise CheckpointError(f"{path}: no tokenizer of this model ({error}). Use another one.") from None
+        raise CheckpointError(f"{path}: not a tokenizer of this model ({error}). Use this model's tokenizer.") from None

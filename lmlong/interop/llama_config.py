@@ -1,4 +1,4 @@
-"""The configuration of a Llama, as transformers writes it in config.json, with every value checked."""
+"""Read and check the configuration of a Llama in transformers' config.json."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": "high_frequency_factor",
     "original_max_position_embeddings": "original_length",
 }
-"""The parameters of rope type llama3, and the options of lmlong's recipe.RopeScaling that they are."""
+"""The parameters of rope type llama3, and the equal options of lmlong's recipe.RopeScaling."""
 
 
 class Architecture(Checked):
@@ -42,7 +42,7 @@ class Architecture(Checked):
 
 
 class LlamaConfig(Checked):
-    """The values of a config.json that make a Llama."""
+    """The values of a Llama's config.json."""
 
     hidden_size: Size
     intermediate_size: Size
@@ -71,16 +71,16 @@ class LlamaConfig(Checked):
 
 
 def llama_config(file: object, values: Mapping[str, Any], keys: Mapping[str, str] | None = None) -> LlamaConfig:
-    """Return the configuration of a file. `keys` has the names that values have in the file, where they differ."""
+    """Return the configuration of a file. `keys` maps names of `LlamaConfig` to the file's names that differ."""
     return checked(LlamaConfig, file, _without_null(values), keys)
 
 
 def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values without null and without empty rope parameters, which are as good as missing."""
-    kept = {}
+    """Return the values without nulls and empty rope parameters, which count as missing."""
+    set_values = {}
     for key, value in values.items():
         if key in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
             value = _without_null(value) or None
         if value is not None:
-            kept[key] = value
-    return kept
+            set_values[key] = value
+    return set_values

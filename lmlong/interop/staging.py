@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all."""
+"""Write a folder atomically."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from lmlong.io.system_errors import explain_errors
 
 @contextmanager
 def staged_folder(folder: Path, consequence: str) -> Iterator[Path]:
-    """Yield an empty folder that becomes `folder`, which is missing or empty, unless an error is raised; errors of the
-    system are reported with their `consequence`."""
+    """Yield an empty folder that becomes `folder` unless an error is raised. `folder` must be missing or empty. Reports
+    of system errors end with `consequence`."""
     staged = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     try:

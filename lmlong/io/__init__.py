@@ -1,1 +1,1 @@
-"""Files and folders: written whole or not at all, verified by their digests, and made by one process at a time."""
+"""Files and folders: written atomically, verified by digest, and built by one process at a time."""

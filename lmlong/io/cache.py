@@ -1,4 +1,4 @@
-"""A cache of folders: made once, by one process at a time, and made again where they are damaged."""
+"""A cache of folders: each is built once, by one process at a time, and rebuilt if it is damaged."""
 
 import os
 import shutil
@@ -22,22 +22,21 @@ from lmlong.io.system_errors import explain_errors
 from lmlong.io.trust import is_private
 
 UNFINISHED = "unfinished-"
-"""Prefix of the name of a folder that is being made."""
+"""Prefix of the name of a folder that is being built."""
 
 RESUMABLE = "resumable"
-"""Suffix of its name where the work can be resumed after it was cut off, in place of the number of the process."""
+"""Suffix of the name if the work can be resumed; otherwise the suffix is the process id."""
 
 PROGRESS = "progress.json"
-"""A file in a folder that is being made by which the work can be resumed. Such a folder is kept where the work is cut
-off, and given to `make` again."""
+"""File from which interrupted work is resumed. A folder that holds it is kept and passed to `make` again."""
 
-KEPT = 7 * 24 * 3600
-"""Seconds for which it is kept after the file was last written."""
+RESUMABLE_FOR = 7 * 24 * 3600
+"""Seconds after the last write to PROGRESS for which the folder is kept."""
 
 REMEDY = "Set LMLONG_CACHE to a folder of your own with free space, or ask the owner of this one for permission."
 
 REMEMBERED = 1 << 24
-"""Size from which a file is hashed only once on a machine, as long as its times do not change."""
+"""Bytes from which a file's verified digest is remembered on this machine until the file's times change."""
 
 
 def cache_folder() -> Path:
@@ -46,28 +45,28 @@ def cache_folder() -> Path:
     if not chosen:
         return home_cache()
     if (expanded := os.path.expanduser(chosen)).startswith("~"):
-        raise UsageError(f"LMLONG_CACHE: {chosen} begins with no home that there is. Give another folder.")
+        raise UsageError(f"LMLONG_CACHE: the home folder in {chosen} does not exist. Give another folder.")
     return Path(expanded)
 
 
 def check_home(folder: Path, content: str) -> None:
-    """Refuse a folder of the cache where the user has no home for it."""
+    """Raise UsageError if a folder of the cache needs a home folder and the user has none."""
     if folder.is_relative_to(NO_HOME):
-        raise UsageError(f"you have no home to keep {content} in. Set LMLONG_CACHE to a folder of your own.")
+        raise UsageError(f"there is no home folder for {content}. Set LMLONG_CACHE to a folder of your own.")
 
 
 def key_of(*content: Any) -> str:
-    """Return a short hash of all that a cached result depends on, in plain values."""
+    """Return a short hash of the plain values that a cached result depends on."""
     return sha256(dumps(content).encode()).hexdigest()[:32]
 
 
 def fetch(
     folder: Path, form: Format, make: Callable[[Path], None], private: bool = False, resumable: bool = False
 ) -> Path:
-    """Return a folder of the cache, made by `make` if it is missing or damaged.
+    """Return a folder of the cache. If it is missing or damaged, `make` builds it.
 
-    Processes that want the same one wait for the first. With `private` no other user can write to it, whatever the
-    umask. With `resumable` `make` may find what it left when it was cut off, and continues.
+    Other processes that need the folder wait for the first. `private`: no other user can write to it, whatever the
+    umask. `resumable`: `make` may be given the folder of an interrupted call, and continues it.
     """
     check_home(folder, "the cache")
     with explain_errors(folder, REMEDY):
@@ -76,14 +75,14 @@ def fetch(
                 if not _is_whole(folder, form, private, silent=True):
                     if lock.works:
                         _sweep(folder)
-                    # without locks another process might make the same folder at the same time
+                    # without locks another process might build the same folder at the same time
                     owner = RESUMABLE if resumable and lock.works else str(os.getpid())
                     _make(folder, form, make, private, owner)
     return folder
 
 
 def _is_whole(folder: Path, form: Format, private: bool, silent: bool = False) -> bool:
-    """Return whether a folder exists undamaged and, where it must be `private`, is writable by this user alone."""
+    """Return whether a folder exists undamaged and, if `private`, only this user can write to it."""
     if not folder.is_dir():
         return False
     try:
@@ -93,12 +92,12 @@ def _is_whole(folder: Path, form: Format, private: bool, silent: bool = False) -
         return True
     except DamagedFolder as damaged:
         if not silent:
-            print(f"{damaged} It is made again.", file=sys.stderr)
+            print(f"{damaged} Rebuilding it.", file=sys.stderr)
         return False
 
 
 def _make(folder: Path, form: Format, make: Callable[[Path], None], private: bool, owner: str) -> None:
-    """Make a temporary folder beside it, then rename it; a folder already there is damaged, and is removed."""
+    """Build a temporary folder beside `folder`, then rename it. An existing folder is damaged, and is removed."""
     staged = _unfinished(folder, owner)
     staged.mkdir(exist_ok=owner == RESUMABLE)
     try:
@@ -112,7 +111,7 @@ def _make(folder: Path, form: Format, make: Callable[[Path], None], private: boo
         try:
             staged.rename(folder)
         except OSError:
-            if not folder.is_dir():  # where no lock works another process may have been faster
+            if not folder.is_dir():  # without locks another process may have been faster
                 raise
         files.fsync(folder.parent)
     finally:
@@ -121,7 +120,7 @@ def _make(folder: Path, form: Format, make: Callable[[Path], None], private: boo
 
 
 def _deny_others(*paths: Path) -> None:
-    """Let nobody but the owner write to files and folders."""
+    """Let only the owner write to files and folders."""
     for path in paths:
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
 
@@ -142,20 +141,20 @@ def _unfinished(folder: Path, owner: str) -> Path:
 
 
 def _is_resumable(staged: Path) -> bool:
-    """Return whether the work on a folder can be resumed, and was cut off not too long ago."""
+    """Return whether a folder holds interrupted work that can be resumed and is recent."""
     try:
-        return staged.name.endswith(RESUMABLE) and time.time() - (staged / PROGRESS).stat().st_mtime < KEPT
+        return staged.name.endswith(RESUMABLE) and time.time() - (staged / PROGRESS).stat().st_mtime < RESUMABLE_FOR
     except OSError:
         return False
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the leftovers of processes that died while they made a folder: those alive hold its lock."""
+    """Remove unfinished folders of processes that died. A running process holds the lock of its folder."""
     for path in folder.parent.glob(f"{UNFINISHED}*"):
         if _is_resumable(path):
             continue
         name = path.name.removeprefix(UNFINISHED).rpartition("-")[0]
-        if name == folder.name:  # whose lock this process holds
+        if name == folder.name:  # this process holds its lock
             shutil.rmtree(path, ignore_errors=True)
             continue
         with suppress(Held, OSError), Lock(_lock_of(folder.with_name(name))):
@@ -167,17 +166,17 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _has_digest(path: Path, digest: str) -> bool:
-    """Return whether a file has a sha256; a large one is hashed once on this machine, and again when it is touched."""
+    """Return whether a file has this sha256. A large file is hashed once on this machine, and again when it changes."""
     status = path.stat()
     if status.st_size < REMEMBERED:
         return files.sha256(path) == digest
     identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    seen = home_cache() / "digests" / key_of(socket.gethostname(), str(path.resolve()), *identity, digest)
-    if seen.exists():
+    marker = home_cache() / "digests" / key_of(socket.gethostname(), str(path.resolve()), *identity, digest)
+    if marker.exists():
         return True
     if files.sha256(path) != digest:
         return False
-    with suppress(OSError):  # without a home to write to it is hashed each time
-        seen.parent.mkdir(parents=True, exist_ok=True)
-        seen.touch()
+    with suppress(OSError):  # without a writable home it is hashed each time
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
     return True

@@ -1,6 +1,6 @@
 """The manifest of a folder: the name and version of its format, and the size and sha256 of each file.
 
-It ends with a sha256 of itself, so that every changed bit is noticed. A folder without a manifest is not whole.
+It ends with a sha256 of itself, so any changed bit is detected. A folder without a manifest is incomplete.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,12 +11,12 @@ from lmlong.errors import other_format
 from lmlong.io.files import fsync, parse_json, read_checksummed, sha256, with_checksum
 
 NAME = "manifest.json"
-LARGEST = 1 << 20
-"""Limit of the bytes of a manifest; a longer one is not ours, and is not read."""
+MAX_SIZE = 1 << 20
+"""Maximum bytes of a manifest. A larger file is not read."""
 
 
 class Format(NamedTuple):
-    """The name and version of a folder's format; the version is raised when the files, or how they are made, change."""
+    """The name and version of a folder's format. Raise the version when the files, or how they are made, change."""
 
     kind: str
     version: int
@@ -25,14 +25,14 @@ class Format(NamedTuple):
 
 
 class DamagedFolder(Exception):
-    """A folder does not match its manifest, or the manifest is invalid; the message names the file."""
+    """A folder does not match its manifest, or the manifest is invalid. The message names the file."""
 
 
 class FolderManifest(NamedTuple):
     """The content of a manifest."""
 
     files: dict[str, dict[str, Any]]  # name -> bytes, sha256
-    about: dict[str, Any]  # further plain values from the writer
+    about: dict[str, Any]  # further plain values of the writer
 
 
 def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
@@ -41,15 +41,15 @@ def seal(folder: Path, form: Format, about: dict[str, Any]) -> None:
     for path in files:
         fsync(path)
     (folder / NAME).write_bytes(manifest_text(folder, form, about).encode())
-    usual = (folder / NAME).stat().st_mode
+    mode = (folder / NAME).stat().st_mode
     for path in files:
-        path.chmod(usual)  # some libraries write files that only their owner may read, whatever the umask says
+        path.chmod(mode)  # some libraries write files that only their owner can read, whatever the umask
     fsync(folder / NAME)
     fsync(folder)
 
 
 def manifest_text(folder: Path, form: Format, about: dict[str, Any]) -> str:
-    """Return the manifest of the files that are in a folder now, as JSON."""
+    """Return the manifest of a folder's present files, as JSON."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())
@@ -65,11 +65,11 @@ def has_digest(path: Path, digest: str) -> bool:
 def verify(
     folder: Path, form: Format, names: Iterable[str] | None = None, check: Callable[[Path, str], bool] = has_digest
 ) -> FolderManifest:
-    """Return the manifest of a folder, and refuse the folder unless these files (by default all) match it."""
+    """Return the manifest of a folder. Raise DamagedFolder unless these files (by default all) match it."""
     manifest = read_manifest(folder, form)
     for name in manifest.files if names is None else names:
         if name not in manifest.files:
-            raise DamagedFolder(f"{folder / name}: not part of the {form.kind}, says its {NAME}.")
+            raise DamagedFolder(f"{folder / name}: not listed in the {form.kind}'s {NAME}.")
         path, entry = folder / name, manifest.files[name]
         if not path.is_file() or path.is_symlink():
             raise DamagedFolder(f"{path}: missing, though {NAME} lists it.")
@@ -79,11 +79,11 @@ def verify(
 
 
 def read_manifest(folder: Path, form: Format) -> FolderManifest:
-    """Return the manifest of a folder, without a look at the files that it lists."""
+    """Return the manifest of a folder. Does not check the files that it lists."""
     path = folder / NAME
     if not path.is_file():
-        raise DamagedFolder(f"{folder}: no {form.kind}, it has no {NAME}.")
-    if path.stat().st_size > LARGEST:
+        raise DamagedFolder(f"{folder}: the {form.kind}'s {NAME} is missing.")
+    if path.stat().st_size > MAX_SIZE:
         raise DamagedFolder(f"{path}: too large for a manifest.")
     text = path.read_bytes()
     try:

@@ -1,4 +1,4 @@
-"""The home of a user, where caches are kept, and what takes its place where there is none.
+"""The user's home folder, which holds caches, and a replacement if there is none.
 
 Every command comes here first, so it imports little.
 """
@@ -11,21 +11,20 @@ NO_HOME = Path(os.devnull) / ".cache" / "lmlong"
 
 
 def home_cache() -> Path:
-    """Return the cache of this user alone. A home that does not exist is not made."""
+    """Return this user's own cache. Does not create a missing home."""
     home = Path(os.path.expanduser("~"))
     return home / ".cache" / "lmlong" if home.is_absolute() and home.is_dir() else NO_HOME
 
 
 def lend_home() -> None:
-    """Let libraries keep their caches in a folder that is removed at the end, where there is no home: they would make
-    one."""
+    """If there is no home, give libraries a temporary folder for their caches, so that they do not create a home."""
     if home_cache() != NO_HOME:
         return
     import atexit
     import shutil
     import tempfile
 
-    lent = tempfile.mkdtemp(prefix="lmlong-home-")
-    atexit.register(shutil.rmtree, lent, ignore_errors=True)
+    temporary = tempfile.mkdtemp(prefix="lmlong-home-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        os.environ.setdefault(name, lent)
+        os.environ.setdefault(name, temporary)

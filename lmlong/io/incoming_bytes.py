@@ -1,4 +1,4 @@
-"""Bytes as they arrive: from a pipe, a file, or a file that grows as `tail -F` follows it."""
+"""Read bytes as they arrive, from a pipe, a file, or a growing file like `tail -F`."""
 
 import os
 import select
@@ -12,21 +12,22 @@ from pathlib import Path
 
 CHUNK = 1 << 16
 POLL = 0.2
-"""Seconds between looks at a file that grows."""
+"""Seconds between checks of a growing file."""
 
 QUIET = b""
-"""Yielded where nothing came for the `quiet` seconds."""
+"""Yielded when no bytes arrive for `quiet` seconds."""
 
-LAST = 64
-"""Bytes by which a file is recognized."""
+FINGERPRINT_SIZE = 64
+"""How many bytes before a position identify a file."""
 
 Waiting = Callable[[], AbstractContextManager[object]]
-"""What it returns is entered for each wait, in which no byte is taken: an exception may end a wait without loss."""
+"""Returns a context that is entered for each wait. No bytes are read in it, so an exception may end a wait without
+loss."""
 
 
 @dataclass
 class FilePosition:
-    """How far a file was read, and its last bytes, as its inode may be that of another file since."""
+    """How far a file was read. The last bytes identify the file, since its inode may have been reused."""
 
     device: int = 0
     inode: int = 0
@@ -34,14 +35,14 @@ class FilePosition:
     last: str = ""  # the bytes before the offset, as hexadecimal
 
     def note(self, file: FileIO) -> None:
-        """Remember how far an open file was read; a pipe cannot be read again."""
+        """Store how far an open file was read. A pipe, which cannot be read again, is ignored."""
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode):
             self.device, self.inode, self.offset = status.st_dev, status.st_ino, file.tell()
             self.last = _before(file, self.offset).hex()
 
     def seek(self, file: FileIO) -> bool:
-        """Go to the position in an open file if it is of that file, and return whether it is."""
+        """Seek to the position if it belongs to this open file; return whether it does."""
         status = os.fstat(file.fileno())
         is_inode = self.inode and (status.st_dev, status.st_ino) == (self.device, self.inode)
         if not is_inode or status.st_size < self.offset:
@@ -52,15 +53,15 @@ class FilePosition:
 
 
 def _before(file: FileIO, offset: int) -> bytes:
-    """Return the bytes before an offset, and leave the file there."""
-    file.seek(max(offset - LAST, 0))
-    return file.read(min(offset, LAST))
+    """Return the bytes before an offset, and leave the file at the offset."""
+    file.seek(max(offset - FINGERPRINT_SIZE, 0))
+    return file.read(min(offset, FINGERPRINT_SIZE))
 
 
 def read_available(descriptor: int, quiet: float | None, waiting: Waiting = nullcontext) -> Iterator[bytes]:
-    """Iterate over what comes from a file descriptor, as soon as it comes; QUIET once where `quiet` seconds pass
-    without any. Where the system cannot wait with a limit, as for pipes on Windows, QUIET does not come."""
-    is_quiet = True  # nothing came that could wait
+    """Yield bytes from a file descriptor as soon as they arrive, and QUIET once after `quiet` seconds without any.
+    Never yields QUIET if the system cannot wait with a timeout, as for pipes on Windows."""
+    is_quiet = True  # no bytes since the last QUIET
     while True:
         with waiting():
             ready = _ready(descriptor, None if is_quiet else quiet)
@@ -77,7 +78,7 @@ def read_available(descriptor: int, quiet: float | None, waiting: Waiting = null
 
 
 def _ready(descriptor: int, seconds: float | None) -> bool | None:
-    """Return whether there is something to read within these seconds; None where the system cannot wait for that."""
+    """Return whether bytes arrive within these seconds. None if the system cannot wait with a timeout."""
     try:
         return bool(select.select([descriptor], [], [], seconds)[0])
     except InterruptedError:
@@ -93,10 +94,9 @@ def follow_file(
     waiting: Waiting = nullcontext,
     position: FilePosition | None = None,
 ) -> Generator[bytes, None, None]:
-    """Iterate over the bytes of a file and of what is appended to it, indefinitely; QUIET once where `quiet` seconds
-    pass without any. A file that another one replaces is read to its end, then the other; one that was truncated is
-    read from its beginning; one that was removed is waited for. It begins at `position`, which is updated at the end.
-    """
+    """Yield the bytes of a file and all bytes appended to it, indefinitely. Yield QUIET once after `quiet` seconds
+    without any. If another file replaces it, read the old file to its end, then the new one. If it is truncated, read
+    it from its beginning. If it is removed, wait for a new one. Begin at `position`, and update it at the end."""
     position = position or FilePosition()
     file, since, is_quiet = path.open("rb", buffering=0), time.monotonic(), True
     position.seek(file)
@@ -106,7 +106,7 @@ def follow_file(
                 since, is_quiet = time.monotonic(), False
                 yield data
             elif (replacement := _replacement(path, file)) is not None:
-                while data := file.read(CHUNK):  # what came before it was moved
+                while data := file.read(CHUNK):  # bytes written before it was moved
                     yield data
                 file.close()
                 file = replacement
@@ -124,11 +124,11 @@ def follow_file(
 
 
 def _replacement(path: Path, file: FileIO) -> FileIO | None:
-    """Return the file at a path, opened, if it is another one than `file`; None too where there is none now."""
+    """Open the file at a path if it is not `file`. None if it is, or if the path does not exist."""
     with suppress(FileNotFoundError):
         if not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            other = path.open("rb", buffering=0)
-            if not os.path.samestat(os.fstat(other.fileno()), os.fstat(file.fileno())):  # it may have been moved again
-                return other
-            other.close()
+            replacement = path.open("rb", buffering=0)
+            if not os.path.samestat(os.fstat(replacement.fileno()), os.fstat(file.fileno())):  # may have moved again
+                return replacement
+            replacement.close()
     return None

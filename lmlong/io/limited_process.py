@@ -1,7 +1,7 @@
-"""Work on hostile input, done by another process in bounded time and memory.
+"""Process hostile input in a child process with limited time and memory.
 
-The process runs a module of lmlong that calls `answer_requests`. A request is a line of JSON, and then its data. The
-answer is a line of JSON, which has an error or the size of a result, and then the result.
+The child runs a module of lmlong that calls `answer_requests`. A request is a line of JSON followed by its data. The
+answer is a line of JSON with an error, or with the size of the result that follows.
 """
 
 import json
@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-LONGEST_REASON = 500
-"""Characters of an error, which hostile input may have written."""
+MAX_REASON = 500
+"""Characters of an error message, which may come from hostile input."""
 
 START = "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_module(sys.argv[1], run_name='__main__')"
-"""What the process runs: a module found where this program finds its own."""
+"""Code of the child: run a module, with the parent's `sys.path`."""
 
 
 class RequestFailed(Exception):
-    """The process gave no result; the message is the reason."""
+    """The process returned no result. The message is the reason."""
 
 
 class LimitedProcess:
-    """A process that answers one request at a time. It starts when it is first needed, and again after a request that
-    it did not survive; it ends by `close`, or when its owner's end closes its standard input."""
+    """A child process that answers one request at a time. It starts at the first request, and again after a request
+    that killed it. It ends with `close`, or when its parent ends, which closes its standard input."""
 
     def __init__(self, module: str):
         self._module = module
@@ -34,12 +34,12 @@ class LimitedProcess:
         self._lock = threading.Lock()
 
     def ask(self, request: dict[str, Any], seconds: float, data: bytes = b"") -> bytes:
-        """Return the result of a request that may take this many seconds; the process finds `data` in the request."""
+        """Return the result of a request, which may take up to `seconds`. The child reads `data` from the request."""
         with self._lock:
             return self._ask({**request, "seconds": seconds, "data": len(data)}, seconds, data)
 
     def close(self) -> None:
-        """End the process, and the request that another thread may wait for."""
+        """Kill the process, and so end a request that another thread waits for."""
         if process := self._process:
             process.kill()
         with self._lock:
@@ -96,30 +96,30 @@ class LimitedProcess:
 def answer_requests(
     answer: Callable[[dict[str, Any]], bytes], memory: int, expected: tuple[type[Exception], ...] = ()
 ) -> None:
-    """Answer requests from standard input until it ends, in `memory` bytes. Errors of `expected` types are reported by
-    their message alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the owner
+    """Answer requests from standard input until it ends, in `memory` bytes. For errors of `expected` types only the
+    message is reported, without the type."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
     _limit_memory(memory)
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        request["data"] = sys.stdin.buffer.read(request["data"])  # an error here ends the process, not one answer alone
+        request["data"] = sys.stdin.buffer.read(request["data"])  # an error here ends the process
         data = b""
         try:
             with _alarm(request.pop("seconds")):
                 data = answer(request)
             reply: dict[str, Any] = {"bytes": len(data)}
         except expected as error:
-            reply = {"error": str(error)[:LONGEST_REASON]}
+            reply = {"error": str(error)[:MAX_REASON]}
         except MemoryError:
             reply = {"error": f"it takes more than {memory >> 30} GB"}
         except Exception as error:
-            reply = {"error": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}
+            reply = {"error": f"{type(error).__name__}: {error}"[:MAX_REASON]}
         sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n" + data)
         sys.stdout.buffer.flush()
 
 
 def _limit_memory(size: int) -> None:
-    with suppress(ImportError, ValueError, OSError):  # where the system knows no such limit
+    with suppress(ImportError, ValueError, OSError):  # not every system has this limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
@@ -127,7 +127,7 @@ def _limit_memory(size: int) -> None:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """End this process if the block takes longer: its owner, which ends it in time, may have been killed."""
+    """End this process if the block takes longer, in case its parent, which enforces the limit, was killed."""
     if not hasattr(signal, "setitimer"):  # on Windows
         yield
         return

@@ -1,11 +1,11 @@
-"""A link to a folder beside it: symbolic, or a small file with the folder's name where there are no symbolic links."""
+"""Links to a folder beside them: symbolic, or a small file with the folder's name if symbolic links are missing."""
 
 import errno
 import os
 from pathlib import Path
 
 POINTER = b"lmlong link to "
-"""The first bytes of a file that stands for a link."""
+"""The first bytes of a file that replaces a symbolic link."""
 
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP}
 """Errors of file systems without symbolic links."""
@@ -21,7 +21,7 @@ def point_link(link: Path, folder: Path) -> None:
 
 
 def follow_link(path: Path) -> Path:
-    """Return the folder that a link names; any other path as it is."""
+    """Return the folder that a link names. Return any other path unchanged."""
     name = _name(path)
     return path if name is None else path.with_name(name)
 
@@ -31,7 +31,8 @@ def is_link(path: Path) -> bool:
 
 
 def _symlink(link: Path, name: str) -> bool:
-    """Make a symbolic link; False where there are none. Those of Windows need a privilege, and replace no other."""
+    """Make a symbolic link. Return False if the file system has none, or on Windows, where they need a privilege and
+    cannot replace another link."""
     if os.name == "nt":
         return False
     try:
@@ -44,7 +45,7 @@ def _symlink(link: Path, name: str) -> bool:
 
 
 def _name(path: Path) -> str | None:
-    """Return the name in a file that stands for a link."""
+    """Return the folder name in a file that replaces a symbolic link."""
     if path.is_symlink() or not path.is_file():
         return None
     with path.open("rb") as file:

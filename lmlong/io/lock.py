@@ -1,6 +1,6 @@
-"""File locks that are released when the process that holds them ends, however it ends.
+"""File locks that the system releases when the process that holds them ends, even after a crash.
 
-They are flock of the operating system, or on Windows a locked byte.
+They use flock, or a locked byte on Windows.
 """
 
 import errno
@@ -26,25 +26,26 @@ except ImportError:
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 """Errors of file systems without locks."""
 
-OPENED = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-"""How a lock file is opened; O_NOFOLLOW is missing on Windows, O_BINARY elsewhere."""
+OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""Flags to open a lock file. Windows lacks O_NOFOLLOW; other systems lack O_BINARY."""
 
-OURS = b'{"pid"'
-"""The first bytes of a lock file; a file that begins otherwise belongs to the user."""
+LOCK_FILE_START = b'{"pid"'
+"""The first bytes of a lock file. A file that begins otherwise is not a lock file, and is not overwritten."""
 
-FAR = 1 << 30
-"""Offset of the byte that Windows locks: nobody may read it, and everybody may read who holds the lock."""
+LOCKED_BYTE = 1 << 30
+"""Offset of the byte that is locked on Windows, where a locked byte cannot be read. It is far beyond the holder's name,
+which other processes read."""
 
 
 class Held(Exception):
-    """Another process holds the lock; the message names it."""
+    """Another process holds the lock. The message names it."""
 
 
 class Lock:
     """A lock on a file, whose content names the holder. The file is removed when the lock is released.
 
-    Use it as `with Lock(path): ...`. Where another process holds it, `Held` is raised, or with `waiting` that text is
-    printed and the lock waited for. Where the file system has no locks nobody is kept out, and `works` is false.
+    Use it as `with Lock(path): ...`. If another process holds the lock, raise `Held`, or with `waiting` print that text
+    and wait. If the file system has no locks, `works` is False and no process is excluded.
     """
 
     def __init__(self, path: Path, waiting: str | None = None):
@@ -55,7 +56,7 @@ class Lock:
     def __enter__(self) -> "Lock":
         while self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, OPENED, 0o666)
+            descriptor = os.open(self.path, OPEN_FLAGS, 0o666)
             try:
                 self._acquire(descriptor)
                 if self._is_at_path(descriptor):  # otherwise the holder removed it while this process waited
@@ -70,7 +71,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._descriptor is not None
-        if os.name == "nt":  # no file is removed there while it is open, neither here nor where another waits for it
+        if os.name == "nt":  # Windows removes no open file: close it first; a waiting process may also have it open
             os.close(self._descriptor)
             with suppress(PermissionError):
                 self.path.unlink()
@@ -101,8 +102,8 @@ class Lock:
             return False
 
     def _write_holder(self, descriptor: int) -> None:
-        if not (_read(descriptor, len(OURS)) or OURS).startswith(OURS):
-            raise FileExistsError(errno.EEXIST, "a file of that name is no lock of lmlong", str(self.path))
+        if not (_read(descriptor, len(LOCK_FILE_START)) or LOCK_FILE_START).startswith(LOCK_FILE_START):
+            raise FileExistsError(errno.EEXIST, "exists and is not a lock file of lmlong", str(self.path))
         os.ftruncate(descriptor, 0)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         os.lseek(descriptor, 0, os.SEEK_SET)
@@ -110,13 +111,13 @@ class Lock:
 
 
 def lock_file(descriptor: int, wait: bool) -> bool:
-    """Lock an open file; False where another process holds it and this one does not wait."""
+    """Lock an open file. Return False if another process holds it and `wait` is False."""
     while True:
         try:
             if fcntl:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             else:
-                os.lseek(descriptor, FAR, os.SEEK_SET)
+                os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
                 msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
             return True
         except OSError as error:
@@ -134,7 +135,7 @@ def _read(descriptor: int, size: int) -> bytes:
 
 
 def _read_holder(descriptor: int) -> str:
-    """Return who holds a lock. One who has just taken it is given half a second to write that."""
+    """Return who holds a lock. Wait up to half a second for a new holder to write its name."""
     for _ in range(50):
         try:
             holder: Any = parse_json(_read(descriptor, 4096))

@@ -1,4 +1,4 @@
-"""Signal handlers that hold within a block of code, and are put back after it."""
+"""Install signal handlers for a block of code, and restore the previous ones after it."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 def signals_named(*names: str) -> tuple[int, ...]:
-    """Return the signals of these names that this system has."""
+    """Return the signals with these names; skip names that this system lacks."""
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
@@ -18,10 +18,10 @@ USER_DEFINED = signals_named("SIGUSR1", "SIGUSR2")
 
 
 class Handlers:
-    """Handle signals by a function within a `with` block; afterwards the handlers from before are back.
+    """Handle signals with a function within a `with` block.
 
-    Only the main thread receives signals, so in another thread this changes nothing. SIGHUP stays ignored where it is,
-    as under nohup, and a program keeps its own handlers of SIGUSR1 and SIGUSR2, whose meaning programs define.
+    Only the main thread receives signals, so this does nothing in another thread. SIGHUP stays ignored if it is, as
+    under nohup. A program's own handlers of SIGUSR1 and SIGUSR2 stay.
     """
 
     def __init__(self, numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> None:
@@ -42,7 +42,7 @@ class Handlers:
             signal.signal(number, handler)
 
     def install(self) -> None:
-        """Set the handlers, again where other code has replaced them within the block."""
+        """Set the handlers; call it again if other code has replaced them within the block."""
         for number in self._before:
             signal.signal(number, self.receive)
 

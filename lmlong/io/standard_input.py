@@ -1,4 +1,4 @@
-"""Standard input as a file that stays: text is read more than once, by more than one process, and by later runs."""
+"""Copy standard input to a file: text is read repeatedly, by several processes and by later runs."""
 
 import os
 import sys
@@ -15,15 +15,14 @@ from lmlong.io.system_errors import explain_errors
 DESCRIPTOR = 0
 
 CUT_OFF = 24 * 3600
-"""Seconds without a byte after which a copy is one that was never finished."""
+"""Seconds without a write after which an unfinished copy is abandoned."""
 
 
 def path_of(path: str) -> str:
-    """Return a path itself, or that of a file that holds standard input, for which `-` stands, and `-.jsonl` where it
-    is to be read as a file of that kind.
+    """Return the path. For `-`, or `-.SUFFIX` to read it as that format, return a file with a copy of standard input.
 
-    The file is in a folder of the cache, named by its content. It is standard input from then on, so that this process
-    and those it starts find the text again, which could be read only once.
+    The file is in a folder of the cache, named by its content. It replaces standard input, so that this process and its
+    children can read the text again.
     """
     if path != "-" and (not path.startswith("-.") or os.sep in path):
         return path
@@ -31,17 +30,17 @@ def path_of(path: str) -> str:
     check_home(folder, "standard input")
     with explain_errors(folder, REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
-        return str(_kept_before(folder, suffix) or _keep(folder, suffix))
+        return str(_existing_copy(folder, suffix) or _copy(folder, suffix))
 
 
-def _kept_before(folder: Path, suffix: str) -> Path | None:
-    """Return the file of the folder that standard input is."""
+def _existing_copy(folder: Path, suffix: str) -> Path | None:
+    """Return the copy in the folder that is standard input already."""
     status = os.fstat(DESCRIPTOR)
-    kept = (path for path in folder.glob(f"*{suffix}") if not path.name.startswith(UNFINISHED))
-    return next((path for path in kept if os.path.samestat(path.stat(), status)), None)
+    copies = (path for path in folder.glob(f"*{suffix}") if not path.name.startswith(UNFINISHED))
+    return next((path for path in copies if os.path.samestat(path.stat(), status)), None)
 
 
-def _keep(folder: Path, suffix: str) -> Path:
+def _copy(folder: Path, suffix: str) -> Path:
     if os.isatty(DESCRIPTOR):
         raise UsageError("-: standard input is a terminal. Pipe text into it, or name files in text.sources.")
     _sweep(folder)
@@ -54,19 +53,19 @@ def _keep(folder: Path, suffix: str) -> Path:
                 file.write(data)
             size = file.tell()
         if not size:
-            raise UsageError("-: nothing came by standard input. Pipe text into it, or name files in text.sources.")
-        kept = folder / f"{digest.hexdigest()[:32]}{suffix}"
-        staged.replace(kept)
+            raise UsageError("-: standard input is empty. Pipe text into it, or name files in text.sources.")
+        copy = folder / f"{digest.hexdigest()[:32]}{suffix}"
+        staged.replace(copy)
     finally:
         staged.unlink(missing_ok=True)
-    with kept.open("rb") as file:
+    with copy.open("rb") as file:
         os.dup2(file.fileno(), DESCRIPTOR)
-    print(f"standard input: {size:,} bytes, kept as {kept}", file=sys.stderr, flush=True)
-    return kept
+    print(f"standard input: {size:,} bytes, kept as {copy}", file=sys.stderr, flush=True)
+    return copy
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the copies that other processes could not finish."""
+    """Remove copies that other processes did not finish."""
     for path in folder.glob(f"{UNFINISHED}*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > CUT_OFF:

@@ -1,4 +1,4 @@
-"""Errors of the system as errors that a user can mend: the path, what the system says, and the remedy."""
+"""Turn system errors into errors that users can fix: the path, the system's message and the remedy."""
 
 import errno
 import os
@@ -12,22 +12,22 @@ from lmlong.errors import LmlongError, UsageError
 
 
 class Remedy(NamedTuple):
-    """What mends an error of the system, and the kind of error that it is to a user."""
+    """The remedy of a system error, and the class of error to raise."""
 
     text: str
     kind: type[LmlongError] = LmlongError
 
 
-_FULL = Remedy("Free some space, or choose a place on another disk.")
-_DENIED = Remedy("Choose a place that you may write to, or ask its owner for permission.", UsageError)
+_FULL = Remedy("Free some space, or choose a path on another disk.")
+_DENIED = Remedy("Choose a path that you may write to, or ask its owner for permission.", UsageError)
 _MISSING = Remedy("Correct the path, or make the folder.", UsageError)
-_NO_FOLDER = Remedy("A file stands where a folder is needed, or the reverse. Choose another path.", UsageError)
-_BROKEN = Remedy("The disk or the connection to it fails. Try again, or choose another place.")
+_NO_FOLDER = Remedy("There is a file in place of a folder, or the reverse. Choose another path.", UsageError)
+_BROKEN = Remedy("The disk or the connection to it fails. Try again, or choose another path.")
 
 REMEDIES = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
-    errno.EFBIG: Remedy("Files may not be larger here: raise the limit (ulimit -f), or choose another disk."),
+    errno.EFBIG: Remedy("Raise the limit of file sizes (ulimit -f), or choose another disk."),
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
     errno.EROFS: _DENIED,
@@ -37,7 +37,7 @@ REMEDIES = {
     errno.EEXIST: _NO_FOLDER,
     errno.ENAMETOOLONG: Remedy("Choose a shorter name.", UsageError),
     errno.ELOOP: Remedy("Its links lead in a circle. Choose another path.", UsageError),
-    errno.EINVAL: Remedy("It cannot be used so. Choose an ordinary file or folder.", UsageError),
+    errno.EINVAL: Remedy("Choose an ordinary file or folder.", UsageError),
     errno.EIO: _BROKEN,
     errno.ESTALE: _BROKEN,
     errno.ENXIO: _BROKEN,
@@ -48,28 +48,28 @@ REMEDIES = {
     errno.EAGAIN: Remedy("Raise the limit of processes (ulimit -u), or close other programs."),
     errno.EBADF: Remedy("It was closed. Redirect it to /dev/null instead."),
 }
-"""The remedy of each error that a user may meet; any other is a fault of lmlong, whose traceback is worth having."""
+"""The remedy of each error that a user may cause. Any other error is a bug of lmlong, and shows its traceback."""
 
 OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA out of memory", "Unable to allocate")
-"""What torch and numpy say when memory cannot be had."""
+"""Messages of torch and numpy when an allocation fails."""
 
 
 def explain(error: OSError, path: Path | str | None = None, remedy: str | None = None) -> LmlongError | None:
-    """Return the error for the user, about `path` or the file that it names; None where it is not the user's."""
-    known = REMEDIES.get(error.errno or 0)
-    if known is None:
+    """Return the error for the user, about `path` or else the file that `error` names. None if it has no remedy."""
+    known_remedy = REMEDIES.get(error.errno or 0)
+    if known_remedy is None:
         return None
     name = error.filename if path is None else path
     if isinstance(name, bytes):
         name = name.decode(errors="replace")
     prefix = "" if name is None or isinstance(name, int) else f"{name}: "
-    return known.kind(f"{prefix}{error.strerror or error}. {remedy or known.text}")
+    return known_remedy.kind(f"{prefix}{error.strerror or error}. {remedy or known_remedy.text}")
 
 
 @contextmanager
 def explain_errors(path: Path, remedy: str | None = None) -> Iterator[None]:
-    """Name the file or folder that is written to in each error of the system, which often does not. An error about
-    another file passes unchanged."""
+    """Name the file or folder being written in each system error, which often lacks it. An error about another file
+    passes unchanged."""
     try:
         yield
     except OSError as error:
@@ -88,12 +88,12 @@ def _concerns(error: OSError, path: Path) -> bool:
 
 
 def lack_of_memory(error: Exception) -> LmlongError | None:
-    """Return the error for the user where memory could not be had; torch raises a RuntimeError for it."""
+    """Return the error for the user if an allocation failed, for which torch raises RuntimeError; else None."""
     text = str(error)
     if not isinstance(error, MemoryError) and not any(words in text for words in OUT_OF_MEMORY):
         return None
     size = re.search(r"allocate ([\d.,]+ ?(?:bytes|[KMGT]i?B))", text)
     return LmlongError(
-        f"out of memory{f', which was to be {size[1]} more' if size else ''}. Make model, batch or sequence smaller "
+        f"out of memory{f': {size[1]} could not be allocated' if size else ''}. Use a smaller model, batch or sequence "
         "(lmlong train --dry-run --memory shows what fits), close other programs, or use a machine with more memory."
     )

@@ -1,4 +1,4 @@
-"""Trust in files: code that other users may have written is not loaded."""
+"""Check file permissions: code that other users could have written is not loaded."""
 
 import os
 import stat
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def is_private(path: Path) -> bool:
-    """Return whether only this user and root could have written a file or folder, or put it at its path; False on
-    Windows, whose permissions are not looked at."""
+    """Return whether only this user and root could have written a file or folder, or put it at its path. False on
+    Windows, whose permissions are not checked."""
     if os.name == "nt":
         return False
     trusted = {0, os.geteuid()}
@@ -25,7 +25,7 @@ def is_private(path: Path) -> bool:
 
 
 def make_private(folder: Path) -> bool:
-    """Make a folder that only this user can write to, if it is missing; False where that is not possible."""
+    """Create a folder if it is missing. Return whether only this user can write to it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not folder.exists():
@@ -36,15 +36,15 @@ def make_private(folder: Path) -> bool:
 
 
 def _others_write(path: Path, status: os.stat_result) -> bool:
-    """Return whether anybody but the owner, and the owner's group of one, may write."""
+    """Return whether users other than the owner may write. A group with only the owner does not count."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and (not _is_group_of_one(status.st_gid) or _has_access_list(path))
 
 
 def _is_group_of_one(gid: int) -> bool:
-    """Return whether a group has this user alone, as many systems give to each user."""
-    import grp  # both of Unix only
+    """Return whether this user is the only member of a group, as many systems create for each user."""
+    import grp  # on Unix only, as is pwd
     import pwd
 
     try:
@@ -56,7 +56,7 @@ def _is_group_of_one(gid: int) -> bool:
 
 
 def _has_access_list(path: Path) -> bool:
-    """Return whether an access list names further users who may write; the group's bits then stand for them too."""
+    """Return whether a file has an access list, whose further users the group's permission bits then include."""
     try:
         return "system.posix_acl_access" in os.listxattr(path)
     except (OSError, AttributeError):

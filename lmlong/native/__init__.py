@@ -1,1 +1,1 @@
-"""C++ code, compiled for the processor of the machine when it is first needed."""
+"""C++ code, compiled at first use for this machine's processor."""

@@ -7,7 +7,8 @@
 
 namespace {
 
-// Map the rows of queries or keys to their features, in place; `derivative` is that of the feature map, if it is wanted
+// Map the rows of queries or keys to their features, in place. If `derivative` is not null, fill it with the feature
+// map's derivative
 void apply_feature_map(FeatureMap feature_map, Int tokens, Int width, float* rows, float* derivative = nullptr) {
     if (feature_map == IDENTITY) return;
     for (Int t = 0; t < TILE; t++, rows += padded(width), derivative += derivative ? padded(width) : 0) {

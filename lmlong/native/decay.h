@@ -6,7 +6,7 @@
 
 namespace {
 
-struct Decay {  // the letters are those of chunk.py
+struct Decay {  // the letters are chunk.py's names
     alignas(64) float mask[TILE * TILE];               // W, [s][t]
     alignas(64) float from_state[TILE], to_end[TILE];  // a, u
     float chunk;                                       // r
@@ -54,7 +54,7 @@ void store_log_decay_grads(const Line& line, Int begin, const float* pairs, floa
     }
 }
 
-// Masked weights become 0 even where they are not finite
+// Masked weights become 0 even if they are not finite
 void apply_mask(const Decay& decay, float* weights) {
     for (Int i = 0; i < TILE * TILE; i += LANES) {
         const FloatVec mask = lanes(decay.mask + i);

@@ -1,4 +1,4 @@
-// The feature maps that take each number by itself, of as many numbers as fill a vector.
+// Elementwise feature maps, of one SIMD vector at a time.
 
 #pragma once
 
@@ -21,7 +21,7 @@ inline FloatVec relu(FloatVec x, FloatVec& derivative) {
     return (x < zero ? zero : x) + RELU_FLOOR;
 }
 
-// The sigmoid at -|x|, from which that at x is exact on both sides
+// The sigmoid at -|x|, from which the sigmoid at x is exact for either sign
 inline FloatVec lesser_sigmoid(FloatVec x) {
     const FloatVec zero = {}, power = simd_exp(x < zero ? x : -x);
     return power / (1.0f + power);

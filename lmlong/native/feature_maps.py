@@ -1,4 +1,4 @@
-"""The feature maps of native code; their names are those of recipes, in capitals."""
+"""The feature maps of native code: the names that recipes use, in capitals."""
 
 from enum import IntEnum
 

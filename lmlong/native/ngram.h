@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t HASH_MASK = (uint64_t(1) << HASH_BITS) - 1;
 
-// The hash of n tokens, oldest first; NO_NGRAM where one of them is of another document
+// The hash of n tokens, oldest first; NO_NGRAM if one of them belongs to another document
 inline Int hash_ngram(const Int* tokens, Int n) {
     uint64_t hash = 0;
     for (Int i = 0; i < n; i++) {
@@ -23,7 +23,7 @@ inline bool is_hash(Int x) { return x >= 0 && uint64_t(x) <= HASH_MASK; }
 
 inline Int row_of(Int hash, Int rows) { return (hash >> (HASH_BITS / 2)) * rows >> (HASH_BITS / 2); }
 
-// The least hash of a row: the hashes of a row are those from it to before that of the next
+// The lowest hash of a row: its hashes end before the next row's lowest
 inline Int first_hash(Int row, Int rows) {
     return ((row << (HASH_BITS / 2)) + rows - 1) / rows << (HASH_BITS / 2);
 }

@@ -14,7 +14,7 @@ static_assert(PADDED_TO == TILE);
 
 typedef uint32_t Bits __attribute__((may_alias));
 
-struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data` is null where there is no such tensor
+struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data` is null if the tensor is missing
     void* data;
     Int row, head, token;  // strides
     Int bfloat16;          // else float32
@@ -27,11 +27,11 @@ struct ScanJob {
     // contiguous: `state_after` is an output of the forward pass, `dstate_before` of the backward
     float *state_before, *state_after;
     float *dstate_before, *dstate_after;
-    // of FAVOR+, padded: (H, F, K), (H, K, F) and (H, 3), its constants, with the gradient of their first (lines,)
+    // FAVOR+ only, padded: (H, F, K), (H, K, F), (H, 3); dscale (lines,) is the gradient of the first constant
     const float *projection, *projection_T, *favor_constants;
     float* dscale;
-    float* scratch;    // of all workers
-    Int scratch_size;  // of one worker
+    float* scratch;    // for all workers
+    Int scratch_size;  // for one worker
     Int workers_begun, lines_begun;
 };
 
@@ -43,7 +43,7 @@ struct Line {  // one head of one row
         : job(job), index(index), row(index / job.heads), head(index % job.heads), F(padded(job.features)),
           V(padded(job.value_dim)) {}
 
-    // The rows of a chunk, padded with zeros; those `ahead` of them are prefetched
+    // Load the rows of a chunk, padded with zeros, and prefetch the rows `ahead` tokens later
     void load(const StridedTensor& x, Int begin, Int width, float* rows, Int ahead = TILE) const;
     void store(const StridedTensor& x, Int begin, Int width, const float* rows) const;
     Int tokens(Int begin) const { return std::min(TILE, job.time - begin); }
@@ -90,7 +90,7 @@ void Line::store(const StridedTensor& x, Int begin, Int width, const float* rows
     }
 }
 
-// The floats of a state with `columns` beside S, (F, V): z, whose numbers come after it, or none
+// The floats of a state: S (F, V), followed by z (F) if `columns` is 1
 Int state_size(const Line& line, Int columns) { return line.F * (line.V + columns); }
 
 // From (features, value_dim + columns)

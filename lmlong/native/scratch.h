@@ -1,4 +1,4 @@
-// Memory for intermediate results, taken piece by piece from what Python allocated.
+// Memory for intermediate results: slices of a buffer that Python allocated.
 
 #pragma once
 

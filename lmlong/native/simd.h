@@ -1,5 +1,4 @@
-// SIMD vectors as wide as the processor's, their exponentials, and products of matrices small enough to stay in the
-// nearest cache.
+// SIMD vectors of the processor's width, their exponentials, and products of matrices that fit in the L1 cache.
 
 #pragma once
 
@@ -41,7 +40,7 @@ struct StridedMatrix {  // read one element at a time
     Int row, column;  // strides
 };
 
-// One register block of `add_matmul`: R rows, and columns of so many vectors
+// One register block of `add_matmul`: R rows of VECTORS vectors
 template <Int R, Int VECTORS>
 inline void add_matmul_block(float* sum, Int width, StridedMatrix left, const float* right, Int stride, Int depth) {
     FloatVec total[R][VECTORS] = {};  // added to `sum` at the end: small terms would lose digits beside a large sum
@@ -66,7 +65,7 @@ void add_matmul(float* sum, Int rows, Int width, StridedMatrix left, const float
     }
 }
 
-// Interleave a and b, from lane FROM of both on
+// Interleave a and b, from lane FROM of each
 template <Int FROM, Int... I>
 FloatVec interleave(FloatVec a, FloatVec b, std::integer_sequence<Int, I...>) {
 #if defined(__clang__)
@@ -108,7 +107,7 @@ FloatVec simd_exp2(FloatVec x) {
     return sum * (FloatVec)(((IntVec)shifted << 23) + (127 << 23));
 }
 
-// e^x, and 0 where it is below 2^-126
+// e^x; 0 if it is below 2^-126
 FloatVec simd_exp(FloatVec x) {
     const FloatVec exponent = x * LOG2_E, zero = {};
     const FloatVec at_least = exponent < -126.0f ? zero - 126.0f : exponent;
@@ -116,19 +115,19 @@ FloatVec simd_exp(FloatVec x) {
     return exponent < -126.0f ? zero : power;
 }
 
-// x (TILE, width), each row times a factor of its own
+// Multiply each row of x (TILE, width) by its factor
 void scale_rows(float* x, Int width, const float* factors) {
     for (Int t = 0; t < TILE; t++)
         for (Int i = 0; i < width; i++) x[t * width + i] *= factors[t];
 }
 
-// xT (width, TILE), each column times a factor of its own
+// Multiply each column of xT (width, TILE) by its factor
 void scale_columns(float* xT, Int width, const float* factors) {
     for (Int i = 0; i < width; i++)
         for (Int t = 0; t < TILE; t++) xT[i * TILE + t] *= factors[t];
 }
 
-// Run by several workers at once: each takes line after line
+// Run by several workers at once: each takes the next line that is left
 template <typename Job, typename Run>
 void each_line(Job* job, Run run) {
     while (true) {

@@ -1,7 +1,7 @@
-"""What the modules of a model declare to code that computes the same in another way: C++, or a graph of ONNX.
+"""Declarations of a model's modules, from which C++ and ONNX reimplement them.
 
-Such code takes over only what each module declares of itself, and all of that. A class, an option or a weight that it
-does not know is refused, rather than left out silently.
+A reimplementation must read everything that a module declares. It refuses an unknown class, option or weight instead of
+ignoring it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class NativeSpec(NamedTuple):
-    """What a module computes: its kind, and all options, weights and modules that its output depends on."""
+    """A module's kind, and all options, weights and submodules that its output depends on."""
 
     kind: str
     options: Mapping[str, Any] = EMPTY
     weights: Mapping[str, Tensor | None] = EMPTY
     parts: Mapping[str, nn.Module | Sequence[nn.Module] | None] = EMPTY
     sources: Sequence[Tensor] = ()
-    """Weights of the module from which some of `weights` are computed."""
+    """Parameters of the module from which some of `weights` are computed."""
 
 
 class NoNativeForm(Exception):
-    """A module, or something that it declares, is not known to code that computes the same in another way."""
+    """A reimplementation does not support a module or something that it declares."""
 
     def __init__(self, module: nn.Module, why: str):
         super().__init__(why)
@@ -34,12 +34,12 @@ class NoNativeForm(Exception):
 
 
 def spec_of(module: nn.Module) -> NativeSpec:
-    """Return what a module declares, by a `native_spec` of its own class: one that it inherits may describe something
-    else than what it computes."""
+    """Return what a module declares. Its own class must define `native_spec`: an inherited one may describe another
+    computation."""
     if module._forward_hooks or module._forward_pre_hooks:
         raise NoNativeForm(module, "has hooks, which native code would not call")
     if "forward" in vars(module):
-        raise NoNativeForm(module, "has a forward of its own in place of its class's")
+        raise NoNativeForm(module, "has a forward set on the instance, which native code would not call")
     if type(module) is nn.Linear:
         bias = {} if module.bias is None else {"bias": module.bias}
         return NativeSpec("matrix", weights={"weight": module.weight, **bias})
@@ -51,45 +51,46 @@ def spec_of(module: nn.Module) -> NativeSpec:
 
 
 class ModelReader:
-    """The modules of a model, each opened by the code that computes the same in another way."""
+    """Opens the modules of a model, and checks that all of their declarations are read."""
 
     def __init__(self, model: nn.Module):
         self._model = model
         self._opened: dict[int, NativeSpec] = {}
 
     def open(self, module: Any, kind: str = "") -> NativeSpec:
-        """Return what a module declares, which must be of this `kind` where one is given."""
+        """Return what a module declares. If `kind` is given, the module must be of it."""
         if id(module) not in self._opened:
             spec = spec_of(module)
             options, weights, parts = (_Declared(module, each) for each in (spec.options, spec.weights, spec.parts))
             self._opened[id(module)] = NativeSpec(spec.kind, options, weights, parts, spec.sources)
         spec = self._opened[id(module)]
         if kind not in ("", spec.kind):
-            raise NoNativeForm(module, f"is of kind {spec.kind}, where {kind} is supported")
+            raise NoNativeForm(module, f"is of kind {spec.kind}; only {kind} is supported here")
         return spec
 
     def check_all_read(self) -> None:
-        """Raise NoNativeForm if an opened module declares something that was not read, or the model has a weight that
-        no opened module declares."""
+        """Raise NoNativeForm if a declaration of an opened module was not read, or if no opened module declares some
+        weight of the model."""
         declared = [each for spec in self._opened.values() for each in (spec.options, spec.weights, spec.parts)]
         for names in declared:
             assert isinstance(names, _Declared)
             if names.unread:
                 raise NoNativeForm(names.module, f"declares {min(names.unread)}, which is not supported")
         specs = self._opened.values()
-        known = {_memory(x) for spec in specs for x in (*spec.weights.values(), *spec.sources) if x is not None}
+        declared_weights = (x for spec in specs for x in (*spec.weights.values(), *spec.sources) if x is not None)
+        declared_memory = {_memory(weight) for weight in declared_weights}
         for name, weight in chain(self._model.named_parameters(), self._model.named_buffers()):
-            if _memory(weight) not in known:
+            if _memory(weight) not in declared_memory:
                 raise NoNativeForm(self._model, f"has {name}, which is not supported")
 
 
 def _memory(weight: Tensor) -> tuple[int, int]:
-    """Return what a weight and its transpose have in common."""
+    """Return an identity that a weight and its transpose share."""
     return weight.data_ptr(), weight.numel()
 
 
 class _Declared(dict[str, Any]):
-    """Options, weights or parts of a module by their names, of which it notes those that are read."""
+    """Options, weights or parts of a module by name. Tracks which of them are read."""
 
     def __init__(self, module: nn.Module, declared: Mapping[str, Any]):
         super().__init__(declared)

@@ -9,7 +9,7 @@ State = TypeVar("State")
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors of a state, however its tuples are nested."""
+    """Yield the tensors of a state of nested tuples."""
     if isinstance(state, Tensor):
         yield state
     elif state is not None:

@@ -1,4 +1,4 @@
-"""The threads of torch, and running native code on them."""
+"""Run native code on torch's threads."""
 
 import ctypes
 import os
@@ -16,15 +16,15 @@ class ThreadTeam(NamedTuple):
     """OpenMP's functions for a team of threads."""
 
     parallel: Any  # call a function on a number of threads
-    barrier: Any  # wait until all threads are here
-    thread_num: Any  # the number of the calling thread
+    barrier: Any  # wait for all threads of the team
+    thread_num: Any  # the index of the calling thread
     num_threads: Any
 
 
 @cache
 def thread_team() -> ThreadTeam | None:
-    """Return the OpenMP of the very library that torch uses: threads of another would compete with torch's, which spin
-    while they wait. None where torch was built without it, or with one that lacks these functions."""
+    """Return the OpenMP functions of the library that torch uses. Threads of another OpenMP would compete with torch's,
+    which spin while they wait. None if torch's library lacks these functions."""
     import torch
 
     suffix = ".dylib" if sys.platform == "darwin" else ".so"
@@ -40,25 +40,24 @@ def thread_team() -> ThreadTeam | None:
 
 
 def set_threads(count: int) -> None:
-    """Let torch compute with so many threads, in this process and in those that it starts; one that has not imported
-    torch yet need not do so for this."""
+    """Set the number of torch's threads in this process and its children. Does not import torch."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(count)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(count)
 
 
 def spare_busy_cores() -> None:
-    """Let torch's threads sleep while they wait, where other programs keep the cores busy now: waiting in a loop, which
-    is faster on idle cores, takes the time of the very threads that are waited for. To be called before torch is
-    imported, which decides it for the process; the variables of OpenMP take precedence."""
-    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
-    if not chosen and "torch" not in sys.modules and cores_are_busy():
+    """Make torch's threads sleep while they wait if other programs keep the cores busy. Spinning, which is faster on
+    idle cores, takes time from the threads that are waited for. Call this before torch is imported: the policy is
+    fixed then. OpenMP's environment variables take precedence."""
+    set_by_user = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    if not set_by_user and "torch" not in sys.modules and cores_are_busy():
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def cores_are_busy() -> bool:
-    """Return whether other programs leave fewer cores idle than there are threads; False where the system, unlike
-    Linux, does not tell."""
+    """Return whether other programs leave fewer idle cores than torch has threads. False on systems other than Linux,
+    which do not report it."""
     cores = os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "")
     own = int(threads) if threads.isdecimal() else cores
@@ -70,35 +69,35 @@ def cores_are_busy() -> bool:
 
 
 def _running() -> int:
-    """Return how many threads of all programs run or wait for a core, this one included."""
+    """Return how many threads of all programs, this one included, run or wait for a core."""
     time.sleep(0.005)
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
 
 
 class ThreadChoice:
-    """The number of threads of a computation that is repeated: one, or all that torch has, whichever took less time
-    when both were tried. Threads that wait for each other lose far more than they gain where other programs keep the
-    cores busy, and whether they do changes: both are tried again after a while, a longer one if nothing changed."""
+    """The number of threads of a repeated computation: one or all of torch's, whichever was faster in a trial. Threads
+    that wait for each other lose far more than they gain while other programs keep the cores busy. That changes, so the
+    trial is repeated, after longer pauses while its result stays the same."""
 
-    TRIED, FIRST, LAST = 8, 256, 8192
-    """Calls of a trial of each, and calls between trials, at first and at most."""
+    TRIAL_CALLS, FIRST_PAUSE, LONGEST_PAUSE = 8, 256, 8192
+    """Calls with each number of threads in a trial; calls between trials."""
 
     def __init__(self) -> None:
         self.chosen = self._all = 0
-        self._pause, self._left = self.FIRST, 0
-        self._trial: list[int] = []  # the numbers of threads of the calls to come
+        self._pause, self._left = self.FIRST_PAUSE, 0
+        self._trial: list[int] = []  # the number of threads of each remaining call of a trial
         self._seconds: dict[int, float] = {}
 
     def run(self, call: Callable[[int], Result], all_threads: int) -> Result:
-        """Return call(threads); the result must not depend on them."""
+        """Return call(threads). The result must not depend on the number of threads."""
         if all_threads == 1:
             return call(1)
         if all_threads != self._all:
             self.chosen = self._all = all_threads
-            self._pause, self._left, self._trial = self.FIRST, 0, []
+            self._pause, self._left, self._trial = self.FIRST_PAUSE, 0, []
         if not self._trial and not self._left:
             other = 1 if self.chosen == all_threads else all_threads
-            self._trial = [self.chosen] * self.TRIED + [other] * self.TRIED
+            self._trial = [self.chosen] * self.TRIAL_CALLS + [other] * self.TRIAL_CALLS
             self._seconds = {self.chosen: 0.0, other: 0.0}
         threads = self._trial[0] if self._trial else self.chosen
         begun = time.perf_counter()
@@ -114,7 +113,7 @@ class ThreadChoice:
         self._seconds[threads] += seconds
         other_lost = threads != self.chosen and self._seconds[threads] >= self._seconds[self.chosen]
         if other_lost or not self._trial:
-            self._pause = min(2 * self._pause, self.LAST) if other_lost else self.FIRST
+            self._pause = min(2 * self._pause, self.LONGEST_PAUSE) if other_lost else self.FIRST_PAUSE
             self.chosen = self.chosen if other_lost else threads
             self._left, self._trial = self._pause, []
 

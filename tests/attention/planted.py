@@ -16,7 +16,7 @@ def native_mistake(
 ) -> Iterator[None]:
     """A scan whose C++ has `wrong` in the one place where it should have `right`, compiled in a folder of its own."""
     found = 0
-    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp"), build.HERE / "decay.h"):
+    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp"), build.SHARED_HEADERS / "decay.h"):
         text = path.read_text()
         found += text.count(right)
         (folder / path.name).write_text(text.replace(right, wrong))

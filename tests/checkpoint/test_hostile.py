@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from lmlong.checkpoint import manifest, read, write
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
-from lmlong.io.folder_manifest import LARGEST, manifest_text
+from lmlong.io.folder_manifest import MAX_SIZE, manifest_text
 from lmlong.recipe import file as recipe_file
 
 from .conftest import RECIPE
@@ -87,7 +87,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(checkpoint: Path) -
 
 
 def test_a_manifest_as_large_as_a_book_is_not_read(checkpoint: Path) -> None:
-    (checkpoint / manifest.NAME).write_bytes(b"[" * (LARGEST + 1))
+    (checkpoint / manifest.NAME).write_bytes(b"[" * (MAX_SIZE + 1))
     with pytest.raises(CheckpointError, match="too large for a manifest"):
         manifest.verify(checkpoint)
 

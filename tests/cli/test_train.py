@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["text.sources.0.paths=[missing.txt]"], 2, "missing.txt: no such file or folder"),
         (["text.sources.0.paths=[empty.txt]"], 2, "empty.txt: empty"),
         (["text.sources.0.paths=[latin.txt]"], 2, "latin.txt: byte 3 is not UTF-8"),
-        (["text.sequence_length=100000"], 2, "one sequence takes 100,001"),
+        (["text.sequence_length=100000"], 2, "one sequence needs 100,001"),
         (["--resume", "nowhere"], 4, "nowhere: no such run or checkpoint."),
         (["training.init_from=nowhere"], 4, "nowhere: no such run or checkpoint."),
         (["training.learning_rate=1e30", "training.steps=5"], 3, "step 2: the norm of the gradient is"),

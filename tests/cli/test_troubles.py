@@ -88,7 +88,7 @@ def test_json_and_plots_on_a_full_disk(lmlong: Command, place: Path) -> None:
         code, _, told = lmlong(*EVAL, *words)
         assert (code, told) == (
             1,
-            f"error: {file}: No space left on device. Free some space, or choose a place on another disk.\n",
+            f"error: {file}: No space left on device. Free some space, or choose a path on another disk.\n",
         )
 
 
@@ -112,8 +112,7 @@ def test_checkpoints_and_states_on_a_full_disk(lmlong: Command, place: Path) -> 
         code, _, told = lmlong("generate", "run", "--prompt", "a", "--max-tokens", "1", "--save-state", "a.state")
     assert (code, told) == (
         1,
-        "error: a.state: File too large. Files may not be larger here: raise the limit (ulimit -f), or choose another "
-        "disk.\n",
+        "error: a.state: File too large. Raise the limit of file sizes (ulimit -f), or choose another disk.\n",
     )
     assert not list(place.glob("*.state")) and not list(place.glob(".*partial"))
 
@@ -168,7 +167,7 @@ def test_a_home_that_does_not_exist_is_not_made(
     assert lmlong("data", "info", "mine.yaml") == (
         2,
         "",
-        "error: you have no home to keep the cache in. Set LMLONG_CACHE to a folder of your own.\n",
+        "error: there is no home folder for the cache. Set LMLONG_CACHE to a folder of your own.\n",
     )
     assert Path(os.environ["XDG_CACHE_HOME"]).is_dir()  # for libraries that would make a home
     assert os.environ["XDG_CONFIG_HOME"] == str(tmp_path)
@@ -225,7 +224,9 @@ def test_a_lack_of_memory_is_told(lmlong: Command, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("lmlong.cli.recipe.load_recipe", lambda name, overrides: torch.empty(1 << 60))
     code, _, told = lmlong("recipe", "check", "quickstart")
-    assert code == 1 and told.startswith("error: out of memory, which was to be 4611686018427387904 bytes more. "), told
+    assert code == 1 and told.startswith("error: out of memory: 4611686018427387904 bytes could not be allocated. "), (
+        told
+    )
 
 
 def test_a_text_of_newlines_only(lmlong: Command, place: Path) -> None:

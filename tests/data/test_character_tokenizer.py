@@ -82,7 +82,7 @@ def test_what_is_replaced_is_counted(text_of: Callable[..., recipe.Text]) -> Non
     dataset = prepare(text_of(["ACGT" * 30 + "\n" + "ACGN" * 30 + "\n"] * 3, tokenizer=tokenizer))
     (source,) = dataset.info["sources"]
     assert source["read"]["replaced_characters"] == 3 * 32
-    assert "U+FFFD in the place of 96 characters that text.tokenizer.alphabet lacks" in list(notes(source))
+    assert "U+FFFD in place of 96 characters missing from text.tokenizer.alphabet" in list(notes(source))
 
 
 def test_a_prompt_with_another_character_is_refused_with_its_place() -> None:

@@ -46,14 +46,14 @@ def rewritten(folder: Path, name: str, content: bytes) -> None:
     [
         ("train-0.tokens", "<u2", lambda a: np.where(np.arange(len(a)) == 5, 60_000, a), "beyond the vocabulary"),
         ("validation.tokens", "<u2", lambda a: a + 300, "beyond the vocabulary"),
-        ("train-0.tokens", "u1", lambda a: a[:-1], "not that of whole numbers"),
-        ("train-0.starts", "u1", lambda a: a[:-1], "not that of whole numbers"),
+        ("train-0.tokens", "u1", lambda a: a[:-1], "not a multiple of a number"),
+        ("train-0.starts", "u1", lambda a: a[:-1], "not a multiple of a number"),
         ("train-0.starts", "<i8", lambda a: a - 1, "do not increase from 0"),
         ("train-0.starts", "<i8", lambda a: a[::-1], "do not increase from 0"),
         ("train-0.starts", "<i8", lambda a: a * 0, "do not increase from 0"),
-        ("train-0.starts", "<i8", lambda a: np.where(a == a[-1], 1 << 62, a), "not within it"),
-        ("train-0.starts", "<i8", lambda a: a[:0], "not within it"),
-        ("train-0.tokens", "<u2", lambda a: a[: len(a) // 3], "not within it"),
+        ("train-0.starts", "<i8", lambda a: np.where(a == a[-1], 1 << 62, a), "are out of range"),
+        ("train-0.starts", "<i8", lambda a: a[:0], "are out of range"),
+        ("train-0.tokens", "<u2", lambda a: a[: len(a) // 3], "are out of range"),
     ],
 )
 def test_numbers_out_of_range(text: recipe.Text, name: str, dtype: str, change: Change, complaint: str) -> None:

@@ -36,7 +36,7 @@ def test_auto_finds_what_a_mark_or_strict_decoding_tells(encoding: str, told: st
     [
         (RUSSIAN.encode("cp1251"), "Name its encoding, such as text.encoding=windows-1251"),
         (RUSSIAN.encode("shift_jis"), "Name its encoding"),
-        (FRENCH.encode() + b"\xff" + FRENCH.encode(), "damaged UTF-8: mend it, or set text.errors=replace"),
+        (FRENCH.encode() + b"\xff" + FRENCH.encode(), "damaged UTF-8: repair it, or set text.errors=replace"),
         (RUSSIAN.encode("utf-16-le")[:-1] + b"\xd8", "text.encoding=utf-16-le"),
         (bytes(range(256)) * 4, "Name its encoding"),
     ],

@@ -24,7 +24,7 @@ def told(capsys: pytest.CaptureFixture[str], name: str) -> list[str]:
 def test_share_speed_and_time_left_are_told(
     text_of: TextOf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "PAUSE", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
     with small_batches():
         prepare(text_of(sentences(30)), processes=1)
     lines = told(capsys, "tokens")
@@ -41,7 +41,7 @@ def test_a_short_text_is_read_without_a_word(text_of: TextOf, capsys: pytest.Cap
 def test_the_sample_for_the_tokenizer_is_told_too(
     text_of: TextOf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "PAUSE", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
     prepare(text_of(sentences(30), tokenizer={"vocabulary": 300}))
     assert re.search(r"^sample for the tokenizer: \d+% of 0\.1 MB, ", capsys.readouterr().err, re.MULTILINE)
 

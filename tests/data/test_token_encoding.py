@@ -206,7 +206,7 @@ def test_a_process_that_is_killed_is_told(working: Working) -> None:
     os.kill(first, signal.SIGKILL)
     _, err = child.communicate(timeout=30)
     assert child.returncode == 1
-    assert "was ended by signal 9 (SIGKILL), as the system does where memory is short. Give the same command" in err
+    assert "was ended by signal 9 (SIGKILL), often because the system is out of memory. Run the same command" in err
     assert not alive(second)
 
 
@@ -244,7 +244,7 @@ def test_a_mistake_in_a_process_is_told_as_it_is(
     """The file of the tokenizer is removed under the hands of those who are to read it."""
     text = text_of(["".join(sentences(60))])
     monkeypatch.setattr("lmlong.data.tokenizers.base.Tokenizer.save", lambda self, path: None)
-    with pytest.raises(LmlongError, match="a process that tokenizes ended with exit code 1"):
+    with pytest.raises(LmlongError, match="a tokenizing process ended with exit code 1"):
         made_by(text, 2, tmp_path / "cache", monkeypatch)
 
 

@@ -39,7 +39,7 @@ def test_a_full_disk(
     with small_batches(), pytest.raises(LmlongError) as error:
         prepare(text, processes=processes)
     told = re.search(
-        r"No space left on device. (.*) MB of tokens are written, and about (.*) MB more", str(error.value)
+        r"No space left on device. (.*) MB of tokens are written; the rest needs about (.*) MB", str(error.value)
     )
     assert told and str(small_disk) in str(error.value)
     written, needed = (float(number) * 1e6 for number in told.groups())

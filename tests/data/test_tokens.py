@@ -120,7 +120,7 @@ def test_a_trained_tokenizer_given_back_finds_the_tokens_it_made(text_of: TextOf
 
 def test_text_too_short_to_train_on(text_of: TextOf) -> None:
     with pytest.raises(
-        UsageError, match=r"the training text has 97 tokens, one sequence takes 2,049: add text or lower"
+        UsageError, match=r"the training text has 97 tokens, but one sequence needs 2,049\. Add text or lower"
     ):
         prepare(text_of(["x" * 100], sequence_length=2048))
 

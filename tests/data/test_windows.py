@@ -72,4 +72,4 @@ def test_no_text_has_no_windows() -> None:
     held.add([(0, [b"short"])])
     held.find([[drawn(1000, 1)]])
     assert share(held, 1) == [0] and share(held, 0) == []
-    assert windows.MOST < 1 << 21
+    assert windows.MAX_WINDOWS < 1 << 21

@@ -84,7 +84,7 @@ def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 @needs_compiler
 def test_native_code_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp"), build.HERE / "decay.h"):
+    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp"), build.SHARED_HEADERS / "decay.h"):
         (tmp_path / path.name).write_text(path.read_text().replace("t >= float(s)", "t >= float(s - 1)"))
     monkeypatch.setattr(native, "CODE", tmp_path)
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))

@@ -61,7 +61,7 @@ def test_a_damaged_folder_is_made_again(
     reader = (folder / "data").open("rb")
     damage(folder)
     assert (fetch(folder, FORMAT, make) / "data").read_bytes() == b"0123456789" * 100
-    assert "It is made again." in capsys.readouterr().err
+    assert "Rebuilding it." in capsys.readouterr().err
     assert len(reader.read()) in (0, 1000)
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
@@ -146,7 +146,7 @@ def test_a_resumable_folder_is_given_again_and_kept_for_a_week(tmp_path: Path, m
     assert (fetch(tmp_path / "one", FORMAT, finish, resumable=True) / "half").read_text() == "done"
     (left,) = tmp_path.glob("unfinished-*")
     assert left.name.startswith("unfinished-two-")
-    long_ago = time.time() - cache.KEPT - 1
+    long_ago = time.time() - cache.RESUMABLE_FOR - 1
     os.utime(left / cache.PROGRESS, (long_ago, long_ago))
     fetch(tmp_path / "third", FORMAT, make)
     assert not list(tmp_path.glob("unfinished-*"))

@@ -80,11 +80,11 @@ def in_float64(model: LanguageModel) -> None:
     [
         (with_a_subclass, r"blocks\.0\.mixer\.attention\.feature_map: Steeper declares no native form"),
         (with_a_hook, r"blocks\.1\.mlp: has hooks"),
-        (with_a_forward_of_its_own, r"norm: has a forward of its own"),
+        (with_a_forward_of_its_own, r"norm: has a forward set on the instance"),
         (with_another_weight, r"the model: has blocks\.0\.mixer\.bias, which is not supported"),
         (with_a_bias, r"out_proj: declares bias, which is not supported"),
-        (with_another_gate, r"forget_gate: native code has no sigmoid gate"),
-        (in_float64, r"in torch\.float64, and native code computes in float32"),
+        (with_another_gate, r"forget_gate: is a sigmoid gate"),
+        (in_float64, r"in torch\.float64; native code computes in float32"),
     ],
 )
 def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: str) -> None:

@@ -61,7 +61,7 @@ def test_code_that_others_may_have_planted_is_not_run(compiled: Path, tmp_path: 
     assert not witness.exists()
     assert done.stdout == "native\n", done.stderr
     assert (
-        "others can write there, so native code is kept in" if where == "cache" else "It is made again."
+        "others can write there, so native code is kept in" if where == "cache" else "Rebuilding it."
     ) in done.stderr
 
 
@@ -109,7 +109,7 @@ def test_damaged_code_is_compiled_again(compiled: Path, tmp_path: Path, damage: 
         code.unlink()
     done = ask(compiled.parents[1], tmp_path)
     assert (done.returncode, done.stdout) == (0, "native\n"), done.stderr
-    assert "It is made again." in done.stderr
+    assert "Rebuilding it." in done.stderr
     folder_manifest.verify(compiled, LIBRARY)
 
 

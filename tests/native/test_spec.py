@@ -45,7 +45,7 @@ def test_a_name_that_is_not_declared_is_refused() -> None:
 
 
 def test_another_kind_is_refused() -> None:
-    with pytest.raises(NoNativeForm, match="is of kind scaled, where softmax is supported"):
+    with pytest.raises(NoNativeForm, match="is of kind scaled; only softmax is supported here"):
         ModelReader(Scaled()).open(Scaled(), "softmax")
 
 

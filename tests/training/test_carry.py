@@ -40,7 +40,7 @@ def test_each_source_needs_a_row(recipe_of: Recipes, tmp_path: Path) -> None:
     book = f"{{kind: files, paths: [{recipe_of().text.sources[0].paths[0]}]}}"
     sources = f"text.sources=[{book}, {book}]"
     few = recipe_of(CARRY, sources, "training.batch_size=1")
-    with pytest.raises(UsageError, match=r"training\.batch_size: .* 1 would have none of 1 rows"):
+    with pytest.raises(UsageError, match=r"training\.batch_size: .* 1 of 2 sources would get none of 1 rows"):
         train(few, tmp_path / "run")
 
 

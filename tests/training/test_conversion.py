@@ -170,7 +170,7 @@ def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
         (["model.layers=3"], "model.layers: 3 here and 2 in teacher"),
         (["model.attention.kind=softmax"], "nothing to convert"),
         (["conversion.layers.steps=0"], "conversion.layers.steps"),
-        (["text.sequence_length=100000"], "one sequence takes 100,001"),
+        (["text.sequence_length=100000"], "one sequence needs 100,001"),
         (["conversion.sequence_length=48"], "not a multiple of 48"),
         (["training.teacher=teacher"], "training.teacher"),
         (["--resume", "--overwrite"], "Leave out one"),

@@ -79,7 +79,7 @@ def test_a_suffix_says_what_comes() -> None:
 
 def test_where_nothing_comes_it_is_told(cache: Path) -> None:
     empty = told("data", "show", "-")
-    assert empty.returncode == 2 and b"nothing came by standard input" in empty.stderr
+    assert empty.returncode == 2 and b"standard input is empty" in empty.stderr
     master, terminal = pty.openpty()
     asked = subprocess.run([*COMMAND, "data", "show", "-"], stdin=terminal, capture_output=True, timeout=60)
     os.close(master)

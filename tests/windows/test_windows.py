@@ -45,7 +45,7 @@ def test_a_run_is_trained_resumed_evaluated_and_writes(tmp_path: Path, monkeypat
     codes = [line for line in done.stdout.splitlines() if line.startswith("exit code")]
     names = ("train", "train", "generate", "eval", "info", "train")
     assert codes == [f"exit code 0 of {name}" for name in names], done.stderr
-    assert "torch (is not made on Windows)" in done.stdout
+    assert "torch (is not supported on Windows)" in done.stdout
     latest = run / "checkpoints" / "latest"
     assert latest.read_bytes() == POINTER + b"step-00000002" and not latest.is_symlink()
     assert b"\r" not in (run / "metrics.jsonl").read_bytes()

@@ -2,12 +2,10 @@
 
 from typing import Any
 
+from lmlong.attention.linear.naive import MIN_DENOMINATOR
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
-
-TINIEST = 1e-30
-"""Lower bound of denominators."""
 
 
 def linear_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
@@ -19,4 +17,4 @@ def linear_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value
     rule = "linear" if log_decay is None else "gated"
     y = x.recurrence(rule, fq, fk, v, feature_map.features, x.value_dim + 1, log_decay)
     numerator, denominator = y.split(x.value_dim, 1)
-    return numerator / x.graph.op("Max", denominator, TINIEST)
+    return numerator / x.graph.op("Max", denominator, MIN_DENOMINATOR)

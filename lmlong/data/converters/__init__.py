@@ -1,1 +1,1 @@
-"""Files of word processors, e-books, web pages and PDFs -> text, in a process of its own."""
+"""Convert word processor documents, e-books, web pages and PDFs to text, in a separate process."""

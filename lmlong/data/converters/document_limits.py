@@ -1,4 +1,4 @@
-"""What a document may hold, and the error of one that cannot be converted."""
+"""Limits of a document's content, and the error for a document that cannot be converted."""
 
 LARGEST = 1 << 28
 """Bytes of the largest part that is unpacked, and of the longest text."""
@@ -8,10 +8,10 @@ ALL_PARTS = 1 << 30
 
 
 class Broken(Exception):
-    """A file that is not what it seems, with the reason."""
+    """An invalid document, with the reason."""
 
 
 def check_text(size: int, most: int = LARGEST) -> None:
-    """Refuse a text that is too long."""
+    """Raise Broken if a text is too long."""
     if size > most:
         raise Broken(f"its text has more than {most:,} bytes")

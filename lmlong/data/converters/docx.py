@@ -1,4 +1,4 @@
-"""The main part of a DOCX -> text. Each character is read once, however tables and text boxes are nested."""
+"""Convert the main part of a DOCX to text. Each character is read once, however tables and text boxes are nested."""
 
 from lmlong.data.converters.document_limits import Broken
 

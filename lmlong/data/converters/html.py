@@ -1,4 +1,4 @@
-"""HTML and XHTML -> text: paragraphs with a blank line between them, items and rows with a line each."""
+"""Convert HTML and XHTML to text: a blank line between paragraphs, a line for each item and row."""
 
 import codecs
 import re

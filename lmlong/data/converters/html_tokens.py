@@ -44,12 +44,12 @@ def tokens(page: str) -> Iterator[Tag | str]:
 
 
 def _markup(page: str, sign: int, last_cdata_end: int) -> tuple[int, Tag | None]:
-    """Return where the markup that begins at a < ends, and the tag that it is; a < that is text ends where it begins.
-    Markup that is not closed ends with the page."""
+    """Return the end of the markup that begins at a <, and its tag. If the < is text, return its own position. Unclosed
+    markup ends with the page."""
     closes = page.startswith("/", sign + 1)
     if name := NAME.match(page, sign + 1 + closes):
         end = _tag_end(page, name.end())
-        # a tag that the page ends in is no tag
+        # a tag that is cut off by the end of the page does not count
         tag = Tag(name[0].lower(), closes, page.startswith("/", end - 2)) if page[end - 1] == ">" else None
         return end, tag
     if page.startswith("!--", sign + 1):
@@ -63,7 +63,7 @@ def _markup(page: str, sign: int, last_cdata_end: int) -> tuple[int, Tag | None]
 
 
 def _tag_end(page: str, at: int) -> int:
-    """Return where a tag ends whose attributes begin at `at`; a > inside a quoted value does not end it."""
+    """Return the end of a tag whose attributes begin at `at`. A > inside a quoted value does not end it."""
     while sign := TAG_SIGN.search(page, at):
         at = sign.end()
         if sign[0] == ">":

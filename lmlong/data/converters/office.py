@@ -1,4 +1,4 @@
-"""DOCX and EPUB -> text: both are ZIP archives of XML."""
+"""Convert DOCX and EPUB, which are ZIP archives of XML, to text."""
 
 import io
 from posixpath import dirname, join, normpath

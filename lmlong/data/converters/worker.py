@@ -1,4 +1,4 @@
-"""The program that converts documents, for a `LimitedProcess`: files may be made to take all time and memory."""
+"""The program that converts documents in a `LimitedProcess`, since a hostile file may use unlimited time and memory."""
 
 from collections.abc import Callable
 from pathlib import Path

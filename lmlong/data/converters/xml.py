@@ -1,4 +1,4 @@
-"""XML, read element by element, without the declarations by which a small file stands for a large one."""
+"""Read XML element by element, without entity declarations, which let a small file expand to a large one."""
 
 from collections.abc import Callable
 from typing import NoReturn

@@ -132,7 +132,7 @@ def _missing_column(name: str, column: str, columns: Collection[str]) -> UsageEr
 
 
 def _library() -> ModuleType:
-    """Import `datasets`, which takes a second; it shows progress bars on a terminal alone."""
+    """Import `datasets`, which takes a second. It shows progress bars only on a terminal."""
     import datasets
 
     if not sys.stderr.isatty():

@@ -1,12 +1,12 @@
-// The code length of a text by context mixing: each bit of a byte is predicted from what followed several contexts
-// before, and the predictions are mixed by weights that are learned while the text is read.
+// The code length of a text by context mixing: each bit of a byte is predicted from what followed earlier occurrences of
+// several contexts. The predictions are mixed with weights that are learned while the text is read.
 //
-// A context is a hash of the last bytes, of the current word, or of both. What followed it is kept as the history of
-// each bit, a state of one byte: how often it was 0 and 1, and which came last. An adaptive table turns a history into a
-// probability. One more prediction follows the longest match of the last bytes in the text so far. A mixer adds the
-// logits of all predictions, by weights of its own for each kind of situation, and is trained online on the coding cost.
+// A context is a hash of the last bytes, of the current word, or of both. Its history of each bit is a state of one
+// byte: the counts of 0 and 1, and the last bit. An adaptive table maps a history to a probability. Another prediction
+// follows the longest earlier match of the last bytes. A mixer adds the logits of all predictions with weights that
+// depend on the situation, and is trained online on the coding cost.
 //
-// Every prediction depends on the text before alone and is strictly between 0 and 1, so the probabilities of all texts
+// Every prediction depends only on the text before and is strictly between 0 and 1, so the probabilities of all texts
 // of one length sum to 1, and an arithmetic coder would need these bits and two more.
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using Byte = uint8_t;
 
 constexpr int HISTORIES = 256;
 
-// The largest count of one bit, by that of the other one. What has been seen less often is never counted beyond 4.
+// The largest count of one bit, by the count of the other. The rarer bit is never counted beyond 4.
 constexpr int LARGEST[] = {40, 20, 11, 7, 5};
 
 struct Counts {
@@ -36,7 +36,7 @@ struct Counts {
         Counts next = *this;
         int &same = next.n[bit], &other = next.n[1 - bit];
         same++;
-        if (other > 2) other = (other + 3) / 2;  // what this bit contradicts counts for less
+        if (other > 2) other = (other + 3) / 2;  // this bit discounts the other's evidence
         int &less = same < other ? same : other, &more = same < other ? other : same;
         less = std::min(less, 4);
         more = std::min(more, LARGEST[less]);
@@ -49,10 +49,10 @@ struct Counts {
 
 struct Histories {
     Byte next[HISTORIES][2];
-    float probability[HISTORIES];  // of a 1, to begin with
+    float probability[HISTORIES];  // initial probability of a 1
     Byte total[HISTORIES];         // bits counted
 
-    // All counts that there can be, from nothing seen on.
+    // All reachable counts, from an empty history on.
     Histories() {
         std::vector<Counts> states{{{0, 0}, 0}};
         for (size_t i = 0; i < states.size(); i++) {
@@ -76,7 +76,7 @@ const Histories histories;
 
 constexpr float LARGEST_LOGIT = 12;
 
-// Both functions by tables, with a straight line between two entries of `squash`.
+// Both functions as tables, with linear interpolation between entries of `squash`.
 struct Tables {
     float logits[4097], squashed[4098];
     Tables() {
@@ -101,7 +101,7 @@ float logit(float p) { return tables.logits[int(p * 4096 + 0.5f)]; }
 
 // ---- what followed a context ---------------------------------------------------------------------------------------
 
-// The histories of the four bits of half a byte: a node for each beginning of them, after a check of the context.
+// The histories of the four bits of half a byte, one for each prefix of these bits, after a check of the context.
 struct Slot {
     Byte check;
     Byte nodes[15];
@@ -115,7 +115,7 @@ class Table {
 
     void prefetch(uint64_t hash) const { __builtin_prefetch(&slots[place(hash)]); }
 
-    // The slot of a context, in one of two places; a new one replaces what was seen less often.
+    // The slot of a context, at one of two places. A new context replaces the rarer of the two.
     Slot* find(uint64_t hash) {
         const Byte check = Byte(hash >> 12) | 1;  // an empty slot has 0
         Slot* first = &slots[place(hash)];
@@ -133,7 +133,7 @@ class Table {
     std::vector<Slot> slots;
 };
 
-// A probability for each history, learned as the mean of the bits that followed it, of the newest ones above all.
+// A probability for each history, learned as a mean of the bits that followed it, weighted to recent bits.
 class HistoryMap {
   public:
     HistoryMap() {
@@ -194,7 +194,7 @@ class Mixer {
     float output = 0;
 };
 
-// A last correction: the probability that was right for such a logit in such a context, between 33 points.
+// A last correction: the observed probability for a logit in a context, interpolated between 33 points.
 class Refinement {
   public:
     explicit Refinement(int contexts) : points(contexts * 33) {
@@ -245,7 +245,7 @@ class Match {
         }
         newest = uint32_t(end);
     }
-    // Whether a bit is predicted, given the bits of the byte before it, after a leading 1.
+    // Whether a bit is predicted, given the byte's earlier bits after a leading 1.
     bool predicts(int partial, int bit_number) {
         if (!length) return false;
         const int byte = text[at] | 256;
@@ -339,7 +339,7 @@ class Predictor {
         if (bit_number == 8) begin_byte(end + 1);
     }
 
-    // Note what follows the contexts, and predict nothing: of most of a long text this is enough.
+    // Update the contexts without predicting, which is enough for most of a long text.
     void read(Byte byte) {
         for (const int half : {byte >> 4, byte & 15}) {
             for (Slot* each : slot)
@@ -415,8 +415,8 @@ class Predictor {
 
 extern "C" {
 
-// Write the bits that each byte from `primed` on takes, after all bytes before it. Of those before, the last
-// `mixed_bytes` are predicted to learn the weights, and all others are read alone.
+// Write the bits that each byte from `primed` on takes, given all bytes before it. The last `mixed_bytes` before `primed`
+// are predicted, to learn the weights. The bytes before those are only read.
 void code_lengths(const Byte* text, int64_t primed, int64_t size, int64_t table_bits, int64_t mixed_bytes, float* bits) {
     auto model = std::make_unique<Predictor>(text, int(table_bits));
     for (int64_t at = 0; at < size; at++) {

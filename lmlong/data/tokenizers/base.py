@@ -170,7 +170,7 @@ class TextStream:
 
 
 def parts(pieces: Iterable[str]) -> Iterator[str]:
-    """Cut a text into parts that are encoded separately; the cuts depend on its content alone."""
+    """Cut a text into parts that are encoded separately; the cuts depend only on its content."""
     rest = ""
     for piece in pieces:
         rest += piece

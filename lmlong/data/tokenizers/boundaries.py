@@ -1,11 +1,11 @@
 """The tokens at the end of a text that more text could change.
 
-A tokenizer joins what belongs together: after "of " and "the" come other tokens than after "of the". In the tokens of
-a text and whatever follows, one piece covers the end of the text, or none. Such a piece has the end of the text as its
-beginning, so there are only a few places where it can begin, and the tokens before each of them are those of the text
-up to there. This holds for BPE and for unigram models. Where a text is cut before pieces are joined, the cut may depend
-on the character after it: two line ends are one piece at the end of a text, and two pieces before a word. So the tokens
-before a place are taken from the text with the next character, and at the end of the text with one of each sort.
+A tokenizer merges across cuts: "of " followed by "the" has other tokens than "of the". If a text is continued, at most
+one piece crosses its end. Such a piece begins with the last characters of the text, so it has only a few possible
+starts, and the tokens before a start are the tokens of the text up to it. This holds for BPE and for unigram models. A
+pre-tokenizer's cut may depend on the next character: two line ends are one piece at the end of a text, and two pieces
+before a word. So the text up to a start is encoded with its next character, and the whole text with one character of
+each class.
 """
 
 from bisect import bisect_left, bisect_right
@@ -55,8 +55,8 @@ class TokenBoundaries:
         return covers
 
     def _before(self, part: str, following: str) -> list[int]:
-        """Return the tokens of a part followed by `following` if they end where the part does, else of the part
-        alone."""
+        """Return the tokens of a part that is followed by `following`, or of only the part if a token crosses its
+        end."""
         tokens, left = self._encode_part(part + following), len(part.encode("utf-8", "surrogatepass"))
         for number, token in enumerate(tokens):
             if left <= 0:

@@ -46,8 +46,8 @@ def _train(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicate
 
 
 def _training_lines(parts: Iterable[Part | Skipped], limit: int | None, progress: Progress) -> Iterator[str]:
-    """Iterate over the lines of training text, of its beginning alone where there is a limit: an even sample of a
-    remote source would cost a second download of everything."""
+    """Yield the lines of the training text, or only of its beginning if there is a limit: an even sample would download
+    a remote source twice."""
     pieces: Iterator[str] = (
         piece for part in parts if isinstance(part, Part) and part.split == "train" for piece in part.pieces()
     )

@@ -1,1 +1,1 @@
-"""Models for transformers: a folder that it loads where lmlong is not installed."""
+"""Export models for transformers, which loads them without lmlong."""

@@ -1,4 +1,4 @@
-"""The card of a model for transformers."""
+"""The model card of a transformers export."""
 
 from typing import Any
 
@@ -17,18 +17,18 @@ inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0], skip_special_tokens=True))
 ```
 """
-CONSTANT = """A document begins with an empty state and may be of any length: memory and time per token stay as they
-are, {size} of state for each row of a batch. Rows of a batch are padded on the left. A state cannot go back by a token,
-so assisted generation is refused.
+CONSTANT = """A document may have any length: memory and time per token are constant, with {size} of state for each row
+of a batch. Rows of a batch are padded on the left. A state cannot go back by a token, so assisted generation is not
+supported.
 """
 GROWING = """Some of its layers keep the keys and values of all tokens, so its state grows with the text. Rows of a
 batch are padded on the left.
 """
-SPEED = "The module in this folder is plain torch; lmlong itself reads and writes the same model by native code.\n"
+SPEED = "The module in this folder is plain torch; lmlong runs the same model with native code.\n"
 
 
 def model_card(name: str, source: RunSource, state: StateSize | None, evaluation: dict[str, Any] | None) -> str:
-    """Return the text; `state` is given where the module of this folder reads the model."""
+    """Return the text. `state` is None if transformers' own Llama loads the model."""
     use = USE.format(folder=name, remote="" if state is None else ", trust_remote_code=True")
     if state is None:
         return card(name, source, "transformers", [], [use], evaluation)

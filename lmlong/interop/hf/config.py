@@ -1,4 +1,4 @@
-"""The configuration of an exported model for transformers, and the names of its weights."""
+"""transformers' configuration of an exported model, and the names of its weights."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ KINDS = {"linear", "delta", "ngram", "window", "softmax"}
 
 
 def is_llama(model: recipe.Model) -> bool:
-    """Return whether a model is a Llama, which transformers knows by itself."""
+    """Return whether transformers' own Llama can load the model."""
     plain = not (model.convolution or model.output_gate or model.head_norm or model.downsample)
     keys, values = model.head_dims
     return (
@@ -52,7 +52,7 @@ def llama_config(chosen: recipe.Recipe, vocabulary: int) -> dict[str, Any]:
 
 
 def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) -> dict[str, Any]:
-    """Return the configuration of any other model, read by the module that is exported with it."""
+    """Return the configuration of any other model, for the module that is exported with it."""
     if unknown := set(model.kinds) - KINDS:
         raise UsageError(f"model.attention.kind: the export to transformers does not have {unknown.pop()}. Use ONNX.")
     attention, scaling = model.attention, model.rope.scaling
@@ -100,14 +100,14 @@ def _sizes(model: recipe.Model, vocabulary: int) -> dict[str, Any]:
 
 
 def lmlong_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights by their names in the exported module."""
+    """Return the weights under their names in the exported module."""
     output = "lm_head.output.weight"
     named = {f"model.{name}": weight for name, weight in weights.items() if name != output}
     return named | ({"lm_head.weight": weights[output]} if output in weights else {})
 
 
 def llama_weights(weights: dict[str, Tensor], model: recipe.Model) -> dict[str, Tensor]:
-    """Return weights by the names of Llama, in the parts that it has."""
+    """Return the weights split and named as in transformers' Llama."""
     return dict(part for name, weight in weights.items() for part in _parts(name, weight, model))
 
 

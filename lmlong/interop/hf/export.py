@@ -1,4 +1,4 @@
-"""A run as a folder that transformers loads where lmlong is not installed."""
+"""Export a run as a folder for transformers, which loads it without lmlong."""
 
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,20 @@ MODULE = Path(__file__).with_name(f"{configs.MODULE}.py")
 SAMPLING = {
     "do_sample": True,
     "temperature": DEFAULTS.temperature,
-    "top_k": DEFAULTS.top_k or 0,  # 0: all; without it transformers takes 50
+    "top_k": DEFAULTS.top_k or 0,  # 0: no limit; transformers' default is 50
     "top_p": DEFAULTS.top_p,
 }
-"""The defaults of sampling in the terms of transformers."""
+"""lmlong's sampling defaults under transformers' names."""
 
 NO_LOOPS: dict[str, float] = {"loop_penalty": DEFAULTS.effective_loop_penalty}
-"""What the exported module does against loops."""
+"""The loop penalty of the exported module."""
 
 NO_LOOPS_OF_LLAMA: dict[str, float] = {"no_repeat_ngram_size": 5}
-"""What transformers' own Llama can do against them."""
+"""The option against loops of transformers' own Llama."""
 
 
 def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) -> Exported:
-    """Write a run as a folder for transformers, whole or not at all; `evaluation` is a result of `lmlong eval`."""
+    """Write a run as a folder for transformers, atomically. `evaluation`: a result of `lmlong eval` for its card."""
     source, state = open_export(run, folder), None
     recipe, tokenizer, weights = source.recipe, source.tokenizer, source.weights
     if configs.is_llama(recipe.model):

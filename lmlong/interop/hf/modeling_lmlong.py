@@ -1,8 +1,8 @@
-"""Language models of lmlong for transformers: attention whose state keeps its size, however long the text.
+"""Language models of lmlong for transformers: attention with a state of constant size for texts of any length.
 
-It is complete: besides transformers it needs torch alone. A layer reads a text in chunks, or a token by the recurrence
-itself, and keeps its state in the linear-attention layers of transformers' own cache, so generation, beams and sampling
-are those of any model there. Rows may be padded on the left: padding counts as another document.
+This module needs only torch and transformers. A layer reads a text in chunks, or token by token as a recurrence. Its
+state is in the linear-attention layers of transformers' cache, so generation, beam search and sampling work as for any
+model. Rows may be padded on the left: padding counts as another document.
 
 B batch, H heads, T time, C tokens of a chunk, K size of a head's queries and keys, V of its values, F features, R rows.
 """
@@ -24,23 +24,23 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 Gates = dict[str, Tensor]
-"""What is made of a token's vector for its attention, by name."""
+"""Further inputs of an attention, projected from a token's vector, by name."""
 
 CHUNK = 64
 CHUNK_BY_CHANNEL = 16
-"""Tokens read at once; where each feature has a decay of its own, each pair of them needs as many numbers."""
+"""Tokens read at once. With a decay for each feature, each pair of tokens needs a weight for each feature."""
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
-"""What transformers calls its cache: the second name before 5.20."""
+"""transformers' name of its cache, `past_key_values` before 5.20."""
 
 NUMBER_OF_STATES = 8
-"""Tensors that a layer may keep in the cache: that of its convolution, up to five of its attention, and in the first
+"""Tensors that a layer may keep in the cache: one of its convolution, up to five of its attention, and in the first
 layer the position and the last tokens."""
 POSITION, LAST_TOKENS = 6, 7
 
 
 class LmlongConfig(PreTrainedConfig):
-    """The sizes and options of a model; `attention` is the kind of each layer."""
+    """The sizes and options of a model. `attention` lists the kind of each layer."""
 
     model_type = "lmlong"
 
@@ -91,16 +91,16 @@ class LmlongConfig(PreTrainedConfig):
 
 
 class Tokens:
-    """Where tokens stand: how many of their document are before each, where a document starts, which are no padding."""
+    """Positions of tokens in their documents, document starts and the padding mask."""
 
     def __init__(self, ids: Tensor, mask: Tensor | None, position: Tensor, last: Tensor | None):
         time = ids.shape[1]
-        self.mask = mask  # (B, all tokens so far), of what softmax attention sees
+        self.mask = mask  # (B, all tokens so far), whether softmax attention sees them
         self.starts: Tensor | None = None  # (B, T)
         if mask is not None and mask.shape[1] > 1:
             before = pad(mask[:, :-1], (1, 0))[:, -time:].bool()
             starts = mask[:, -time:].bool() & ~before
-            starts[:, 0] &= mask.shape[1] > time  # a text that begins has an empty state
+            starts[:, 0] &= mask.shape[1] > time  # the first token of a text has an empty state already
             self.starts = starts if starts.any() else None
         steps = torch.arange(time, device=ids.device)
         since = position[:, None] + steps
@@ -108,7 +108,7 @@ class Tokens:
             begun = torch.where(self.starts, steps, -1).cummax(1).values
             since = torch.where(begun >= 0, steps - begun, since)
         self.positions = since  # (B, T)
-        self.last: Tensor | None = None  # (B, T, P) the tokens up to each, -1 for those of another document
+        self.last: Tensor | None = None  # (B, T, P) the last tokens up to each token, -1 if of another document
         if last is not None:
             size = last.shape[1]
             windows = torch.cat([last, ids], dim=1).unfold(1, size + 1, 1)
@@ -117,12 +117,12 @@ class Tokens:
 
     @property
     def documents(self) -> Tensor | None:
-        """The number of the document of each token (B, T), where one starts among them: 0 is that of the state."""
+        """The number of each token's document (B, T), 0 for the state's document. None if no document starts."""
         return None if self.starts is None else self.starts.cumsum(1)
 
 
 class LayerState:
-    """The tensors that a layer has in the cache, by number; without a cache there are none."""
+    """The tensors of a layer in the cache, by number. None of them exist without a cache."""
 
     def __init__(self, cache: Any, layer: int):
         self.layer = None if cache is None else cache.layers[layer]
@@ -147,7 +147,7 @@ class RMSNorm(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """y_t = sum_j weight_j x_(t-j) over the last few tokens of the document, each channel by itself."""
+    """y_t = sum_j weight_j x_(t-j) over the last few tokens of the document, for each channel."""
 
     def __init__(self, channels: int, width: int):
         super().__init__()
@@ -168,7 +168,7 @@ class ShortConvolution(nn.Module):
 
 
 class Gate(nn.Module):
-    """A number for each token of each head, or of each of its features, from the vector of the token; in float32."""
+    """A number for each token and head, or for each token and feature, projected from the token's vector in float32."""
 
     def __init__(self, width: int, shape: tuple[int, ...], activation: str, rank: int | None = None):
         super().__init__()
@@ -190,7 +190,7 @@ class Gate(nn.Module):
 
 
 class FeatureMap(nn.Module):
-    """Queries and keys (B, H, T, K) as features (B, H, T, F), whose products stand for softmax's exponential."""
+    """Map queries and keys (B, H, T, K) to features (B, H, T, F), whose products replace softmax's exponential."""
 
     def __init__(self, config: LmlongConfig):
         super().__init__()
@@ -264,14 +264,14 @@ class FeatureMap(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """What linear attention and the delta rule share: features, and what is left of the state at each token."""
+    """Base of linear attention and the delta rule: the decay of the state."""
 
     def __init__(self, config: LmlongConfig):
         super().__init__()
         self.heads, self.decay, self.longest = config.num_attention_heads, config.decay, config.longest_memory
 
     def log_decay(self, q: Tensor, gates: dict[str, Tensor]) -> Tensor | None:
-        """Return (B, H, T), or by feature (B, H, T, F)."""
+        """Return the log decay (B, H, T), or (B, H, T, F) with a decay for each feature."""
         if self.decay != "fixed":
             return gates.get("log_decay")
         memory = torch.tensor([1024.0])
@@ -308,8 +308,8 @@ class LinearAttention(Recurrence):
     def _chunk(
         self, fq: Tensor, fk: Tensor, v: Tensor, S: Tensor, z: Tensor, left: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Read C tokens. `left` (B, H, C, 1 or F) of the state before is there at each; `weights` (B, H, C, C, 1 or F)
-        of each token's part at a later one."""
+        """Read C tokens. `left` (B, H, C, 1 or F): the decay from the state before the chunk to each token. `weights`
+        (B, H, C, C, 1 or F): the decay between each pair of tokens."""
         seen = (
             torch.einsum("bhtf,bhsf,bhtsf->bhts", fq, fk, weights) if self.by_channel else fq @ fk.mT * weights[..., 0]
         )
@@ -355,8 +355,8 @@ class DeltaRule(Recurrence):
     def _chunk(
         fq: Tensor, fk: Tensor, v: Tensor, beta: Tensor, S: Tensor, left: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Read C tokens: what each changes, u = b (v - what its key has stored), solves a triangular system, since
-        that depends on the changes by the tokens before it."""
+        """Read C tokens. The update u = b (v - S^T k) of each token depends on the updates of the tokens before it, so
+        all of them are the solution of a triangular system."""
         stored = beta * (fk @ fk.mT * weights).tril(-1)
         identity = torch.eye(stored.shape[-1], dtype=stored.dtype, device=stored.device)
         u = torch.linalg.solve_triangular(identity + stored, beta * (v - (fk * left) @ S), upper=False)
@@ -365,14 +365,14 @@ class DeltaRule(Recurrence):
 
 
 def chunk_decays(like: Tensor, log_decay: Tensor | None, starts: Tensor | None, piece: slice) -> tuple[Tensor, Tensor]:
-    """Return what is left of the state before a chunk at each of its tokens (B, H, C, 1 or F), and of each token's part
-    at a later one (B, H, C, C, 1 or F), 0 where a document has started in between."""
+    """Return the decay from the state before a chunk to each of its tokens (B, H, C, 1 or F), and between each pair of
+    tokens (B, H, C, C, 1 or F). It is 0 if a document starts in between."""
     time = like[:, :, piece].shape[2]
     gate = like.new_zeros(1, 1, time, 1)
     if log_decay is not None:
         gate = log_decay[:, :, piece]
         gate = gate if gate.ndim == 4 else gate[..., None]
-    total = gate.double().cumsum(2)  # of which small differences count
+    total = gate.double().cumsum(2)  # float64, since small differences of large sums matter
     past = torch.ones(time, time, dtype=torch.bool, device=like.device).tril()[None, None]
     kept = total
     if starts is not None and starts[:, piece].any():
@@ -386,7 +386,7 @@ def chunk_decays(like: Tensor, log_decay: Tensor | None, starts: Tensor | None, 
 
 
 class WindowAttention(nn.Module):
-    """Softmax attention over the last tokens of the document, the token itself among them."""
+    """Softmax attention over the last tokens of the document, including the token itself."""
 
     def __init__(self, window: int):
         super().__init__()
@@ -401,16 +401,16 @@ class WindowAttention(nn.Module):
         keys, values = torch.cat([keys.to(k.dtype), k], dim=2), torch.cat([values.to(v.dtype), v], dim=2)
         of_new = tokens.documents
         of_new = torch.zeros(len(q), time, dtype=torch.long, device=q.device) if of_new is None else of_new
-        document = torch.cat([current.long() - 1, of_new], dim=1)  # -1: none, or an older one
+        document = torch.cat([current.long() - 1, of_new], dim=1)  # -1: no document, or an earlier one
         outputs = []
-        for begin in range(0, time, self.window):  # each block of queries sees its own keys and those before
+        for begin in range(0, time, self.window):  # a block of queries sees its own keys and the `past` keys before
             end = min(begin + self.window, time)
             seen = slice(begin, end + past)
             at = torch.arange(begin + past, end + past, device=q.device)[:, None]
             of = torch.arange(begin, end + past, device=q.device)
-            near = (of <= at) & (of > at - self.window)
-            same = of_new[:, begin:end, None] == document[:, None, seen]
-            mask = (near & same)[:, None]
+            in_window = (of <= at) & (of > at - self.window)
+            same_document = of_new[:, begin:end, None] == document[:, None, seen]
+            mask = (in_window & same_document)[:, None]
             outputs.append(scaled_dot_product_attention(q[:, :, begin:end], keys[:, :, seen], values[:, :, seen], mask))
         if past:
             state.set(3, keys[:, :, time:])
@@ -420,7 +420,7 @@ class WindowAttention(nn.Module):
 
 
 class SoftmaxAttention(nn.Module):
-    """Softmax attention over the whole document: its keys and values grow with the text, in the cache's own layer."""
+    """Softmax attention over the whole document. Its keys and values, in the cache's own layer, grow with the text."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, state: LayerState, tokens: Tokens, gates: Gates) -> Tensor:
         if state.layer is not None:
@@ -434,22 +434,22 @@ class SoftmaxAttention(nn.Module):
 
 
 class ParallelWindow(nn.Module):
-    """y = g window + (1 - g) recurrence, with a gate g for each token of each head."""
+    """y = g window + (1 - g) recurrence, with a gate g for each token and head."""
 
     def __init__(self, config: LmlongConfig, recurrence: nn.Module):
         super().__init__()
         self.recurrence, self.window = recurrence, WindowAttention(config.parallel_window or 1)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, state: LayerState, tokens: Tokens, gates: Gates) -> Tensor:
-        far = self.recurrence(q, k, v, state, tokens, gates)
-        near = self.window(gates["rotated_q"], gates["rotated_k"], v, state, tokens, gates)
+        recurrence = self.recurrence(q, k, v, state, tokens, gates)
+        window = self.window(gates["rotated_q"], gates["rotated_k"], v, state, tokens, gates)
         share = gates["window_share"].to(v.dtype)[..., None]
-        return share * near + (1 - share) * far
+        return share * window + (1 - share) * recurrence
 
 
 class NgramAttention(nn.Module):
-    """The mean of the values that followed the last n tokens earlier in the document: a table of R rows, of which each
-    belongs to the n-gram that was there last."""
+    """The mean of the values that followed the last n tokens at their earlier occurrences in the document. A table has
+    R rows; each belongs to the n-gram that was last written to it."""
 
     NONE, BITS = -1, 62
     MULTIPLIER, GOLDEN = 0x27D4EB2F165667C5, 0x278DDE6E5FD29E01
@@ -478,31 +478,31 @@ class NgramAttention(nn.Module):
         document = document[:, None].expand_as(written)
         rows = TableRows(table, number, ngram, values, written, self._row(written), document)
         time = torch.arange(v.shape[2], device=v.device).expand_as(read)
-        found, many, hashes = rows.at(self._row(read), time, document)
-        known = (hashes == read) & (read != self.NONE)
-        found, many = found * known[..., None], many * known
-        for place, tensor in enumerate(rows.after(), start=1):
-            state.set(place, tensor)
-        seen = torch.einsum("hj,bjt->bht", self.number_weight.to(found.dtype), many.log1p())
-        smoothed = many + self.raw_smoothing.to(found.dtype).exp()[:, None]
-        weight = (gates["read_gate"].to(found.dtype) + seen).sigmoid() / smoothed
-        return (found * weight[..., None]).to(v.dtype)
+        sums, counts, hashes = rows.at(self._row(read), time, document)
+        is_match = (hashes == read) & (read != self.NONE)
+        sums, counts = sums * is_match[..., None], counts * is_match
+        for index, tensor in enumerate(rows.after(), start=1):
+            state.set(index, tensor)
+        evidence = torch.einsum("hj,bjt->bht", self.number_weight.to(sums.dtype), counts.log1p())
+        smoothed = counts + self.raw_smoothing.to(sums.dtype).exp()[:, None]
+        weight = (gates["read_gate"].to(sums.dtype) + evidence).sigmoid() / smoothed
+        return (sums * weight[..., None]).to(v.dtype)
 
     def _row(self, hashes: Tensor) -> Tensor:
         return ((hashes >> (self.BITS // 2)) * self.rows >> (self.BITS // 2)).clamp(min=0)
 
     def _hash(self, ngrams: Tensor) -> Tensor:
-        """Return the hash (B, T) of tokens (B, T, n), NONE where the document has not had so many."""
+        """Return the hash (B, T) of tokens (B, T, n). NONE before the n-th token of a document."""
         mask = (1 << self.BITS) - 1
-        found = torch.zeros_like(ngrams[..., 0])
+        hashes = torch.zeros_like(ngrams[..., 0])
         for tokens in ngrams.unbind(-1):
-            found = (found * self.MULTIPLIER + tokens + 1) & mask
-        return torch.where((ngrams >= 0).all(-1), found * self.GOLDEN & mask, self.NONE)
+            hashes = (hashes * self.MULTIPLIER + tokens + 1) & mask
+        return torch.where((ngrams >= 0).all(-1), hashes * self.GOLDEN & mask, self.NONE)
 
 
 class TableRows:
-    """The rows of a table (B, H, R, V) while values (B, H, T, V) are written to it, found for all times at once: the
-    writes are sorted by row and time, and a sum accumulates until another n-gram or document writes to its row."""
+    """The rows of a table (B, H, R, V) while values (B, H, T, V) are written to it, computed for all times at once. The
+    writes are sorted by row and time. A sum accumulates until another n-gram or document writes to its row."""
 
     def __init__(
         self,
@@ -519,7 +519,7 @@ class TableRows:
         count = row.shape[2]
         counts = written != NgramAttention.NONE
         self.time = torch.arange(count, device=row.device).expand_as(row)
-        # a token that writes nothing is sorted behind all rows
+        # tokens that write nothing are sorted after all rows
         self.key, order = (torch.where(counts, row, table.shape[2]) * count + self.time).sort(-1)
         self.sorted_row = self.key // count
         self.hash, self.of_document = written.gather(2, order), document.gather(2, order)
@@ -527,7 +527,7 @@ class TableRows:
         same = (self.hash == pad(self.hash, (1, 0))[..., :-1]) & (
             self.of_document == pad(self.of_document, (1, 0))[..., :-1]
         )
-        begin = torch.where(new_row | ~same, self.time, 0).cummax(-1).values  # of the sum that each write adds to
+        begin = torch.where(new_row | ~same, self.time, 0).cummax(-1).values  # start of each write's sum
         sums = pad(values.gather(2, self._wide(order, values)).double().cumsum(2), (0, 0, 1, 0))
         self.sum = (sums[:, :, 1:] - sums.gather(2, self._wide(begin, sums))).to(values.dtype)
         self.number = (self.time - begin + 1).to(number.dtype)
@@ -537,19 +537,20 @@ class TableRows:
         self.number = self.number + many * goes_on
 
     def at(self, row: Tensor, time: Tensor, document: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return sums, numbers and n-grams of rows (B, H, T) after the writes up to a time, each of a document."""
+        """Return the sums, numbers and n-grams of rows (B, H, T) after the writes up to `time`, for readers in
+        `document`."""
         count = self.key.shape[2]
-        place = torch.searchsorted(self.key, row * count + time, right=True) - 1
-        place, is_there = place.clamp(min=0), place >= 0
-        is_there = is_there & (self.sorted_row.gather(2, place) == row)
+        write = torch.searchsorted(self.key, row * count + time, right=True) - 1
+        write, is_written = write.clamp(min=0), write >= 0
+        is_written = is_written & (self.sorted_row.gather(2, write) == row)
         stored, many, hashes = self._before(row)
         hashes = torch.where(
-            is_there,
-            self.hash.gather(2, place).masked_fill(self.of_document.gather(2, place) != document, NgramAttention.NONE),
+            is_written,
+            self.hash.gather(2, write).masked_fill(self.of_document.gather(2, write) != document, NgramAttention.NONE),
             hashes.masked_fill(document > 0, NgramAttention.NONE),
         )
-        sums = torch.where(is_there[..., None], self.sum.gather(2, self._wide(place, self.sum)), stored)
-        return sums, torch.where(is_there, self.number.gather(2, place), many), hashes
+        sums = torch.where(is_written[..., None], self.sum.gather(2, self._wide(write, self.sum)), stored)
+        return sums, torch.where(is_written, self.number.gather(2, write), many), hashes
 
     def after(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the table, the numbers and the n-grams after all writes."""
@@ -572,7 +573,7 @@ class TableRows:
 
 
 class Mixer(nn.Module):
-    """Queries, keys and values, a short convolution of them, the attention, the norm of its heads and a gate."""
+    """Queries, keys and values, a short convolution over them, the attention, a norm of each head and a gate."""
 
     def __init__(self, config: LmlongConfig, layer: int):
         super().__init__()
@@ -675,11 +676,11 @@ class LmlongPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leave weights as they are: all come from a file, as models are trained by lmlong."""
+        """Do nothing: all weights come from a file, since lmlong trains the model."""
 
 
 class LmlongModel(LmlongPreTrainedModel):
-    """From tokens to the hidden states before the output."""
+    """The model from tokens to the hidden states before the output matrix."""
 
     def __init__(self, config: LmlongConfig):
         super().__init__(config)
@@ -709,12 +710,12 @@ class LmlongModel(LmlongPreTrainedModel):
 
 
 class LoopPenalty(LogitsProcessor):
-    """Lowers tokens that would write a third copy of a unit that the generated text ends with twice in a row. Repeats
-    of the prompt and all others stay as they are."""
+    """Penalize tokens that would write a third copy of a unit with which the generated text ends twice in a row. Does
+    not penalize other repeats, or repeats of the prompt."""
 
     def __init__(self, penalty: float):
         self.penalty = penalty
-        self.prompt: int | None = None  # its number of tokens
+        self.prompt: int | None = None  # number of tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.prompt = input_ids.shape[1] if self.prompt is None else self.prompt
@@ -726,15 +727,15 @@ class LoopPenalty(LogitsProcessor):
 
 
 def loops(text: list[int]) -> dict[int, int]:
-    """Return tokens that would continue a loop, and how many tokens of the third copy are there."""
-    found: dict[int, int] = {}
+    """Return the tokens that would continue a loop, and how many tokens of the third copy each text has already."""
+    repeated: dict[int, int] = {}
     for shift in range(1, min(len(text) // 2, 1024) + 1):
         needed, same = max(shift, 2), 0
         while same + shift < len(text) and text[-1 - same] == text[-1 - same - shift]:
             same += 1
         if same >= needed:
-            found[text[-shift]] = max(same - needed, found.get(text[-shift], 0))
-    return found
+            repeated[text[-shift]] = max(same - needed, repeated.get(text[-shift], 0))
+    return repeated
 
 
 class LmlongForCausalLM(LmlongPreTrainedModel, GenerationMixin):
@@ -779,8 +780,8 @@ class LmlongForCausalLM(LmlongPreTrainedModel, GenerationMixin):
         loop_penalty: float | None = None,
         **options: Any,
     ) -> Any:
-        """Generate as any model of transformers. Where tokens are drawn, `loop_penalty` acts on them, which is 0 for
-        none; unless it is given here, it is that of the generation config."""
+        """Generate like any model of transformers. If tokens are sampled, `loop_penalty` applies, by default the
+        generation config's; 0 turns it off."""
         chosen = {"do_sample": options.get("do_sample"), "loop_penalty": loop_penalty}
         for config in (generation_config, self.generation_config):
             chosen = {name: getattr(config, name, None) if one is None else one for name, one in chosen.items()}

@@ -1,4 +1,4 @@
-"""A tokenizer of ours as a tokenizer.json of the library `tokenizers`, and its configuration for transformers."""
+"""Export a tokenizer of lmlong as a tokenizer.json of the library `tokenizers`, with transformers' configuration."""
 
 import json
 from typing import Any
@@ -11,16 +11,17 @@ from lmlong.interop.gguf_tokenizer import added_token, by_scores, byte_level, wh
 
 BEGIN, END = "<s>", "</s>"
 UNBOUNDED = 10**30
-"""How many tokens transformers takes a text to have at most, where there is no limit."""
+"""The `model_max_length` of transformers that means no limit."""
 NO_TOKEN = "no such character"
-"""The name of a token that a tokenizer.json does not have, so that the library stops where it would be needed."""
+"""Name of the unknown token if there is none. It is not in the vocabulary, so the library raises an error if it is
+needed."""
 NEVER = -1e4
-"""The score in a unigram model of special tokens and those of bytes: their names, as <0x41>, are text in a text."""
+"""Score of special tokens and byte tokens in a unigram model. Their names in a text, such as <0x41>, are plain text."""
 
 
 def tokenizer_files(tokenizer: Tokenizer, longest: int) -> dict[str, str]:
-    """Return the files by their names. A text is encoded after the token that begins a document, which
-    `add_special_tokens=False` leaves out; the name of a special token in a text is text."""
+    """Return the files by name. Encoding prepends the token that begins a document unless `add_special_tokens=False`.
+    The name of a special token in a text is plain text."""
     spec = _of_characters(tokenizer) if isinstance(tokenizer, CharacterTokenizer) else lossless(_spec(tokenizer))
     names = {token["id"]: token["content"] for token in spec["added_tokens"]}
     bos, eos = names[tokenizer.bos], names[tokenizer.eos]
@@ -68,8 +69,8 @@ def _spec(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
-    """Return a tokenizer.json by which each character is a word of its own. One that the alphabet lacks is an error
-    there too, unless it is replaced."""
+    """Return a tokenizer.json in which each character is a word. A character missing from the alphabet is an error, as
+    in lmlong, unless it is replaced."""
     added = [added_token(BEGIN, tokenizer.bos), added_token(END, tokenizer.eos)]
     vocabulary = {character: number for number, character in enumerate(tokenizer.characters)}
     unknown = REPLACEMENT if tokenizer.replacement is not None else NO_TOKEN
@@ -84,10 +85,10 @@ def _of_sentencepiece(processor: Any) -> dict[str, Any]:
     scores = [processor.get_score(number) for number in numbers]
     special = [number for number in numbers if processor.is_control(number) or processor.is_unknown(number)]
     added = [added_token(pieces[number], number) for number in special]
-    if all(score <= 0 and score == int(score) for score in scores):  # bpe numbers its merges
+    if all(score <= 0 and score == int(score) for score in scores):  # scores of bpe are negated merge numbers
         return by_scores(pieces, scores, added)
-    unwritten = {*special, *(number for number in numbers if processor.is_byte(number))}
-    scores = [NEVER if number in unwritten else scores[number] for number in numbers]
+    never_matched = {*special, *(number for number in numbers if processor.is_byte(number))}
+    scores = [NEVER if number in never_matched else scores[number] for number in numbers]
     vocabulary = [[piece, score] for piece, score in zip(pieces, scores, strict=True)]
     model = {"type": "Unigram", "unk_id": processor.unk_id(), "vocab": vocabulary, "byte_fallback": True}
     return whole(model, added, None, None)

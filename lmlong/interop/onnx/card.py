@@ -1,4 +1,4 @@
-"""The card of a model for onnxruntime."""
+"""The model card of an ONNX export."""
 
 from collections.abc import Sequence
 from math import prod
@@ -72,16 +72,16 @@ READ_IN_PLACE = """    binding = session.io_binding()
 """
 CALLS = """## Calls
 
-`pip install "onnxruntime>=1.26" tokenizers numpy`; on a CPU, since onnxruntime has two of the operators for it alone.
-The input `ids` (B, T) is any number of rows of any number of tokens, and `logits` (B, T, V) are those of the token
-after each. A text is read in pieces of some hundred tokens, and written token by token. `config.json` lists the tensors
-of the state, without the dimension of the rows, which comes first: each is an input and, under another name, an output;
-the outputs come in this order, after `logits`. Zeros begin a document, and so does the token that the tokenizer puts
-first. Rows of a batch may be at different places of their texts. Weights are float32, and so are the sums of the state.
+`pip install "onnxruntime>=1.26" tokenizers numpy`; on a CPU, since onnxruntime has two of the operators only for CPUs.
+The input `ids` (B, T) has any number of rows and tokens. `logits` (B, T, V) predict the token after each. Read a text
+in chunks of some hundred tokens, and generate token by token. `config.json` lists the tensors of the state, without
+their first dimension, the rows. Each is an input and, under another name, an output; the outputs follow `logits` in
+this order. A document begins with a state of zeros and with the token that the tokenizer puts first. Rows of a batch
+may be at different positions. Weights and the sums of the state are float32.
 """
 CONSTANT = "The state takes {size} for each row, however long the text is.\n"
 GROWING = "Tensors with a dimension of 0 grow with the text, by {size} for each token of a row.\n"
-IN_PLACE = """The tables of n-gram heads are written in place: copy a state of which several texts are to go on.
+IN_PLACE = """The tables of n-gram heads are updated in place: copy a state before continuing it with several texts.
 """
 
 
@@ -96,6 +96,6 @@ def model_card(name: str, source: RunSource, states: Sequence[State], evaluation
 
 
 def _size(states: Sequence[State]) -> str:
-    """Return the size of a state, or what a token adds to it."""
+    """Return the size of a state, or of the part that each token adds."""
     numbers = sum(np.dtype(state.dtype).itemsize * prod(size or 1 for size in state.shape) for state in states)
     return binary_size(numbers)

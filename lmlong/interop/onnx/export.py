@@ -1,4 +1,4 @@
-"""A run as a folder for onnxruntime, where neither lmlong nor torch is installed."""
+"""Export a run as a folder for onnxruntime, which needs neither lmlong nor torch."""
 
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ MODEL, WEIGHTS = "model.onnx", "model.onnx.data"
 
 
 def export_onnx(run: str, folder: Path, evaluation: dict[str, Any] | None = None) -> Exported:
-    """Write a run as a folder for onnxruntime, whole or not at all; its card shows `evaluation`, an output of `lmlong
-    eval`."""
+    """Write a run as a folder for onnxruntime, atomically. Its card shows `evaluation`, a result of `lmlong eval`."""
     try:
         import onnx
     except ImportError:

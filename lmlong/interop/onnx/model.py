@@ -1,6 +1,6 @@
-"""A causal model as one graph: the tokens of a call and a state in, logits and the state after out.
+"""A causal model as one graph from tokens and a state to logits and the next state.
 
-A call may have any number of rows and tokens, so the same graph reads a text in pieces and writes token by token.
+A call may have any number of rows and tokens, so the same graph reads a text in chunks and generates token by token.
 
 B batch, T time, H heads, D head dim.
 """
@@ -31,7 +31,7 @@ def onnx_model(model: LanguageModel) -> OnnxModel:
     try:
         return _language_model(GraphReader(Graph(), model), model)
     except NoNativeForm as error:
-        raise UsageError(f"model: {error}, so it has no form in ONNX. Use `--to hf`.") from None
+        raise UsageError(f"model: {error}, so it cannot be exported to ONNX. Use `--to hf`.") from None
 
 
 def _language_model(reader: GraphReader, model: LanguageModel) -> OnnxModel:
@@ -60,7 +60,7 @@ def _language_model(reader: GraphReader, model: LanguageModel) -> OnnxModel:
 
 
 def _mixer(reader: GraphReader, module: object, x: Value, tokens: Tokens, layer: str) -> Value:
-    """Return what the attention of a layer adds to x (B, T, width)."""
+    """Return the output of a layer's attention, which is added to x (B, T, width)."""
     spec = reader.open(module)
     sizes = [spec.options[name] for name in ("heads", "kv_heads", "head_dim", "value_dim")]
     heads, kv_heads, head_dim, value_dim = sizes
@@ -71,16 +71,17 @@ def _mixer(reader: GraphReader, module: object, x: Value, tokens: Tokens, layer:
         sum(widths) + kv_heads * value_dim, *([heads * value_dim] if spec.options["gated"] else [])
     )
     qkv = _short_conv(reader, spec.parts["convolution"], qkv, layer)
-    *both, v = qkv.split(*([sum(widths)] if has_keys else []), kv_heads * value_dim)
-    rotated = both  # queries and keys side by side
+    *qk, v = qkv.split(*([sum(widths)] if has_keys else []), kv_heads * value_dim)  # qk: [] or queries beside keys
+    rotated = qk
     if spec.options["frequencies"] is not None:
-        rotated = [_rotate(qk, spec.options["frequencies"], heads + kv_heads, tokens) for qk in both]
+        rotated = [_rotate(x, spec.options["frequencies"], heads + kv_heads, tokens) for x in qk]
     gates = _gates(reader, spec, x)
-    read, near = (
-        [part for qk in way for part in qk.split(*widths)]
-        for way in (rotated if spec.options["uses_rope"] else both, rotated)
+    q_and_k, rotated_q_and_k = (
+        [part for x in inputs for part in x.split(*widths)]
+        for inputs in (rotated if spec.options["uses_rope"] else qk, rotated)
     )
-    y = reader.build(spec.parts["attention"], LayerInputs(layer, tokens, read, near, v, gates, *sizes))
+    inputs = LayerInputs(layer, tokens, q_and_k, rotated_q_and_k, v, gates, *sizes)
+    y = reader.build(spec.parts["attention"], inputs)
     if spec.parts["head_norm"] is not None:
         y = _head_norm(reader, spec.parts["head_norm"], y)
     y = y.reshape(0, 0, -1)
@@ -107,7 +108,7 @@ def _rms_norm(reader: GraphReader, module: object, x: Value) -> Value:
 
 
 def _head_norm(reader: GraphReader, module: object, x: Value) -> Value:
-    """Return x (B, T, H, V) after the norm of each head, whose gains (H, V) are its own."""
+    """Return x (B, T, H, V) normalized per head, with gains (H, V)."""
     spec = reader.open(module)
     gain = spec.weights["weight"]
     assert gain is not None
@@ -117,7 +118,7 @@ def _head_norm(reader: GraphReader, module: object, x: Value) -> Value:
 
 
 def _short_conv(reader: GraphReader, module: object, x: Value, layer: str) -> Value:
-    """Return y_t = sum_j weight_j x_(t-j) of x (B, T, channels), each channel by itself."""
+    """Return y_t = sum_j weight_j x_(t-j) for each channel of x (B, T, channels)."""
     if module is None:
         return x
     spec = reader.open(module)
@@ -133,7 +134,7 @@ def _short_conv(reader: GraphReader, module: object, x: Value, layer: str) -> Va
 
 
 def _gates(reader: GraphReader, spec: NativeSpec, x: Value) -> dict[str, Value]:
-    """Return the gates that the attention asks for, (B, T, H) or (B, T, H F)."""
+    """Return the attention's gates by name, (B, T, H) or (B, T, H F)."""
     names, gates = spec.options["gates"], spec.parts["gates"]
     assert isinstance(gates, list)
     return {name: _gate(reader, gate, x) for name, gate in zip(names, gates, strict=True)}

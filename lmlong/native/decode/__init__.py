@@ -1,1 +1,1 @@
-"""The decode step of a model in C++, for a CPU."""
+"""The C++ decode step of a model on a CPU."""

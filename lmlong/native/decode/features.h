@@ -1,4 +1,4 @@
-// The features of one query or key of one head.
+// The feature map of one query or key of one head.
 
 #pragma once
 
@@ -79,9 +79,9 @@ void taylor_features(const float* u, Int inner, float* y) {
     for (Int i = 0; i < inner; i++) *y++ = linear[i] * linear[i] * 0.70710678f;
 }
 
-// As in attention/linear/native/features.h, of one query or key. The constants of a head: the scale of keys of mean
-// square 1, half the square of their length, and what is taken off the exponents, `Favor.bounds`
-void favor_features(const Features& features, Int head, bool is_key, float* x, Int head_dim, float* y) {
+// As in attention/linear/native/features.h, for one query or key. The constants of a head are the scale of keys of mean
+// square 1, half their squared length, and the bound subtracted from the exponents (`Favor.bounds`)
+void favor_features(const FeatureMapWeights& features, Int head, bool is_key, float* x, Int head_dim, float* y) {
     const float* constants = features.constants + 3 * head;
     const float factor = rms_norm_scale(x, head_dim) * constants[0];
     float square = 0;
@@ -91,10 +91,10 @@ void favor_features(const Features& features, Int head, bool is_key, float* x, I
     exp_(y, features.size, is_key ? square / 2 - constants[1] + constants[2] : max_of(y, features.size));
 }
 
-// The features y (padded) of a query or key x (padded with zeros), which is overwritten; `inner` is room for its
-// projection
+// Compute the features y (padded) of a query or key x (padded with zeros). Overwrites x; `inner` is scratch memory for
+// its projection
 void apply_feature_map(
-    const Features& features, Int head, bool is_key, float* x, Int head_dim, float* y, float* inner) {
+    const FeatureMapWeights& features, Int head, bool is_key, float* x, Int head_dim, float* y, float* inner) {
     switch (features.map) {
         case ELU:
         case RELU:

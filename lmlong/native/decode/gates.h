@@ -1,4 +1,4 @@
-// Gates of one head at a token: shares between 0 and 1, projected from the token's vector.
+// Gates of one head at a token: factors between 0 and 1, projected from the token's vector.
 
 #pragma once
 
@@ -14,7 +14,7 @@ float gate_logit(const Gate& gate, Int head, const float* x, Int width) {
     return logit + gate.bias[head];
 }
 
-// The log decay of a head: the fixed one, the learned one, or none
+// The log decay of a head: fixed, learned, or 0 if it does not decay
 float log_decay(const Forgetting& forgetting, Int head, const float* x, Int width) {
     if (forgetting.log_decay) return forgetting.log_decay[head];
     if (!forgetting.gate.weight) return 0;

@@ -1,4 +1,4 @@
-// The arguments of a decode step: a model, the state of each row of a batch, and the token that each continues with.
+// The arguments of a decode step: a model, the state of each row of a batch, and each row's next token.
 
 #pragma once
 
@@ -13,9 +13,9 @@ struct Matrix {  // (outputs, inputs)
     Int dtype, outputs, inputs;
 };
 
-struct Features {  // a feature map, in the weights of an attention that has one
-    Int map, size, inner;                            // inner: size of what the map projects
-    const float *query_projection, *key_projection;  // (heads, inner, head dim); null where it projects nothing
+struct FeatureMapWeights {
+    Int map, size, inner;                            // inner: size of the projection
+    const float *query_projection, *key_projection;  // (heads, inner, head dim); null without a projection
     const float* constants;                          // of each head
 };
 
@@ -26,23 +26,23 @@ struct Gate {
 struct Forgetting {          // the decay of a recurrence
     const float* log_decay;  // (heads), of a fixed decay
     Gate gate;               // of a learned decay
-    const float* gate_down;  // (rank, width), of a decay by channel, whose gate has (heads, features, rank) weights
-    Int rank;                // and (heads, features) biases
+    const float* gate_down;  // (rank, width), of a decay by channel; its gate has weights (heads, features, rank)
+    Int rank;                // and biases (heads, features)
 };
 
 struct Layer {
     Int kind;                // of its attention, a case in kinds.h
-    const void* attention;   // the weights of that kind
-    Int state;               // offset of its state in the state of a row, in bytes
-    Int kv_heads, head_dim;  // heads of keys and values; the size of queries and keys, 0 where it has none
-    Int uses_rope, rotates;  // whether queries and keys have positions by rope, or some part of the attention adds them
+    const void* attention;   // its weights, a structure of its kind
+    Int state;               // offset of the layer's state in the state of a row, in bytes
+    Int kv_heads, head_dim;  // heads of keys and values; the size of queries and keys, 0 without them
+    Int uses_rope, rotates;  // whether rope rotates all queries and keys; whether any part of the attention rotates them
     Int gated;               // whether a gate multiplies the output
     const float *norm, *conv_weight, *head_norm, *mlp_norm;  // conv_weight (conv width, channels); null without them
     Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;
 };
 
 struct Hourglass {
-    Int pooling, factor, first_layer, end_layer;  // the downsampled layers are those from the first to before the end
+    Int pooling, factor, first_layer, end_layer;  // layers first_layer to end_layer - 1 are downsampled
     const float* norm;
     Matrix conv, out_proj;
 };
@@ -51,11 +51,11 @@ struct Model {
     Int layers, width, mlp_width, conv_width;
     Int heads, head_dim, value_dim;  // heads of queries; the size of a head's queries and keys, and of its values
     Int any_rope;           // whether any layer uses rope
-    Int past_tokens;        // how many tokens before the current one its attentions ask for
+    Int past_tokens;        // how many tokens before the current one its attentions read
     Int state_size;         // of the states of all layers, in bytes
     float embedding_scale;  // multiplies the embeddings
     float norm_epsilon;
-    const double* frequencies;  // (head_dim / 2) by what angle rope turns each pair at a token
+    const double* frequencies;  // (head_dim / 2) angles by which rope rotates each pair at a token
     const float *embedding, *norm;
     const Layer* layer;
     Matrix output;
@@ -68,16 +68,16 @@ struct LayerState {  // followed by the state of the layer's attention
 
 struct DecodeJob {
     const Model* model;
-    const char *states_before, *states_after;  // of all layers, (rows, state_size) where each row has its own
+    const char *states_before, *states_after;  // of all layers; (rows, state_size) if `separate`
     float *tail_before, *tail_after, *upsampled_before, *upsampled_after;  // HourglassState, in hourglass.py
     const Int *tokens, *positions;
     Int *last_tokens_before, *last_tokens_after;  // (rows, past_tokens)
     float *logits, *scratch;
     Int rows, separate;  // separate: whether each row has a state of its own, elsewhere in memory
-    void (*barrier)();                      // OpenMP's functions; null where there is one thread
+    void (*barrier)();                      // OpenMP's functions; null with one thread
     int (*thread_num)(), (*num_threads)();
-    mutable Int full;     // set where a state has no room for another token
-    mutable Int invalid;  // set where nothing is computed, since a token or a position is out of range
+    mutable Int full;     // set if a state has no room for another token
+    mutable Int invalid;  // set if a token or a position is out of range; nothing is computed then
 };
 
 struct Range {

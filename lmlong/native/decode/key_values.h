@@ -8,7 +8,7 @@ namespace {
 
 struct KeyValues {  // of past tokens, as in softmax/state.py
     float *k, *v;   // (lines, size, head_dim) and (lines, size, value_dim); a line is one head of one row
-    bool* current;  // (rows, size) which of them belong to the current document
+    bool* current;  // (rows, size) whether they belong to the current document
 };
 
 struct PastTokens {
@@ -20,13 +20,13 @@ struct SoftmaxMean {
     const Int head_dim, value_dim;
     float *weights, *numerators;
 
-    // For a query that attends to `most` tokens at most
-    SoftmaxMean(const DecodeJob& job, const Layer& layer, Int most, Scratch& scratch)
-        : head_dim(layer.head_dim), value_dim(job.model->value_dim), weights(scratch.take(most)),
+    // For a query that attends to at most `max_tokens` tokens
+    SoftmaxMean(const DecodeJob& job, const Layer& layer, Int max_tokens, Scratch& scratch)
+        : head_dim(layer.head_dim), value_dim(job.model->value_dim), weights(scratch.take(max_tokens)),
           numerators(scratch.take(value_dim)) {}
 
-    // y = the mean of the values of the document so far, weighed by softmax. Tokens of other documents are left out
-    // rather than masked, so that no bit depends on how many there are. This scales the query
+    // y = the softmax-weighted mean of the document's values so far. Tokens of other documents are skipped instead of
+    // masked, so that no bit depends on their number. Scales the query in place
     void operator()(const HeadInput& input, const PastTokens& older, const PastTokens& newer, float* y) const {
         const float scale = 1 / std::sqrt(float(head_dim));
         for (Int i = 0; i < head_dim; i++) input.q[i] *= scale;
@@ -58,7 +58,7 @@ struct SoftmaxMean {
         for (Int i = 0; i < value_dim; i++) y[i] = (y[i] + numerators[i] + weights[count] * input.v[i]) * inverse;
     }
 
-    // Write past tokens to the state after, without the `dropped` oldest of them, and with the new one
+    // Write the past tokens, without the `dropped` oldest, and the new token to the state `after`
     void append(const HeadInput& input, const PastTokens& past, Int dropped, const KeyValues& after) const {
         const Int kept = past.size - dropped;
         auto copy = [&](const float* from, const float* x, Int width, float* into) {
@@ -74,19 +74,19 @@ struct SoftmaxMean {
         current_after[kept] = true;
     }
 
-    // Add values to the numerators after `added` others. Each time that these are the sum of many, they are added to y:
-    // a small term would lose digits beside a large sum
+    // Add weighted values to the numerators, to which `added` values were added before. After every CHUNK values the
+    // numerators move to y, since a small term would lose digits beside a large sum
     void add_values(const float* values, Int size, const float* weight, Int added, float* y) const {
-        constexpr Int MANY = 256;
+        constexpr Int CHUNK = 256;
         for (Int t = 0, count; t < size; t += count) {
-            count = std::min(MANY - (added + t) % MANY, size - t);
+            count = std::min(CHUNK - (added + t) % CHUNK, size - t);
             const float* from = values + t * value_dim;
             Int i = 0;
             for (; i + 4 * LANES <= value_dim; i += 4 * LANES) add_channels<4>(from + i, count, weight + t, numerators + i);
             for (; i + LANES <= value_dim; i += LANES) add_channels<1>(from + i, count, weight + t, numerators + i);
             for (; i < value_dim; i++)
                 for (Int j = 0; j < count; j++) numerators[i] += weight[t + j] * from[j * value_dim + i];
-            if ((added + t + count) % MANY) continue;
+            if ((added + t + count) % CHUNK) continue;
             for (i = 0; i < value_dim; i++) y[i] += numerators[i], numerators[i] = 0;
         }
     }

@@ -1,4 +1,4 @@
-"""How native code decodes a kind of attention. Each kind defines its own, beside its decode.h."""
+"""Native decoding of a kind of attention. Each kind subclasses `DecodeKind` beside its decode.h."""
 
 import ctypes
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ State = TypeVar("State", bound=tuple[Any, ...])
 
 
 class DecodeKind(ABC, Generic[State]):
-    """The C++ of a kind of attention, its weights and its states.
+    """The C++ code of a kind of attention, its weights and its states.
 
-    The methods fit states of constant size that are a tuple of tensors; a kind with others overrides them. They are
-    called for each layer at each token, where recursion over nested tuples would show.
+    The methods support states of constant size that are flat tuples of tensors. Other kinds override them. They do not
+    recurse over nested tuples, which would be slow for each layer at each token.
     """
 
     name: str
@@ -32,22 +32,24 @@ class DecodeKind(ABC, Generic[State]):
     state: type[ctypes.Structure]
 
     constants: Mapping[str, float] = MappingProxyType({})
-    """Those of its C++, floats and integers."""
+    """Constants that its C++ code uses, floats and integers, by name."""
 
     takes_float64 = False
-    """Whether it computes in float64 where its state is in float64; State ends with an Int that says so."""
+    """Whether it computes in float64 if its state is in float64. The last field of State is then an Int: 1 for float64,
+    else 0."""
 
     grows = False
-    """Whether each token needs a larger state."""
+    """Whether the state grows with each token."""
 
     @property
     def headers(self) -> Mapping[str, Path]:
-        """The headers of its C++ by the names by which they are included, such as linear/decode.h."""
+        """Its headers by their include names, such as linear/decode.h."""
         return {f"{self.header.parents[1].name}/{self.header.name}": self.header}
 
     @abstractmethod
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        """Return the weights of an attention and of its gates, by the names of the inputs that they make."""
+        """Return the weights of an attention and of its gates. `gates` maps the names of the inputs that they compute
+        to modules."""
 
     def fields(self, state: State) -> Sequence[int]:
         """Return the fields of the C++ State."""
@@ -66,18 +68,18 @@ class DecodeKind(ABC, Generic[State]):
         return type(state)(*map(change, state))
 
     def empty_after(self, state: State, by_row: bool) -> State:
-        """Return tensors for the state after a token; `by_row`: a row may not read the token and keeps its state."""
+        """Return tensors for the state after a token. `by_row`: a row may skip the token and keep its state."""
         return self.each_written(torch.clone if by_row else torch.empty_like, state)
 
     def with_room(self, state: State, full: bool) -> State:
-        """Return the state after a step with room for the next token; `full`: the step reports that a state of constant
-        size, of any row and layer, has none."""
+        """Return the state after a step, with room for the next token. `full`: the step reports that a state of
+        constant size, of any row and layer, has no room."""
         return state
 
 
 def native(x: Tensor) -> Tensor:
-    """Return a tensor as C++ reads it: contiguous, and floating-point numbers in float32."""
-    if x.dtype is torch.float32 and x.is_contiguous():  # asked first, which is quicker
+    """Return a contiguous tensor, with floating-point numbers in float32."""
+    if x.dtype is torch.float32 and x.is_contiguous():  # faster than the calls below
         return x
     return (x.float() if x.is_floating_point() else x).contiguous()
 

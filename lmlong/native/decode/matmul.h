@@ -1,5 +1,5 @@
-// Products of a weight matrix with one vector for each row of a batch. Nearly all time goes into fetching the matrix,
-// so it is fetched once, and each of its rows is used for the whole batch while it is in cache.
+// Products of a weight matrix with one vector for each row of a batch. Fetching the matrix takes nearly all the time, so
+// it is fetched once: each of its rows is used for the whole batch while it is in cache.
 
 #pragma once
 
@@ -9,11 +9,11 @@ namespace {
 
 typedef IntVec UnalignedIntVec __attribute__((aligned(1), may_alias));
 
-constexpr Int PREFETCH_BYTES = 4096;  // bytes between what is prefetched and what is used, at least
+constexpr Int PREFETCH_BYTES = 4096;  // minimum distance between the bytes prefetched and the bytes in use
 
-// Each dtype of a matrix: how many elements lie in one lane of 32 bits, how many rows are multiplied together, one
-// element as a float, and the products of as many elements as fill all lanes. Where several lie in one lane, x is
-// reordered: the numbers that belong to the first element of every lane come first.
+// The dtypes of a matrix. PER_LANE: elements in one 32-bit lane. ROWS_TOGETHER: rows multiplied at once. add_products:
+// multiply a vector's worth of elements. If PER_LANE > 1, x is reordered: the factors of every lane's first element
+// come first.
 struct Float32 {
     using Element = float;
     static constexpr Int PER_LANE = 1, ROWS_TOGETHER = 1;
@@ -57,7 +57,7 @@ void reorder(const float* x, Int size, float* into) {
     std::copy(x + i, x + size, into + i);
 }
 
-// Add up the lanes of R vectors, in halves, until lane j of the first holds partial sums of vector j % R alone
+// Add up the lanes of R vectors, by halves, until lane j of the first vector holds only partial sums of vector j % R
 template <Int R, Int ALL>
 void sum_lanes(FloatVec (&sums)[ALL]) {
     if constexpr (R > 1) {
@@ -70,7 +70,7 @@ void sum_lanes(FloatVec (&sums)[ALL]) {
     }
 }
 
-// The sum of all lanes, added up in halves too
+// The sum of all lanes, also added up by halves
 float sum_of_lanes(const FloatVec& x) {
     float sums[LANES];
     UNROLL(i, LANES) sums[i] = x[i];
@@ -79,11 +79,11 @@ float sum_of_lanes(const FloatVec& x) {
     return sums[0];
 }
 
-// The products of some rows with x, lane by lane. Memory is fastest when it is read in one stream; where converting to
-// float takes longer than fetching, several rows share the x that is loaded.
+// The products of some rows with x, lane by lane. Memory is fastest when it is read in one stream. If converting to float
+// takes longer than fetching, several rows share each load of x.
 template <typename Dtype, Int TOGETHER>
 void matvec_lanes(const typename Dtype::Element* rows, Int inputs, const float* x, FloatVec* sums) {
-    constexpr Int unit = Dtype::PER_LANE * LANES, CHAINS = 4 / TOGETHER;  // of sums: a single one would wait for itself
+    constexpr Int unit = Dtype::PER_LANE * LANES, CHAINS = 4 / TOGETHER;  // independent sums, which hide add latency
     const Int ahead = std::max(TOGETHER * inputs * Int(sizeof *rows), PREFETCH_BYTES);
     const char* prefetched = reinterpret_cast<const char*>(rows) + ahead;
     FloatVec sum[TOGETHER][CHAINS] = {};
@@ -101,7 +101,7 @@ void matvec_lanes(const typename Dtype::Element* rows, Int inputs, const float* 
     }
 }
 
-// y (R) = rows (R, inputs) x, of float32 the same to the bit for any R
+// y (R) = rows (R, inputs) x. In float32 bit-identical for any R
 template <typename Dtype, Int R>
 void matvec(const typename Dtype::Element* rows, Int inputs, const float* x, float* y) {
     constexpr Int together = R == 1 ? 1 : Dtype::ROWS_TOGETHER;
@@ -152,8 +152,8 @@ void matmul_as(
             for (Int r = outputs.begin; r < outputs.end; r++) y[b * y_stride + r] *= matrix.scales[r];
 }
 
-// Some outputs of y (batch, outputs) = x (batch, inputs) times the transposed matrix; the strides are those from row to
-// row of the batch, and `reordered` is room for a copy of x
+// A range of the outputs of y (batch, outputs) = x (batch, inputs) times the transposed matrix. Strides are between rows
+// of the batch; `reordered` is scratch memory for a copy of x
 void matmul(
     const Matrix& matrix,
     Range outputs,

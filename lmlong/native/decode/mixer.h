@@ -8,19 +8,19 @@ namespace {
 
 struct Token {
     Int row, position;
-    bool starts_document;  // the state before it does not count
+    bool starts_document;  // ignores the state before it
 };
 
-// What an attention reads for one head at a token
+// The input of an attention for one head at a token
 struct HeadInput {
     const Token& token;
-    Int row, head, kv_head;    // row: of the tensors of the state
-    const float *x, *cos_sin;  // the vector that queries, keys and values are projected from, and the angles of rope
+    Int row, head, kv_head;    // row: index in the state's tensors
+    const float *x, *cos_sin;  // the vector from which q, k and v are projected; cosines and sines of rope
     float *q, *k;              // padded with zeros; an attention may change them
     const float* v;
 };
 
-// The state of a layer that holds a row of the batch
+// The state of a layer for a row of the batch
 const LayerState& layer_state(const DecodeJob& job, const char* states, Int row, const Layer& layer) {
     const Int offset = (job.separate ? row * job.model->state_size : 0) + layer.state;
     return *reinterpret_cast<const LayerState*>(states + offset);
@@ -31,7 +31,7 @@ const State& attention_state(const LayerState& state) {
     return *reinterpret_cast<const State*>(&state + 1);
 }
 
-// Rotate pairs of numbers, one of each half of x, by their angles; `cos_sin` holds all cosines, then all sines
+// Rotate pairs of numbers, one from each half of x, by their angles. `cos_sin` holds all cosines, then all sines
 void rope(float* x, Int head_dim, const float* cos_sin) {
     for (Int i = 0, half = head_dim / 2; i < half; i++) {
         const float cos = cos_sin[i], sin = cos_sin[half + i], left = x[i], right = x[half + i];
@@ -48,8 +48,8 @@ struct Mixer {
     const Layer& layer;
     const Int head_dim = layer.head_dim, value_dim = model.value_dim;
     const Int gates = layer.gated ? model.heads * value_dim : 0;
-    const Int channels = layer.in_proj.outputs - gates;   // of queries, keys and values, or of values alone
-    const Int sharing = model.heads / layer.kv_heads;     // heads of queries with the same keys and values
+    const Int channels = layer.in_proj.outputs - gates;   // of queries, keys and values, or only of values
+    const Int sharing = model.heads / layer.kv_heads;     // heads of queries that share a head of keys and values
     float *q, *k, *v, *y;
     Attention attention;
 
@@ -58,12 +58,12 @@ struct Mixer {
           y(scratch.take(value_dim)),
           attention(job, layer, *static_cast<const typename Attention::Weights*>(layer.attention), scratch) {}
 
-    // Write this head's part of `mixed`, from the queries, keys, values and gates of all heads and the vector `normed`
-    // that these were projected from
+    // Write this head's part of `mixed`. `qkv_gate` holds the queries, keys, values and gates of all heads, projected
+    // from `normed`
     void forward(
         const Token& token, Int head, const float* qkv_gate, const float* normed, const float* cos_sin, float* mixed) {
         const Int channel = head * value_dim, kv_head = head / sharing;
-        const Int keys = model.heads * head_dim;  // where they begin, after all queries
+        const Int keys = model.heads * head_dim;  // offset of the keys, after all queries
         const Int values = keys + layer.kv_heads * head_dim;
         const LayerState& before = layer_state(job, job.states_before, token.row, layer);
         const LayerState& after = layer_state(job, job.states_after, token.row, layer);
@@ -89,7 +89,7 @@ struct Mixer {
         for (Int i = 0; i < value_dim; i++) mixed[channel + i] = y[i] * (layer.gated ? gate[i] * sigmoid(gate[i]) : 1);
     }
 
-    // Convolve `size` channels from `channel` on of all inputs of this token; the tails hold those of the last tokens
+    // Convolve `size` channels, from `channel` on, of this token's inputs. The tails hold the last tokens' inputs
     void short_conv(
         const Token& token, const float* tail, float* tail_after, Int row, Int channel, Int size, const float* inputs,
         float* into) const {

@@ -1,4 +1,4 @@
-"""A model's weights in the memory layout of step.cpp, made from what its modules declare."""
+"""A model's weights in the memory layout of step.cpp, packed from its modules' declarations."""
 
 import ctypes
 from collections.abc import Collection, Sequence
@@ -15,14 +15,14 @@ from lmlong.native.spec import NativeSpec, NoNativeForm
 
 
 def packed_for_decoding(model: nn.Module, kinds: Collection[DecodeKind[Any]]) -> "PackedModel":
-    """Return a packed model whose matrices have been moved, so that they are in memory in the order of their use."""
+    """Move the model's matrices, so that memory holds them in the order of their use. Return the packed model."""
     pack_in_huge_pages(PackedModel(model, kinds).matrices)
     return PackedModel(model, kinds)
 
 
 class PackedModel:
-    """A model as addresses of its weights, which stay in memory as long as this object. `kinds` are those of attention
-    that native code is compiled with."""
+    """A model as addresses of its weights, which stay in memory as long as this object. `kinds`: the kinds of attention
+    that were compiled."""
 
     def __init__(self, model: nn.Module, kinds: Collection[DecodeKind[Any]]):
         self.kinds: list[DecodeKind[Any]] = []
@@ -40,8 +40,12 @@ class PackedModel:
     def _language_model(self, module: nn.Module) -> structures.Model:
         spec = self._packer.open(module, "language_model")
         embedding = self._packer.open(spec.parts["embedding"], "matrix").weights["weight"]
-        blocks, hourglass, inside = spec.parts["blocks"], spec.parts["hourglass"], spec.options["downsampled_layers"]
-        assert isinstance(embedding, Tensor) and isinstance(blocks, Sequence) and isinstance(inside, range)
+        blocks, hourglass, downsampled = (
+            spec.parts["blocks"],
+            spec.parts["hourglass"],
+            spec.options["downsampled_layers"],
+        )
+        assert isinstance(embedding, Tensor) and isinstance(blocks, Sequence) and isinstance(downsampled, range)
         self._packer.epsilon = self._packer.open(spec.parts["norm"], "rms_norm").options["epsilon"]
         whole = structures.Model(
             layers=len(blocks),
@@ -53,7 +57,7 @@ class PackedModel:
             norm=self._packer.norm(spec.parts["norm"]),
         )
         if hourglass is not None:
-            whole.hourglass = self._hourglass(hourglass, inside)
+            whole.hourglass = self._hourglass(hourglass, downsampled)
         self._layers = (structures.Layer * len(blocks))(*(self._block(block, whole) for block in blocks))
         whole.layer = self._layers
         whole.output = self._packer.matrix(self._packer.open(spec.parts["lm_head"], "lm_head").parts["matrix"])
@@ -109,7 +113,7 @@ class PackedModel:
     def _attention(self, spec: NativeSpec, layer: structures.Layer) -> DecodeKind[Any]:
         """Pack the attention of a layer and its gates; return its kind."""
         attention: Any = spec.parts["attention"]
-        self._packer.open(attention)  # which refuses a class that declares no native form of its own
+        self._packer.open(attention)  # raises if its class declares no native form
         kind = attention.native_decode
         if kind not in self._compiled:
             raise NoNativeForm(attention, f"{type(attention).__name__} has no native decode step")

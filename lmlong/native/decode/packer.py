@@ -24,12 +24,13 @@ class Packer(ModelReader):
         """Weight matrices, in the order in which a token needs them."""
         self._held: list[Tensor] = []
         self.epsilon = 0.0
-        """That of all norms."""
+        """The epsilon of all norms."""
 
-    def features(self, feature_map: Any) -> structures.Features:
-        """Return a feature map, whose options and weights are the fields of `Features`."""
+    def features(self, feature_map: Any) -> structures.FeatureMapWeights:
+        """Return the weights of a feature map."""
         spec = self.open(feature_map)
-        packed = structures.Features(map=number_of(feature_map, FeatureMap, spec.kind), size=feature_map.features)
+        number = number_of(feature_map, FeatureMap, spec.kind)
+        packed = structures.FeatureMapWeights(map=number, size=feature_map.features)
         packed.inner = spec.options.get("inner", 0)
         for name in ("query_projection", "key_projection", "constants"):
             if spec.weights.get(name) is not None:
@@ -39,12 +40,13 @@ class Packer(ModelReader):
     def gate(self, module: Any, activation: str, *shape: int, low_rank: bool = False) -> structures.Gate:
         """Return a gate for each head (H,), or for each feature of it (H, F)."""
         spec = self.open(module, "gate")
-        found, bias, down = spec.options["activation"], spec.weights["bias"], spec.weights["down"]
+        declared, bias, down = spec.options["activation"], spec.weights["bias"], spec.weights["down"]
         assert bias is not None
-        if (found, len(bias)) != (activation, prod(shape)):
-            raise NoNativeForm(module, f"native code has no {found} gate of {len(bias)} numbers here")
+        if (declared, len(bias)) != (activation, prod(shape)):
+            expected = f"only a {activation} gate of {prod(shape)} outputs"
+            raise NoNativeForm(module, f"is a {declared} gate of {len(bias)} outputs; {expected} is supported here")
         if down is not None and not low_rank:
-            raise NoNativeForm(module, "native code has no such gate as a product of two matrices")
+            raise NoNativeForm(module, "is a low-rank gate, which native code does not support here")
         return structures.Gate(self.floats(module, spec.weights["weight"]), self.floats(module, bias))
 
     def forgetting(
@@ -66,7 +68,7 @@ class Packer(ModelReader):
     def norm(self, module: Any) -> int:
         spec = self.open(module, "rms_norm")
         if spec.options["epsilon"] != self.epsilon:
-            raise NoNativeForm(module, "has another epsilon than the last norm, and native code has one for all")
+            raise NoNativeForm(module, "has another epsilon than the last norm; native code supports one for all norms")
         return self.floats(module, spec.weights["weight"])
 
     def matrix(self, module: Any) -> structures.Matrix:
@@ -74,7 +76,7 @@ class Packer(ModelReader):
         weight, scales = spec.weights["weight"], spec.weights.get("scales")
         assert isinstance(weight, Tensor)
         if weight.dtype not in DTYPES:
-            raise NoNativeForm(module, f"its weight is in {weight.dtype}")
+            raise NoNativeForm(module, f"its weight is in {weight.dtype}, which native code does not support")
         self.matrices.append(weight)
         packed_scales = None if scales is None else self.floats(module, scales)
         return structures.Matrix(self.address(weight), packed_scales, DTYPES[weight.dtype], *weight.shape)
@@ -82,7 +84,7 @@ class Packer(ModelReader):
     def floats(self, module: nn.Module, x: Tensor | None, transposed: bool = False) -> int:
         assert x is not None
         if x.dtype != torch.float32:
-            raise NoNativeForm(module, f"its weights are in {x.dtype}, and native code computes in float32")
+            raise NoNativeForm(module, f"its weights are in {x.dtype}; native code computes in float32")
         return self.address(x.mT if transposed else x)
 
     def address(self, x: Tensor) -> int:
@@ -91,7 +93,7 @@ class Packer(ModelReader):
 
 
 def number_of(module: nn.Module, known: type[IntEnum], name: str) -> IntEnum:
-    """Return the number of a name in C++."""
+    """Return the member of a C++ enumeration by its name in a recipe."""
     if name.upper() not in known.__members__:
-        raise NoNativeForm(module, f"is of kind {name}, which native code does not know")
+        raise NoNativeForm(module, f"is of kind {name}, which native code does not support")
     return known[name.upper()]

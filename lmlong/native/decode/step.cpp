@@ -1,15 +1,15 @@
-// One token of each row of a batch through a whole model, on a CPU: what language_model.py, block.py and hourglass.py
-// define, with every matrix fetched once. Constants and enumerations that are not defined here come from Python, by
-// shared.h, and the kinds of attention from the decode.h of each, by kinds.h.
+// One token of each row of a batch through a whole model, on a CPU. The model is defined in language_model.py, block.py
+// and hourglass.py; here every matrix is fetched once. Python generates shared.h, with constants and enumerations, and
+// kinds.h, which includes each kind's decode.h.
 //
-// All threads walk through the model together. Each does its share of every part, and they wait for each other where
-// one needs what all have computed.
+// All threads walk through the model together. Each computes its share of every part. They wait for each other before a
+// part that reads other threads' results.
 
 #include "kinds.h"
 
 namespace {
 
-struct Batch {  // the tokens that some layers read
+struct Batch {  // the input tokens of a range of layers
     Int count;
     float* x;  // (tokens, width)
     Token* tokens;
@@ -79,7 +79,7 @@ struct Step {
         linear(model.output, normed, width, all.count, job.logits);
     }
 
-    // Computed by the first thread, all but the counts
+    // The first thread computes the batch; every thread computes the counts
     void embed() {
         all.count = job.rows;
         downsampled.count = 0;
@@ -173,7 +173,7 @@ struct Step {
 
     template <typename Attention>
     void mix_heads(const Layer& layer, const Batch& batch) {
-        Scratch of_heads = scratch;  // which the next layer takes again
+        Scratch of_heads = scratch;  // a copy: the next layer reuses the memory
         Mixer<Attention> mixer(job, layer, of_heads);
         const Int outputs = layer.in_proj.outputs;
         const Range lines = team.share(batch.count * model.heads);
@@ -185,7 +185,7 @@ struct Step {
         }
     }
 
-    // The hidden layer of the MLP: a thread computes values and their gates together
+    // The hidden layer of the MLP. The thread that computes a value also computes its gate
     void swiglu(const Matrix& matrix, Int batch) {
         const Range gates = share_of(mlp_width), values = {gates.begin + mlp_width, gates.end + mlp_width};
         for (const Range& outputs : {gates, values})
@@ -196,7 +196,7 @@ struct Step {
         }
     }
 
-    // Pool the blocks that are complete with this token, and update the tail: the last vectors of each row
+    // Pool the blocks that this token completes. Update the tail: the last vectors of each row
     void downsample() {
         const Int past = (model.hourglass.factor - 1) * width;
         if (team.thread_num == 0) {
@@ -260,7 +260,7 @@ struct Step {
 extern "C" {
 
 void decode_step(DecodeJob* job) {
-    for (Int row = 0; row < job->rows; row++)  // by each thread, so that all end here or none
+    for (Int row = 0; row < job->rows; row++)  // on every thread, so that either all return here or none
         if (job->tokens[row] < 0 || job->tokens[row] >= job->model->output.outputs || job->positions[row] < 0) {
             __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
             return;
@@ -270,7 +270,7 @@ void decode_step(DecodeJob* job) {
     Step(*job, threads, job->scratch).run();
 }
 
-// The floats of scratch memory that so many threads need
+// The size of the scratch memory, in floats
 Int scratch_size(DecodeJob* job, Int threads) {
     Step step(*job, ThreadTeam{threads - 1, threads, nullptr}, nullptr);
     return step.scratch.used + step.head_scratch_size();

@@ -1,4 +1,4 @@
-"""One decode step of a packed model, by the compiled step.cpp. B batch, V vocabulary."""
+"""One decode step of a packed model in C++ (step.cpp). B batch, V vocabulary."""
 
 import ctypes
 from array import array
@@ -21,27 +21,27 @@ CODE = Path(__file__).parent
 
 
 class States(NamedTuple):
-    """The state of a model: tensors that are read, or that are written to."""
+    """The state of a model before a step, which is read, or after it, which is written."""
 
     layers: array
-    """The fields of each layer's `LayerState` and of its attention's state, as plain numbers, since there are many, and
-    new ones for each token. Where rows have states of their own, one row's layers follow another's."""
+    """The fields of each layer's `LayerState` and of its attention's state. Plain numbers, since each token needs many
+    new ones. If each row has its own state, the layers of one row follow another's."""
     hourglass: Sequence[Tensor] | None  # HourglassState, in hourglass.py
     last_tokens: Tensor | None
 
 
 def load(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> ctypes.CDLL | None:
-    """Return the library with these kinds of attention, compiled at its first use on a machine; None where it cannot
-    be."""
+    """Return the library with these kinds of attention, compiled at its first use on a machine. None if it cannot be
+    compiled."""
     kinds = list(kinds)
-    known = [structures.Matrix, structures.Features, structures.Gate, structures.Forgetting, structures.Layer]
-    known += [structures.Hourglass, structures.Model, LayerState, DecodeJob]
+    layouts = [structures.Matrix, structures.FeatureMapWeights, structures.Gate, structures.Forgetting]
+    layouts += [structures.Layer, structures.Hourglass, structures.Model, LayerState, DecodeJob]
     for kind in kinds:
-        known += [each for each in (kind.weights, kind.state) if each._fields_]  # an empty one differs in C++
-        constants = {**constants, **kind.constants}
+        layouts += [each for each in (kind.weights, kind.state) if each._fields_]  # C++ gives an empty one a size
+    constants = merged_constants(constants, kinds)
     integers = {name: value for name, value in constants.items() if isinstance(value, int)}
     floats = {name: value for name, value in constants.items() if name not in integers}
-    shared = Shared(floats, [Dtype, FeatureMap, Pooling], known, integers, kind_headers(kinds))
+    shared = Shared(floats, [Dtype, FeatureMap, Pooling], layouts, integers, kind_headers(kinds))
     functions = compiled(CODE, shared, "tokens are written by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
@@ -49,9 +49,21 @@ def load(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> ct
     return functions
 
 
+def merged_constants(constants: Mapping[str, float], kinds: Iterable[DecodeKind[Any]]) -> dict[str, float]:
+    """Return the constants of a model and of all kinds. Kinds may share a constant only with the same value."""
+    merged = dict(constants)
+    for kind in kinds:
+        for name, value in kind.constants.items():
+            assert merged.get(name, value) == value, (
+                f"{kind.name}: {name} is {value}, but the model or another kind defines it as {merged[name]}"
+            )
+            merged[name] = value
+    return merged
+
+
 def kind_headers(kinds: Sequence[DecodeKind[Any]]) -> dict[str, str]:
-    """Return the text of each kind's headers by their names, and of kinds.h, which includes them and calls a function
-    with a kind by its number, the index in `kinds`."""
+    """Return the texts of all kinds' headers by name, and of kinds.h: it includes them, and calls a function with the
+    kind at an index of `kinds`."""
     headers = {name: path.read_text() for kind in kinds for name, path in kind.headers.items()}
     lines = [
         "#pragma once",
@@ -79,9 +91,8 @@ def decode(
     workers: int,
     separate: bool = False,
 ) -> tuple[Tensor, bool]:
-    """Return logits (B, V) of the tokens after `tokens` (B,), which stand at `positions` (B,) of their documents, and
-    whether a state has no room for another token; fill the states `after` them, on `workers` threads.
-    `separate`: whether each row has a state of its own."""
+    """Return the logits (B, V) after `tokens` (B,) at `positions` (B,) in their documents, and whether a state has no
+    room for another token. Fill the states `after`, on `workers` threads. `separate`: each row has its own state."""
     rows, vocabulary = len(tokens), packed.model.output.outputs
     size = packed.model.state_size * (rows if separate else 1)
     assert len(before.layers) * before.layers.itemsize == len(after.layers) * after.layers.itemsize == size

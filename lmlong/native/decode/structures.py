@@ -1,4 +1,4 @@
-"""The structures of step.cpp for ctypes, explained in job.h, and the enumerations that it shares with Python."""
+"""The structures of step.cpp for ctypes, documented in job.h, and its enumerations."""
 
 import ctypes
 from enum import IntEnum
@@ -35,7 +35,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (*pointers("data", "scales"), *ints("dtype", "outputs", "inputs"))
 
 
-class Features(ctypes.Structure):
+class FeatureMapWeights(ctypes.Structure):
     _fields_ = (*ints("map", "size", "inner"), *pointers("query_projection", "key_projection", "constants"))
 
 

@@ -1,4 +1,4 @@
-"""A graph of ONNX, written as formulas of its tensors. The package `onnx` is needed for the finished graph alone."""
+"""An ONNX graph, written as formulas of its tensors. Only `Graph.model` needs the package `onnx`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,19 +11,19 @@ OPSET = 23
 
 IR_VERSION = 11
 FUSED = "com.microsoft"
-"""The operators of onnxruntime: linear attention and convolutions with a state, on a CPU. Its version 1.26 has them,
-1.24 did not."""
+"""Domain of onnxruntime's operators: linear attention and convolutions with a state, on a CPU. Version 1.26 has them,
+1.24 does not."""
 
 BATCH, TIME, PAST = "batch", "time", "past"
-"""Dimensions that each call chooses."""
+"""Dimensions of any size."""
 
 END = int(np.iinfo(np.int64).max)
-"""That of a slice which takes all that is left."""
+"""End of a slice up to the last element."""
 
 
 class State(NamedTuple):
-    """A tensor that a call is given as `input` and returns as `output`; zeros of `shape` for each row begin a
-    document. The output may have the memory of the input if it is computed in place."""
+    """A tensor that a call reads as `input` and returns as `output`. A document begins with zeros of `shape` for each
+    row. If it is computed in place, the output may share the input's memory."""
 
     input: str
     output: str
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 class Value:
-    """A tensor of a graph. What is computed of it becomes nodes of the graph."""
+    """A tensor of a graph. Each operation on it adds a node."""
 
     def __init__(self, graph: "Graph", name: str):
         self.graph, self.name = graph, name
@@ -102,19 +102,19 @@ class Value:
         return self.graph.ops("Split", len(sizes), self, np.array(sizes), axis=-1)
 
     def size(self, axis: int) -> "Value":
-        """Return a dimension (1,)."""
+        """Return the size of a dimension (1,)."""
         return self.graph.op("Shape", self, start=axis, end=axis + 1)
 
     def sum(self) -> "Value":
-        """Return the sums along the last axis, which stays."""
+        """Return the sums along the last axis, which stays as a dimension of 1."""
         return self.graph.op("ReduceSum", self, np.array([-1]))
 
     def max(self) -> "Value":
-        """Return the largest along the last axis, which stays."""
+        """Return the maximum along the last axis, which stays as a dimension of 1."""
         return self.graph.op("ReduceMax", self, np.array([-1]))
 
     def pad(self, before: int, after: int, value: float) -> "Value":
-        """Return a tensor (B, T, H, D) with columns of one number before and after its own."""
+        """Return a tensor (B, T, H, D) padded with `value` along its last axis."""
         return self.graph.op("Pad", self, np.array([0, 0, 0, before, 0, 0, 0, after]), np.float32(value))
 
 
@@ -124,11 +124,11 @@ Port: TypeAlias = tuple[str, Any, Sequence[int | str]]
 
 
 class Graph:
-    """Nodes, weights and states, in the order in which they were made."""
+    """Nodes, weights and states, in the order in which they were added."""
 
     def __init__(self) -> None:
         self.states: list[State] = []
-        self._after: dict[str, str] = {}  # the name of a value that leaves, by its name among the nodes
+        self._output_names: dict[str, str] = {}  # names of outputs by the names of their values
         self._nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []
         self._weights: dict[str, np.ndarray] = {}
         self._constants: dict[tuple[Any, ...], Value] = {}
@@ -138,7 +138,7 @@ class Graph:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Let the nodes that are made here bear the name of a part of the model."""
+        """Prefix the names of nodes added in this context with the name of a part of the model."""
         outer, self._scope = self._scope, f"{self._scope}{name}/"
         yield
         self._scope = outer
@@ -150,9 +150,9 @@ class Graph:
     def ops(self, kind: str, outputs: int, *inputs: Operand | None, **attributes: Any) -> list[Value]:
         """Add a node with several outputs."""
         names = ["" if x is None else self.constant(x).name for x in inputs]
-        made = [f"{self._scope}{kind}_{len(self._nodes)}{f'.{n}' if outputs > 1 else ''}" for n in range(outputs)]
-        self._nodes.append((kind, names, made, attributes))
-        return [Value(self, name) for name in made]
+        results = [f"{self._scope}{kind}_{len(self._nodes)}{f'.{n}' if outputs > 1 else ''}" for n in range(outputs)]
+        self._nodes.append((kind, names, results, attributes))
+        return [Value(self, name) for name in results]
 
     def concat(self, *parts: Operand, axis: int) -> Value:
         return self.op("Concat", *parts, axis=axis)
@@ -166,11 +166,11 @@ class Graph:
         return Value(self, name)
 
     def output(self, name: str, value: Value, dtype: Any, shape: Sequence[int | str]) -> None:
-        self._after[value.name] = name
+        self._output_names[value.name] = name
         self._outputs.insert(0, (name, dtype, shape))
 
     def state(self, name: str, dtype: Any, *shape: int, grows: bool = False, in_place: bool = False) -> Value:
-        """Return what a call is given of a state; one that grows has no tokens at first, along its axis 2."""
+        """Add a state; return its value before the call. A state that `grows` begins with size 0 along its axis 2."""
         state = State(f"past.{name}", f"present.{name}", shape, np.dtype(dtype).name, in_place)
         self.states.append(state)
         before = [BATCH, *(PAST if grows and size == 0 else size for size in shape)]
@@ -179,8 +179,8 @@ class Graph:
         return self.input(state.input, dtype, before)
 
     def set_state(self, before: Value, after: Value) -> None:
-        """Return `after` from a call that was given `before`."""
-        self._after[after.name] = before.name.replace("past.", "present.", 1)
+        """Make `after` the output of the state whose input is `before`."""
+        self._output_names[after.name] = before.name.replace("past.", "present.", 1)
 
     def model(self, producer: str, version: str) -> Any:
         """Return the graph as a `ModelProto` of the package `onnx`."""
@@ -194,11 +194,11 @@ class Graph:
 
         nodes = []
         for kind, *values, attributes in self._nodes:
-            inputs, outputs = ([self._after.get(name, name) for name in names] for names in values)
-            given: dict[str, Any] = {
+            inputs, outputs = ([self._output_names.get(name, name) for name in names] for names in values)
+            typed: dict[str, Any] = {
                 key: tensor_type(x) if isinstance(x, np.dtype) else x for key, x in attributes.items()
             }
-            nodes.append(helper.make_node(kind, inputs, outputs, name=outputs[0], **given))
+            nodes.append(helper.make_node(kind, inputs, outputs, name=outputs[0], **typed))
         weights = [numpy_helper.from_array(array, name) for name, array in self._weights.items()]
         graph = helper.make_graph(nodes, "model", infos(self._inputs), infos(self._outputs), weights)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, 1)]
@@ -207,7 +207,7 @@ class Graph:
         )
 
     def constant(self, operand: Operand) -> Value:
-        """Return a number or an array as a value, of float32 or int64 if it is a number of Python."""
+        """Return a number or an array as a value. Python's floats become float32, its integers int64."""
         if isinstance(operand, Value):
             return operand
         array = np.asarray(operand)

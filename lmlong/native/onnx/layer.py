@@ -1,7 +1,7 @@
-"""What a module reads to build its part of a graph: the weights of the model, and the inputs of a layer.
+"""Inputs of a module that builds its part of a graph: the model's weights, and the inputs of a layer.
 
-An attention and a feature map have a method `onnx` for that. Attention is causal, over queries, keys and values, with
-a state that a call is given and returns.
+Attentions and feature maps build theirs in a method `onnx`. Attention is causal, over queries, keys and values. Its
+state is an input and an output of each call.
 
 B batch, T time, H heads, G heads of keys and values, K key dim, V value dim, F features.
 """
@@ -40,8 +40,8 @@ class GraphReader(ModelReader):
         return self._weights[name]
 
     def build(self, module: Any, *arguments: Any) -> Value:
-        """Return what an attention or a feature map computes, by the method `onnx` of its own class: one that it
-        inherits may build something else."""
+        """Return the output of an attention or a feature map. Its own class must define `onnx`: an inherited method may
+        build another computation."""
         self.open(module)
         if "onnx" not in vars(type(module)):
             raise NoNativeForm(module, f"{type(module).__name__} has no method onnx")
@@ -49,14 +49,14 @@ class GraphReader(ModelReader):
 
 
 class LayerInputs(NamedTuple):
-    """What the attention of a layer reads, heads side by side, and its sizes."""
+    """The inputs of a layer's attention, heads side by side, and its sizes."""
 
-    name: str  # of the layer, which its state bears
+    name: str  # of the layer and of its state
     tokens: Tokens
-    qk: Sequence[Value]  # (B, T, H K) and (B, T, G K); none of an attention without queries and keys
-    rotated: Sequence[Value]  # the same with rotary positions, where the layer has any
+    qk: Sequence[Value]  # (B, T, H K) and (B, T, G K); empty for an attention without queries and keys
+    rotated: Sequence[Value]  # the same with rotary positions, if the layer has any
     v: Value  # (B, T, G V)
-    gates: Mapping[str, Value]  # (B, T, H) or (B, T, H F), by the names of the inputs
+    gates: Mapping[str, Value]  # (B, T, H) or (B, T, H F), by input name
     heads: int
     kv_heads: int
     head_dim: int
@@ -80,8 +80,8 @@ class LayerInputs(NamedTuple):
         return fq, reader.build(feature_map, self.repeated(k, self.head_dim), "key")
 
     def log_decay(self, fixed: Tensor | None) -> Value | None:
-        """Return the log decay of the state at each token (B, T, H), or of each of its features (B, T, H F): the fixed
-        one, the learned one, or none."""
+        """Return the log decay of the state at each token (B, T, H) or at each token and feature (B, T, H F): the fixed
+        decay, the learned decay or None."""
         if fixed is None:
             return self.gates.get("log_decay")
         shape = self.graph.concat(self.graph.op("Shape", self.tokens.ids), np.array([self.heads]), axis=0)
@@ -90,8 +90,8 @@ class LayerInputs(NamedTuple):
     def recurrence(
         self, rule: str, fq: Value, fk: Value, v: Value, features: int, values: int, *gates: Value | None
     ) -> Value:
-        """Return S_t^T fq_t (B, T, H, V), given fq and fk (B, T, H, F) and v (B, T, H, V), of a state S (F, V) in
-        float32 that changes by a `rule` of onnxruntime's operator."""
+        """Return S_t^T fq_t (B, T, H, V) for fq and fk (B, T, H, F) and v (B, T, H, V). The state S (F, V) is in
+        float32. `rule` is the update rule of onnxruntime's operator."""
         before = self.graph.state(f"{self.name}.S", np.float32, self.heads, features, values)
         flat: list[Operand] = [x.reshape(0, 0, -1) for x in (fq, fk, v)]
         options = {"q_num_heads": self.heads, "kv_num_heads": self.heads, "update_rule": rule, "scale": 1.0}
@@ -111,5 +111,5 @@ def by_head(x: Value, weight: Value) -> Value:
 
 
 def unit_rms(x: Value, width: int, scale: float, epsilon: float) -> Value:
-    """Return x (..., width) at the root mean square `scale`."""
+    """Return x (..., width) normalized to the root mean square `scale`."""
     return x.graph.op("RMSNormalization", x, np.full(width, scale, np.float32), axis=-1, epsilon=epsilon)

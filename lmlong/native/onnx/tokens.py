@@ -1,4 +1,4 @@
-"""What all layers need to know of the tokens of a call: where they stand, which of them see each other.
+"""Positions and attention masks of the tokens of a call, shared by all layers.
 
 B batch, T time, P past keys, D head dim.
 """
@@ -10,7 +10,7 @@ from lmlong.native.onnx.graph import BATCH, TIME, Graph, Value
 
 
 class Tokens:
-    """The tokens of a call, and what is made of them once for all layers that ask for it."""
+    """The tokens of a call, and values computed from them once for all layers."""
 
     def __init__(self, graph: Graph, past: int):
         self.graph, self.past = graph, past
@@ -22,12 +22,12 @@ class Tokens:
         self._cos_sin: dict[bytes, tuple[Value, Value]] = {}
 
     def range(self, end: Value) -> Value:
-        """Return 0, 1, ... before a number (1,)."""
+        """Return 0, 1, ..., end - 1, for `end` (1,)."""
         return self.graph.op("Range", 0, self.graph.op("Squeeze", end), 1)
 
     @property
     def position(self) -> Value:
-        """How many tokens of its document a row has had before the call (B, 1)."""
+        """How many tokens of its document each row had before the call (B, 1)."""
         if self._position is None:
             before = self.graph.state("position", np.int64, 1)
             self.graph.set_state(before, before + self.time)
@@ -36,7 +36,7 @@ class Tokens:
 
     @property
     def with_past(self) -> Value:
-        """The last tokens before the call and those of the call (B, past + T), each one more than it is: 0 is none."""
+        """The last tokens before the call and the tokens of the call (B, past + T), as id + 1: 0 means no token."""
         if self._with_past is None:
             before = self.graph.state("tokens", np.int64, self.past)
             self._with_past = self.graph.concat(before, self.ids + 1, axis=1)
@@ -44,8 +44,8 @@ class Tokens:
         return self._with_past
 
     def cos_sin(self, frequencies: Tensor) -> tuple[Value, Value]:
-        """Return the cosines and sines (B, T, D / 2) of rotary positions. Turns are counted in float64: far into a text
-        float32 is off by a part of a turn. The rest of a turn is in float32, for which onnxruntime has cosines."""
+        """Return the cosines and sines (B, T, D / 2) of rotary positions. Turns are counted in float64, since float32
+        loses part of a turn far into a text. The fraction of a turn is in float32, which onnxruntime's Cos requires."""
         turns_per_token = frequencies.double().numpy() / (2 * np.pi)
         key = turns_per_token.tobytes()
         if key not in self._cos_sin:
@@ -56,8 +56,8 @@ class Tokens:
         return self._cos_sin[key]
 
     def visible(self, past: Value, window: int | None = None) -> Value:
-        """Return which keys (B, 1, T, P + T) a query sees, of the `past` ones (1,) before the call and those of the
-        call; a document may be younger than the oldest of them."""
+        """Return which keys (B, 1, T, P + T) each query sees: `past` (1,) keys before the call, some of which may be of
+        an earlier document, and the keys of the call."""
         if window not in self._masks:
             key = self.range(past + self.time)
             query = (self.range(self.time) + past).unsqueeze(1)

@@ -221,7 +221,7 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(broken))
     with pytest.warns(
-        UserWarning, match=r"by torch, slower, for .*broken-compiler made no native code:\nno such header"
+        UserWarning, match=r"by torch, slower: .*broken-compiler could not compile native code:\nno such header"
     ):
         assert compiled_anew(monkeypatch, tmp_path) is None
     assert_exact(Text(40), NativeLinear(), feature_map("elu"), torch.float32)
@@ -231,15 +231,15 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
 @needs_compiler
 def test_structures_of_another_layout_do_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(native.CODE, tmp_path / "scan", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    job = (build.HERE / "scan_job.h").read_text()
+    job = (build.SHARED_HEADERS / "scan_job.h").read_text()
     swapped = job.replace("StridedTensor q, k, v,", "StridedTensor k, q, v,")
     assert swapped != job
     for header in ("scan_job.h", "decay.h", "chunk_features.h"):  # beside what includes them they come first
         (tmp_path / "scan" / header).write_text(
-            swapped if header == "scan_job.h" else (build.HERE / header).read_text()
+            swapped if header == "scan_job.h" else (build.SHARED_HEADERS / header).read_text()
         )
     monkeypatch.setattr(native, "CODE", tmp_path / "scan")
-    with pytest.warns(UserWarning, match=r"ScanJob\.q lies elsewhere in Python"):
+    with pytest.warns(UserWarning, match=r"ScanJob\.q has another offset or size in Python"):
         assert compiled_anew(monkeypatch, tmp_path) is None
 
 

@@ -9,7 +9,7 @@ namespace {
 
 struct DeltaAttention {
     struct Weights {
-        Features features;
+        FeatureMapWeights features;
         Forgetting forgetting;
         Gate beta;
     };
@@ -20,7 +20,7 @@ struct DeltaAttention {
     };
 
     const Weights& weights;
-    const Features& features = weights.features;
+    const FeatureMapWeights& features = weights.features;
     const Int heads, width, head_dim, V;
     float *fq, *fk, *inner, *changes;  // changes: may be float64
 

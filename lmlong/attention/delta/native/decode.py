@@ -11,13 +11,15 @@ from torch import nn
 from lmlong.attention.delta.features import TINY
 from lmlong.attention.delta.naive import DeltaState
 from lmlong.native.decode.kind import DecodeKind, Packer
-from lmlong.native.decode.structures import Features, Forgetting, Gate, ints, pointers, structure
+from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, Gate, ints, pointers, structure
 
 
 class DeltaDecode(DecodeKind[DeltaState]):
     name = "DeltaAttention"
     header = Path(__file__).with_suffix(".h")
-    weights = structure("DeltaAttention::Weights", ("features", Features), ("forgetting", Forgetting), ("beta", Gate))
+    weights = structure(
+        "DeltaAttention::Weights", ("features", FeatureMapWeights), ("forgetting", Forgetting), ("beta", Gate)
+    )
     state = structure("DeltaAttention::State", *pointers(*DeltaState._fields), *ints("float64"))
     takes_float64 = True
     constants = MappingProxyType({"UNIT_TINY": TINY})

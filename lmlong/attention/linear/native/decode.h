@@ -8,7 +8,7 @@ namespace {
 
 struct LinearAttention {
     struct Weights {
-        Features features;
+        FeatureMapWeights features;
         Forgetting forgetting;
     };
 
@@ -18,7 +18,7 @@ struct LinearAttention {
     };
 
     const Weights& weights;
-    const Features& features = weights.features;
+    const FeatureMapWeights& features = weights.features;
     const Int heads, width, head_dim, V;
     float *fq, *fk, *inner;
     float *lowered, *forgotten;  // decay by channel: a row of the batch projected to the gates' rank, a head's gates

@@ -10,13 +10,13 @@ from torch import nn
 
 from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState
 from lmlong.native.decode.kind import DecodeKind, Packer
-from lmlong.native.decode.structures import Features, Forgetting, ints, pointers, structure
+from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
 
 
 class LinearDecode(DecodeKind[LinearState]):
     name = "LinearAttention"
     header = Path(__file__).with_suffix(".h")
-    weights = structure("LinearAttention::Weights", ("features", Features), ("forgetting", Forgetting))
+    weights = structure("LinearAttention::Weights", ("features", FeatureMapWeights), ("forgetting", Forgetting))
     state = structure("LinearAttention::State", *pointers(*LinearState._fields), *ints("float64"))
     takes_float64 = True
     constants = MappingProxyType({"MIN_DENOMINATOR": MIN_DENOMINATOR})
