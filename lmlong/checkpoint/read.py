@@ -172,9 +172,11 @@ def _compare(checkpoint: Path, saved: dict[str, tuple[int, ...]], own: dict[str,
     """Refuse weights whose shapes differ from the model's, naming the first difference."""
     for name in [*own, *(saved.keys() - own.keys())]:
         if own.get(name) != saved.get(name):
+            in_file = f"has shape {saved[name]}" if name in saved else "is missing"
+            in_model = f"has {own[name]}" if name in own else "does not have it"
             raise CheckpointError(
-                f"{checkpoint / WEIGHTS}: {name} has shape {saved.get(name, 'none')}, but the recipe's model "
-                f"has {own.get(name, 'none')}. Use the recipe that the checkpoint was trained with."
+                f"{checkpoint / WEIGHTS}: {name} {in_file}, but the recipe's model {in_model}. "
+                "Use the recipe that the checkpoint was trained with."
             )
 
 

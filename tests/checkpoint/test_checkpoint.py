@@ -79,7 +79,7 @@ def test_weights_of_another_shape_are_refused_by_name(checkpoint: Path) -> None:
         CheckpointError, match=r"embedding\.weight has shape \(258, 16\), but the recipe's model has \(258, 32\)"
     ):
         read.load_weights(model(width=32), checkpoint)
-    with pytest.raises(CheckpointError, match=r"blocks\.1\..* is none"):
+    with pytest.raises(CheckpointError, match=r"blocks\.1\..* is missing"):
         read.load_weights(model(layers=2), checkpoint)
 
 

@@ -92,7 +92,7 @@ def test_a_server_that_is_killed_and_started_again_is_written_on_with(
         shown = visit.text
         assert page.is_visible("#now") and page.inner_text("#countdown")
         server.start()
-        page.click("#now")
+        page.evaluate("document.getElementById('now').click()")  # it may have tried by itself meanwhile
         visit.wait()
         assert visit.text.startswith(shown) and "Wrote 3,000 tokens" in visit.status
         told = server.by_id[visit.current]

@@ -89,7 +89,7 @@ def test_beside_a_window_the_recurrence_has_a_share_and_can_be_left_out(folder: 
     words += ["conversion={layers: {steps: 40}, predictions: {steps: 1}, sequence_length: 32}", "--out", "beside"]
     done = convert(folder, *words, "--json", "beside.json")
     assert done.returncode == 0, done.stderr
-    assert "recurrences carry " in done.stdout
+    assert "recurrences contribute " in done.stdout
     *_, point = json.loads((folder / "beside.json").read_text())
     weights = read.read_weights(read.find(folder / "beside"))
     of_windows = {name: bias + 100 for name, bias in weights.items() if name.endswith(".window_share.bias")}

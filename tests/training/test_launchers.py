@@ -101,7 +101,7 @@ LAUNCHES = [
     (
         {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4"},
         [],
-        "torchrun started 4 processes, the recipe has nodes: 1 with d",
+        "torchrun started 4 processes, but the recipe has nodes: 1 with d",
     ),
     ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "books"}, ["devices=3"], "srun started 2 processes"),
     ({"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}, ["nodes=2"], "srun started 2 processes on each machine"),

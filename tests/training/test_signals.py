@@ -81,7 +81,7 @@ def test_each_signal_stops_training_after_a_step_that_is_saved(
         return log(progress, step, *more)
 
     monkeypatch.setattr(Progress, "step", step_with_signal)
-    monkeypatch.setattr(StopOnSignal, "_turn_away", staticmethod(lambda: None))  # this terminal is still open
+    monkeypatch.setattr(StopOnSignal, "_discard_output", staticmethod(lambda: None))  # this terminal is still open
     before = {each: signal.getsignal(each) for each in map(signal.Signals.__getitem__, SAVING)}
     with pytest.raises(KeyboardInterrupt if name == "SIGINT" else SystemExit) as stopped:
         train(recipe_of("training.steps=9", "training.checkpoint_every=9"), tmp_path / "run")
