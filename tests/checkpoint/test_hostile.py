@@ -158,7 +158,7 @@ def test_weights_beyond_those_of_the_model_are_refused(checkpoint: Path) -> None
     save_file({**weights, "blocks.0.mixer.extra": torch.zeros(3)}, checkpoint / write.WEIGHTS)
     sign(checkpoint)
     with pytest.raises(
-        CheckpointError, match=r"blocks\.0\.mixer\.extra has shape \(3,\), but the recipe's model has none"
+        CheckpointError, match=r"blocks\.0\.mixer\.extra has shape \(3,\), but the recipe's model does not have it"
     ):
         load(checkpoint, "cpu")
     assert RECIPE.model.layers == 1
