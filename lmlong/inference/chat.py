@@ -108,6 +108,6 @@ def apart(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _special(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Return a pattern of the names of special tokens, longest first; it matches nothing if there are none."""
+    """Return a pattern of the names of special tokens, longest first; without names it matches nothing."""
     names = sorted(tokenizer.special, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")

@@ -1,4 +1,4 @@
-"""The user's home folder, which holds caches, and a replacement if there is none.
+"""The user's home folder, which holds caches, and a replacement for a missing one.
 
 Every command comes here first, so it imports little.
 """
@@ -17,7 +17,7 @@ def home_cache() -> Path:
 
 
 def lend_home() -> None:
-    """If there is no home, give libraries a temporary folder for their caches, so that they do not create a home."""
+    """Without a home folder, give libraries a temporary folder for their caches, so that they do not create a home."""
     if home_cache() != NO_HOME:
         return
     import atexit

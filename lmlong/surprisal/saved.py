@@ -78,7 +78,7 @@ class SavedUnit(Saved):
         return self
 
 
-class SavedPlace(Saved):
+class SavedFilePosition(Saved):
     """An `io.incoming_bytes.FilePosition`."""
 
     device: Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -103,7 +103,7 @@ class SavedText(Saved):
     unit: SavedUnit
     totals: SavedTotals
     by: Literal["token", "byte", "line", "record", "position"]
-    file: SavedPlace
+    file: SavedFilePosition
 
 
 class SavedAbout(Saved):
@@ -116,7 +116,7 @@ class SavedAbout(Saved):
     names: list[str]
     field: str | None
     streams: Any
-    file: SavedPlace
+    file: SavedFilePosition
     lines: SavedLines
     totals: SavedTotals
 

@@ -30,7 +30,7 @@ class DeltaAttention(Recurrence[DeltaState]):
     """S_t = a (I - b k k^T) S_(t-1) + b k v^T, y_t = S_t^T q_t, with queries and keys of length one.
 
     With b = 1, a value replaces the value stored under its key. The gates a and b of each head are learned from the
-    token. There is no denominator; the block normalizes each head instead.
+    token. It has no denominator; the block normalizes each head instead.
     """
 
     starts_with_recall = True

@@ -13,7 +13,7 @@ BEGIN, END = "<s>", "</s>"
 UNBOUNDED = 10**30
 """The `model_max_length` of transformers that means no limit."""
 NO_TOKEN = "no such character"
-"""Name of the unknown token if there is none. It is not in the vocabulary, so the library raises an error if it is
+"""The unknown token of tokenizers without one. It is not in the vocabulary, so the library raises an error if it is
 needed."""
 NEVER = -1e4
 """Score of special tokens and byte tokens in a unigram model. Their names in a text, such as <0x41>, are plain text."""
