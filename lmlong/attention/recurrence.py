@@ -93,9 +93,9 @@ class Recurrence(CausalAttention[State]):
                 fq, fk = self.feature_map.query(q), self.feature_map.key(k)
                 return self.step(fq, fk, v, state, document_starts, log_decay, beta)
         packed, weights, grads = self.pack(state), self.feature_map.parameters(), torch.is_grad_enabled()
-        if self.kernel.is_operation(packed, log_decay):
-            y, packed = self.kernel.operation(self.feature_map, packed, q, k, v, document_starts, log_decay)
-            return y, self.unpack(packed)
+        done = self.kernel.operation(self.feature_map, packed, q, k, v, document_starts, log_decay)
+        if done is not None:
+            return done[0], self.unpack(done[1])
         x = (self.kernel, self.feature_map, grads, packed, q, k, v, document_starts, log_decay, beta, *weights)
         y, packed, _ = self.untraced(Scan.apply, *x)
         return y, self.unpack(packed)

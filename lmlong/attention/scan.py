@@ -64,13 +64,19 @@ class Kernel(ABC):
     maps_features = False
     """Whether it computes the feature map itself."""
 
-    def is_operation(self, state: Tensor, log_decay: Tensor | None) -> bool:
-        """Whether it computes texts of any length with `operation`, which torch.compile can trace, instead of spans."""
-        return False
-
-    def operation(self, features: FeatureMap, state: Tensor, *x: Any) -> tuple[Tensor, Tensor]:
-        """Return outputs and the state after `x`: q, k, v, document starts and log decays."""
-        raise NotImplementedError
+    def operation(
+        self,
+        features: FeatureMap,
+        state: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document_starts: Tensor | None,
+        log_decay: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return outputs and the state after a text of any length, computed as one operation that torch.compile can
+        trace; None if the kernel computes it span by span."""
+        return None
 
     def suited(self, features: FeatureMap, x: Span, state: Tensor) -> "Kernel":
         """Return the kernel for a feature map and inputs: itself, or another kernel if it cannot compute them."""

@@ -33,8 +33,8 @@ class ScanInputs(NamedTuple):
 
 def delta_scan(kernel: Kernel, features: FeatureMap, x: ScanInputs, S: Tensor) -> tuple[Tensor, Tensor]:
     """Return outputs and the state after."""
-    if kernel.is_operation(S, x.log_decay):
-        return kernel.operation(features, S, *x[:5])
+    if (done := kernel.operation(features, S, *x[:5])) is not None:
+        return done
     return Scan.apply(kernel, features, torch.is_grad_enabled(), S, *x, *features.parameters())[:2]
 
 

@@ -32,13 +32,21 @@ class TritonLinear(Kernel):
     name = "triton"
     normalizes = True
 
-    def is_operation(self, state: Tensor, log_decay: Tensor | None) -> bool:
-        return state.dtype == torch.float32 and (log_decay is None or log_decay.ndim == 3)
-
-    def operation(self, features: FeatureMap, state: Tensor, *x: Any) -> tuple[Tensor, Tensor]:
+    def operation(
+        self,
+        features: FeatureMap,
+        state: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document_starts: Tensor | None,
+        log_decay: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        if state.dtype != torch.float32 or (log_decay is not None and log_decay.ndim == 4):
+            return None
         from lmlong.attention.linear.triton.operation import linear_scan
 
-        return linear_scan(features, state, *x)
+        return linear_scan(features, state, q, k, v, document_starts, log_decay)
 
     def suited(self, features: FeatureMap, x: Span, state: Tensor) -> Kernel:
         return self if state.dtype == torch.float32 else ChunkKernel()
