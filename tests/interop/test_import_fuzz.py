@@ -1,6 +1,6 @@
 """Pretrained models with random values are imported, or refused with an error that names the file.
 
-The model of a number that fails, and what is wrong: `tools/fuzz_imports.py --models 1 --seed NUMBER`.
+The model of a number that fails, and what is wrong: `tools/fuzz.py imports --cases 1 --seed NUMBER`.
 """
 
 import pytest
