@@ -7,8 +7,8 @@
     tools/load_serve.py kill runs/quickstart --kills 50
 
 Each command starts its own servers on free ports. The machine should be quiet, because the client runs beside the
-server. Texts are cut from the standard library of Python. Exits 1 if there is a fault; a figure beyond its bound is only
-reported, because the machine may be the cause. Needs Linux, because it reads /proc.
+server. Texts are cut from the standard library of Python. Exits 1 if there is a fault; a figure beyond its bound is
+only reported, because the machine may be the cause. Needs Linux, because it reads /proc.
 """
 
 import argparse
