@@ -81,6 +81,7 @@ def test_without_a_gpu_it_says_so_and_does_nothing(
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_one_part_alone(tmp_path: Path, run: Callable[..., int]) -> None:
     code = run("--tiny", "--only", "decode", "--out", str(tmp_path))

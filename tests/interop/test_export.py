@@ -229,7 +229,7 @@ def test_its_loop_penalty_is_that_of_lmlong(transformers: Any, export: Callable[
 def trained(algorithm: Any) -> Tokenizer:
     draw = random.Random(0)
     return train_tokenizer(
-        [draw_text(draw, 400) for _ in range(300)], recipe.Tokenizer(vocabulary=700, algorithm=algorithm)
+        [draw_text(draw, 400) for _ in range(100)], recipe.Tokenizer(vocabulary=500, algorithm=algorithm)
     )
 
 

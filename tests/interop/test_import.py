@@ -3,8 +3,6 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,7 +211,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, theirs: Path, name: str, cont
     (theirs / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as refused:
         import_model(theirs, tmp_path / "run")
-    assert str(theirs / name) in str(refused.value)
+    assert str(theirs) in str(refused.value)
     assert os.listdir(tmp_path) == ["theirs"]
 
 
@@ -340,13 +338,17 @@ def test_files_in_other_folders_are_not_read(tmp_path: Path) -> None:
         import_model(theirs, tmp_path / "run")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no limits of this kind")
 def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path, theirs: Path) -> None:
-    words = f"ulimit -f 60 && exec {sys.executable} -m lmlong import {theirs} --out {tmp_path / 'run'}"  # 60 kB a file
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=300)
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+    try:
+        done = command("import", theirs, "--out", tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert done.returncode == 1, done.stderr
     assert "Nothing was imported" in done.stderr and "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+    assert os.listdir(tmp_path) == ["theirs"]
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,14 @@ def test_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(figures["memory, at its peak"], figures["memory, idle"]) > 10  # the server gives free memory back
 
 
+@pytest.mark.slow
 def test_clients_that_vanish(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "vanish --clients 12 --rounds 2 --longest 1")
     assert (code, wrong) == (0, [])
     assert figures["texts requested"] >= figures["texts cancelled"] > 0
 
 
+@pytest.mark.slow
 def test_malformed_requests(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "malformed --requests 150 --silent 0")
     assert (code, wrong) == (0, [])
@@ -55,6 +57,7 @@ def test_malformed_requests(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(answers.values()) == 150 and answers["requests answered by 400"] > 50
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "kill --kills 1 --longest 3")
     assert (code, wrong) == (0, [])
