@@ -13,19 +13,15 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from interop import tiny_llama
 from interop.exported import FORMS, text, write_run
-from interop.tiny_llama import CONFIG, LLAMA3, write_folder
 from looping import write_looping_run
 from loops import find_loop
 
-import lmlong
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.registry import CAUSAL
 from lmlong.cli.main import lmlong as command
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
-from lmlong.interop.importing import import_model
 from lmlong.interop.onnx.export import export_onnx
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loop_guard import LoopGuard
@@ -152,20 +148,6 @@ def test_rows_of_a_batch_may_be_at_different_places(
     found, _ = theirs.read(torch.stack([ids[0, 50:60], ids[1, 20:30]]), together)
     assert apart(found[:1], ours(ids[:1])[0][:, 50:]) < 1e-5
     assert apart(found[1:], ours(ids[1:, :30])[0][:, 20:]) < 1e-5
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}], ids=str)
-@torch.no_grad()
-def test_a_llama_leaves_by_the_same_graph(tmp_path: Path, changes: dict[str, Any]) -> None:
-    pytest.importorskip("onnxruntime")
-    config = {**CONFIG, **changes}
-    import_model(write_folder(tmp_path / "theirs", config, tiny_llama.weights(config)), tmp_path / "run")
-    export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
-    theirs = Onnx(tmp_path / "onnx")
-    ids = torch.tensor([[5, 280, 3, 299, 17, 17, 60, 1, 250] * 5])
-    expected, _ = lmlong.load(tmp_path / "run").model(ids)
-    assert apart(theirs.in_pieces(ids, [20, 1]), expected) < 1e-5
 
 
 def example_of(folder: Path, end: str) -> str:
