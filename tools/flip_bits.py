@@ -99,7 +99,7 @@ def make_all(place: Path) -> dict[str, Kind]:
         ),
     }
     if find_compiler():
-        (code,) = (cache / "native").iterdir()
+        code, *_ = sorted((cache / "native").iterdir())
         # a copy: writing to code that is loaded would take the memory from under this process
         kinds["native code"] = folder_kind(Path(shutil.copytree(code, place / "native")), LIBRARY)
     return kinds
