@@ -1,6 +1,6 @@
 """State files damaged at random: whatever is changed is seen and told, and no text comes of it.
 
-What a number stands for, and many more of them: `tools/fuzz_states.py --states 1 --seed NUMBER`.
+What a number stands for, and many more of them: `tools/fuzz.py states --cases 1 --seed NUMBER`.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Random prompts, valid and broken: what is broken is refused with a reason, all else is continued.
 
-The prompt of a number that fails, and what is wrong: `tools/fuzz_prompts.py --prompts 1 --seed NUMBER`.
+The prompt of a number that fails, and what is wrong: `tools/fuzz.py prompts --cases 1 --seed NUMBER`.
 """
 
 from pathlib import Path

@@ -29,7 +29,7 @@ def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short
     recipe = recipe_of(*LONG, "training.accumulate=3")
     growth = plan.MemoryModel(recipe, 4, segmented=False)
     measured = profile_step(recipe, BatchShape(4, 4096, None)).peak
-    # what an allocator holds on to differs from time to time by more than one would like: tools/plan_accuracy.py
+    # what an allocator holds on to differs from time to time by more than one would like
     assert growth.cost(4, None).bytes == pytest.approx(measured, rel=0.35)
     assert growth.second.parameters == count_parameters(prepare_run(recipe).model)
 
