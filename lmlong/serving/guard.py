@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lmlong.data.formats.table import SUFFIXES
 from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy, shutting_down
-from lmlong.serving.limits import Limits
 from lmlong.serving.sessions import owner_of
+from lmlong.serving.settings import Settings
 
 OPEN = frozenset({"/health", "/ready", *page.FILES})
 """Paths that need no key: they tell nothing but that the server is there, or are the page, which everybody has."""
@@ -71,8 +71,8 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class Guard:
     """Passes on only valid requests, with their bodies read."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, keys: Sequence[str], limits: Limits, paths: Collection[str]):
-        self._app, self._hosts, self._limits, self._paths = app, hosts, limits, paths
+    def __init__(self, app: ASGIApp, hosts: Hosts, keys: Sequence[str], settings: Settings, paths: Collection[str]):
+        self._app, self._hosts, self._settings, self._paths = app, hosts, settings, paths
         self._owners = {b"Bearer " + key.encode(): owner_of(key) for key in keys}
         self._held = Counter[str]()  # bytes of bodies, by owner
 
@@ -92,7 +92,7 @@ class Guard:
         try:
             self._check(scope)
             try:
-                await asyncio.wait_for(self._read(scope, receive, parts), self._limits.timeout)
+                await asyncio.wait_for(self._read(scope, receive, parts), self._settings.timeout)
             except asyncio.TimeoutError:
                 raise ApiError(408, "The body took too long to arrive.", code="timeout") from None
             scope[BODY] = b"".join(parts)
@@ -123,7 +123,7 @@ class Guard:
             types = "application/json or application/octet-stream" if takes_files else "application/json"
             raise ApiError(415, f"A body must be {types}, not compressed.", code="unsupported_media_type")
         size = headers.get("content-length", "0")
-        if size.isdecimal() and int(size[:20]) > self._limits.body:
+        if size.isdecimal() and int(size[:20]) > self._settings.max_body:
             raise self._too_large()
 
     def _owner(self, given: bytes) -> str | None:
@@ -148,14 +148,14 @@ class Guard:
             more = message.get("more_body", False)
             if size and not takes_body:
                 raise ApiError(413, "This request must not have a body.", code="body_too_large")
-            if size > self._limits.body:
+            if size > self._settings.max_body:
                 raise self._too_large()
-            share = self._limits.held // max(1, len(self._owners))
-            if self._held.total() > self._limits.held and self._held[owner] > share:
+            share = self._settings.held // max(1, len(self._owners))
+            if self._held.total() > self._settings.held and self._held[owner] > share:
                 raise busy("The request bodies exceed the memory limit of the server. Try again later.")
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"The body has more than {self._limits.body:,} bytes.", code="body_too_large")
+        return ApiError(413, f"The body has more than {self._settings.max_body:,} bytes.", code="body_too_large")
 
 
 def warning(hosts: Hosts, bound: str, keys: Sequence[str]) -> Sequence[str]:

@@ -21,6 +21,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.lock import lock_file
 from lmlong.io.system_errors import explain_errors
+from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 
 SUFFIX, STAGED = ".state", ".new"
 EVERYBODY = "everybody"
@@ -54,16 +55,6 @@ class SessionInfo(NamedTuple):
     """The end of its text."""
 
 
-class Quota(NamedTuple):
-    """What one owner may have."""
-
-    sessions: int = 10_000
-    bytes: int = 10 << 30
-
-
-DEFAULT_QUOTA = Quota()
-
-
 def owner_of(key: str | None) -> str:
     """Return the owner that an API key stands for; no file holds the key itself."""
     return EVERYBODY if key is None else hashlib.sha256(b"lmlong session owner " + key.encode()).hexdigest()[:32]
@@ -83,17 +74,15 @@ def lock_folder(folder: Path) -> IO[bytes]:
 class SessionStore:
     """The sessions of all owners, from any thread."""
 
-    def __init__(
-        self, trained: TrainedLanguageModel, folder: Path, memory: int = 1 << 30, quota: Quota = DEFAULT_QUOTA
-    ):
-        self.folder, self.quota = folder, quota
+    def __init__(self, trained: TrainedLanguageModel, folder: Path, settings: Settings = DEFAULT_SETTINGS):
+        self.folder = folder
         self.damaged = 0
         """Files of the folder that are no sessions of this model."""
-        self._trained = trained
+        self._trained, self._settings = trained, settings
         self._lock = RLock()
         self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
         self._used = Counter[str]()  # bytes of the files of each owner
-        self._awake = AwakeSessions(memory)
+        self._awake = AwakeSessions[str](settings.memory)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in sorted(folder.iterdir()):
             if path.suffix == SUFFIX:
@@ -105,7 +94,7 @@ class SessionStore:
         """Keep a new session."""
         with self._lock:
             infos = self._infos.get(owner, {})
-            if len(infos) >= self.quota.sessions:
+            if len(infos) >= self._settings.max_sessions:
                 raise QuotaReached(f"{len(infos):,} sessions are all that one key may have. Delete some.")
         return self._write(owner, secrets.token_hex(12), session, parent, time.time())
 
@@ -195,9 +184,11 @@ class SessionStore:
             staged, session, trained.model, trained.owners, trained.tokenizer, str(trained.checkpoint), about
         )
         size = staged.stat().st_size
-        if self._used[owner] - self._size(owner, name) + size > self.quota.bytes:
+        if self._used[owner] - self._size(owner, name) + size > self._settings.max_session_bytes:
             staged.unlink()
-            raise QuotaReached(f"{self.quota.bytes:,} bytes of sessions are all that one key may have. Delete some.")
+            raise QuotaReached(
+                f"{self._settings.max_session_bytes:,} bytes of sessions are all that one key may have. Delete some."
+            )
         tail = state_file.tail_of(session, trained.tokenizer)
         info = SessionInfo(name, parent, made, int(session.total), size, tail)
         with self._lock:

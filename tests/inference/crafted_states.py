@@ -5,7 +5,7 @@ quality of its text does not matter. It never causes another exception, or an ac
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -60,11 +60,11 @@ class Case(NamedTuple):
     about: dict
 
 
-def prepare(folder: Path) -> dict[str, Case]:
+def prepare(folder: Path, kinds: Iterable[str] = MODELS) -> dict[str, Case]:
     """Write a model of each kind with random weights, and a state of each."""
     cases = {}
-    for name, options in MODELS.items():
-        tokenizer = ByteTokenizer()
+    for name in kinds:
+        options, tokenizer = MODELS[name], ByteTokenizer()
         recipe = Recipe(text=Text(tokenizer=TokenizerOptions(kind="bytes")), model=options, training=Training(steps=1))
         weights = stirred(LanguageModel(options, tokenizer.vocabulary), 0.3).state_dict()
         write(folder / name, Contents(weights, {}, recipe_file.dump(recipe), tokenizer.file))

@@ -16,7 +16,7 @@ from lmlong.attention.ngram.hashing import NO_NGRAM
 from lmlong.errors import CheckpointError
 from lmlong.inference import state_file
 
-USUAL = 150
+USUAL = 100
 
 
 @pytest.fixture(scope="module")

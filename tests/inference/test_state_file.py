@@ -119,13 +119,13 @@ def with_checksum(about: dict, tensors: dict[str, torch.Tensor]) -> dict[str, st
 
 
 def test_every_bit_of_a_state_file_counts(run: Path, tmp_path: Path) -> None:
-    """All of its header, and a sample of its data."""
+    """A sample of its header, and of its data."""
     loaded, file = load(run, "cpu"), tmp_path / "book.state"
     loaded.save_state(loaded.read(TEXT), file)
     good = file.read_bytes()
     header = 8 + int.from_bytes(good[:8], "little")
     draw = random.Random(0)
-    places = [*range(8 * header), *(draw.randrange(8 * header, 8 * len(good)) for _ in range(200))]
+    places = [*draw.sample(range(8 * header), 600), *draw.sample(range(8 * header, 8 * len(good)), 100)]
     for place in places:
         byte, bit = divmod(place, 8)
         file.write_bytes(good[:byte] + bytes([good[byte] ^ 1 << bit]) + good[byte + 1 :])

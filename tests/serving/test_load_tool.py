@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,6 @@ def load(run: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> tuple[int,
     return left.value.code, figures, body["wrong"]
 
 
-def test_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "streams --streams 12 --rows 4 --tokens 20")
-    assert (code, wrong) == (0, [])
-    assert figures["of lmlong generate"] > 0 and 12 <= figures["events"] <= 12 * 22
-    assert min(figures["memory, at its peak"], figures["memory, idle"]) > 10  # the server gives free memory back
-
-
 def test_a_long_prompt_beside_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "prompt --streams 3 --bytes 50000 --before 0.5")
     assert (code, wrong) == (0, [])
@@ -49,34 +43,45 @@ def test_a_long_prompt_beside_streams(run: Path, monkeypatch: pytest.MonkeyPatch
     assert figures["longest pause of a stream meanwhile"] > 0
 
 
-def test_clients_that_vanish(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "vanish --clients 12 --rounds 2 --longest 1")
-    assert (code, wrong) == (0, [])
-    assert figures["texts that were asked for"] >= figures["texts that were given up"] > 0
+Figures = dict[str, float]
 
 
-def test_prompts_cut_from_each_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "prefix --prompts 30 --longest 400 --tokens 6")
-    assert (code, wrong) == (0, [])
-    assert figures["texts that are the same"] + figures["texts that part where two logits tie"] == 30
-    assert 0 < figures["tokens not read again"] < figures["tokens of prompts"]
+def streams(figures: Figures) -> bool:
+    memory = min(figures["memory, at its peak"], figures["memory, idle"])
+    return figures["of lmlong generate"] > 0 and 12 <= figures["events"] <= 12 * 22 and memory > 10
 
 
-def test_malformed_requests(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "malformed --requests 150 --silent 0")
-    assert (code, wrong) == (0, [])
+def prefix(figures: Figures) -> bool:
+    same = figures["texts that are the same"] + figures["texts that part where two logits tie"]
+    return same == 30 and 0 < figures["tokens not read again"] < figures["tokens of prompts"]
+
+
+def malformed(figures: Figures) -> bool:
     answers = {name: count for name, count in figures.items() if " answered by " in name}
-    assert sum(answers.values()) == 150 and answers["requests answered by 400"] > 50
+    return sum(answers.values()) == 150 and answers["requests answered by 400"] > 50
 
 
-def test_sessions_that_sleep(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "sessions --sessions 30 --memory 100k --wake 5")
-    assert (code, wrong) == (0, [])
-    assert figures["files of sessions"] == 30 and figures["bytes on disk for one of a state"] > 0
-    assert figures["first token of a session that slept, median"] > 0
+def sessions(figures: Figures) -> bool:
+    slept = figures["first token of a session that slept, median"]
+    return figures["files of sessions"] == 30 and figures["bytes on disk for one of a state"] > 0 < slept
 
 
-def test_a_server_that_is_killed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "kill --kills 1 --longest 3")
-    assert (code, wrong) == (0, [])
-    assert figures["kills"] == 1 and figures["sessions compared by their next tokens"] > 0
+OTHERS: dict[str, Callable[[Figures], bool]] = {
+    "streams --streams 12 --rows 4 --tokens 20": streams,
+    "vanish --clients 12 --rounds 2 --longest 1": lambda figures: (
+        figures["texts that were asked for"] >= figures["texts that were given up"] > 0
+    ),
+    "prefix --prompts 30 --longest 400 --tokens 6": prefix,
+    "malformed --requests 150 --silent 0": malformed,
+    "sessions --sessions 30 --memory 100k --wake 5": sessions,
+    "kill --kills 1 --longest 3": lambda figures: (
+        figures["kills"] == 1 and figures["sessions compared by their next tokens"] > 0
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", OTHERS)
+def test_the_other_commands(run: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    code, figures, wrong = load(run, monkeypatch, command)
+    assert (code, wrong) == (0, []) and OTHERS[command](figures)

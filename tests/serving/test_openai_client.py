@@ -10,7 +10,6 @@ from serving.servers import NAME, Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.answers import printable
-from lmlong.serving.limits import Limits
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.interop
@@ -25,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
 
 @pytest.fixture(scope="module")
 def server(trained: TrainedLanguageModel) -> Iterator[Served]:
-    with served(trained, keys=[KEY], limits=Limits(max_tokens=10**6)) as server:
+    with served(trained, keys=[KEY], max_tokens=10**6) as server:
         yield server
 
 

@@ -1,5 +1,7 @@
 // Requests to the server that this page came from, and patience while it is away, busy, or wants a key.
 
+import { read, store } from "./storage.js";
+
 const PAUSES = [0.5, 1, 2, 4, 8, 15, 30]; // seconds between two looks whether the server is back
 const SILENCE = 45; // seconds: a stream tells every 15 that it is still there
 const KEY = "lmlong.key";
@@ -26,15 +28,7 @@ export function jsonBody(value) {
   return { method: "POST", body: JSON.stringify(value), headers: { "Content-Type": "application/json" } };
 }
 
-let key = keptKey();
-
-function keptKey() {
-  try {
-    return sessionStorage.getItem(KEY);
-  } catch {
-    return null; // where a browser keeps nothing at all
-  }
-}
+let key = read(KEY, "sessionStorage");
 
 /** Ask once. */
 export async function request(path, options = {}, signal) {
@@ -105,9 +99,8 @@ function newKey() {
     .askForKey(key !== null)
     .then((given) => {
       key = given;
-      sessionStorage.setItem(KEY, given);
+      store(KEY, JSON.stringify(given), "sessionStorage");
     })
-    .catch(() => {}) // as above
     .finally(() => (asking = null));
   return asking;
 }

@@ -3,8 +3,10 @@
 import { ask, Away, jsonBody, Refused } from "./api.js";
 import { Card } from "./card.js";
 import { isSure, say } from "./dialogs.js";
+import { element } from "./dom.js";
 import * as meter from "./meter.js";
 import { readOptions } from "./options.js";
+import { store } from "./storage.js";
 import { TextView } from "./text.js";
 import * as texts from "./texts.js";
 import { textOf } from "./tokens.js";
@@ -14,7 +16,6 @@ import { discard, dropUnfinished, perform, Turn } from "./turn.js";
 export const DRAFT = "lmlong.draft";
 const PENDING = "pending";
 
-const element = (id) => document.getElementById(id);
 const prompt = element("prompt");
 const mediaTypes = { ".state": "application/vnd.lmlong.state", ...JSON.parse(element("file").dataset.mediaTypes) };
 export const narrow = matchMedia("(max-width: 760px)");
@@ -321,7 +322,7 @@ export function setDraft(text) {
 }
 
 export function keepDraft() {
-  texts.wrote(DRAFT, JSON.stringify(prompt.value));
+  store(DRAFT, JSON.stringify(prompt.value));
   prompt.style.height = "auto";
   prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight / 3)}px`;
   showWork();

@@ -1,6 +1,7 @@
 // A turn: what is told to a fork of a session, and what the model writes after it.
 
 import { ask, Away, jsonBody, patience, request, sleep, stream } from "./api.js";
+import { read, store } from "./storage.js";
 import { Aligner, textOf } from "./tokens.js";
 
 const UNFINISHED = "lmlong.unfinished";
@@ -55,17 +56,11 @@ export async function perform(turn, signal, changed) {
 }
 
 /** Remember the fork that is being written to, for a page that is left meanwhile and comes back. */
-function noteUnfinished(fork) {
-  try {
-    sessionStorage.setItem(UNFINISHED, JSON.stringify(fork));
-  } catch {
-    // where a browser keeps nothing, the fork stays
-  }
-}
+const noteUnfinished = (fork) => store(UNFINISHED, JSON.stringify(fork), "sessionStorage");
 
 /** Delete the fork that this tab was writing to when it was left; say whether there was one. */
 export async function dropUnfinished() {
-  const fork = readUnfinished();
+  const fork = read(UNFINISHED, "sessionStorage");
   noteUnfinished(null);
   for (let attempt = 0; fork && attempt < ATTEMPTS; attempt++) {
     await sleep(MOMENT);
@@ -79,14 +74,6 @@ export async function dropUnfinished() {
     }
   }
   return false;
-}
-
-function readUnfinished() {
-  try {
-    return JSON.parse(sessionStorage.getItem(UNFINISHED));
-  } catch {
-    return null;
-  }
 }
 
 /** The error that ends a turn; null once it has passed. */

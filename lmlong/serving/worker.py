@@ -1,4 +1,4 @@
-"""Worker threads beside the engine, for scoring, chat templates, request bodies and session files."""
+"""Worker threads beside the engine, and the jobs of two of them: scoring, and rendering chats."""
 
 import asyncio
 import math
