@@ -38,10 +38,13 @@ def model_of() -> Callable[[str], LanguageModel]:
     return build
 
 
-def write_run(folder: Path, tokenizer: Tokenizer, kind: str, deviation: float = 1.0) -> Path:
+def write_run(
+    folder: Path, tokenizer: Tokenizer, kind: str, deviation: float = 1.0, options: Model | None = None
+) -> Path:
     """Write a run folder with one checkpoint of a tiny model."""
-    model = stirred(LanguageModel(tiny(), tokenizer.vocabulary), deviation)
-    made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind=kind)), model=tiny(), training=Training(steps=1))
+    options = options or tiny()
+    model = stirred(LanguageModel(options, tokenizer.vocabulary), deviation)
+    made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind=kind)), model=options, training=Training(steps=1))
     checkpoint = folder / "checkpoints" / "step-00000001"
     write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(made), tokenizer.file))
     point(checkpoint.parent / "latest", checkpoint)

@@ -11,9 +11,12 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
@@ -147,12 +150,42 @@ def test_many_prompts_come_back_in_their_order_with_what_their_lines_said(
     ]
 
 
-@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\r"])
-def test_lines_of_prompts_end_at_newlines_only(tmp_path: Path, separator: str) -> None:
-    file = tmp_path / "prompts.jsonl"
-    text, between = ("", separator) if separator == "\r" else (separator, "")  # JSON has it only between its values
-    file.write_bytes(f'\ufeff"a{text}b"{between}\r\n \r\n{{"prompt":{between} "c{text}"}}'.encode())
-    assert [prompt.text for prompt in many(file)] == [f"a{text}b", f"c{text}"]
+ODD = ["a word ", "naïve 😀\n", "\u2028\u2029\x85", "\ufeff", "\0", "\ud800", "\r\n", "\x1b[31m", '"', "\\", "é" * 500]
+lines = st.one_of(
+    st.builds(
+        lambda text, ascii: json.dumps(text, ensure_ascii=ascii), st.text() | st.sampled_from(ODD), st.booleans()
+    ),
+    st.sampled_from(
+        ["{", "7", "null", "[]", '["a"]', '{"prompt": 7}', "{}", "a word", '"a', '"a" "b"', "'a'", "", " \t"]
+    ),
+    st.builds(lambda text: json.dumps({"id": [7], "prompt": text}), st.sampled_from(ODD)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(lines, max_size=5), st.sampled_from(["\n", "\r\n", "\n\n"]), st.booleans(), st.booleans())
+def test_each_line_of_a_file_of_prompts_is_one_or_is_refused(
+    lines: list[str], newline: str, has_mark: bool, has_end: bool
+) -> None:
+    data = ("\ufeff" * has_mark + newline.join(lines) + newline * has_end).encode("utf-8", "surrogatepass")
+    expected = [prompt_of(line) for line in lines if line.strip()]
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "prompts.jsonl"
+        file.write_bytes(data)
+        if None in expected or "\ud800" in "".join(lines):
+            with pytest.raises(UsageError, match=r"prompts\.jsonl"):
+                many(file)
+        else:
+            assert [prompt.text for prompt in many(file)] == expected
+
+
+def prompt_of(line: str) -> str | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    value = value.get("prompt") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
 
 
 def test_a_place_in_a_file_of_prompts_counts_its_bytes(tmp_path: Path) -> None:

@@ -130,16 +130,6 @@ def test_every_kind_of_state_is_healed_in_rows_and_from_states(loaded: TrainedLa
     assert texts == alone and session.unread.pending.shape[1]
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_the_new_tokens_begin_with_what_they_leave_of_the_prompt(loaded: TrainedLanguageModel, cut: int) -> None:
-    session = loaded.read(TEXT[:cut])
-    writing = loaded.generate(session, Sampling(temperature=1.0), [(0,)], 5, keep=True)
-    text = "".join(piece for _, piece in writing)
-    whole = loaded.tokenizer.decode(token for token in writing.session.recent[0].tolist() if token >= 0)
-    assert whole == TEXT[:cut] + text and len(writing.rows[0].tokens) == 5
-    assert loaded.tokenizer.decode(writing.rows[0].tokens).endswith(text)
-
-
 def test_without_healing_the_tokens_of_a_prompt_are_its_own(loaded: TrainedLanguageModel) -> None:
     for prompt in (TEXT[:161], TEXT[:162]):
         session = loaded.read(prompt, heal=False)

@@ -64,7 +64,7 @@ def test_a_prompt_and_what_was_read_before_may_be_repeated(loaded: TrainedLangua
 
 def test_the_commands_of_a_first_visit_write_no_loop(looping_run: Path) -> None:
     """`lmlong generate RUN`, which a run names at its end, and that with a prompt and several samples."""
-    for words in ([], ["--prompt", "def ", "--samples", "4"], ["--prompt", "klm", "--temperature", "0.5"]):
+    for words in ([], ["--prompt", "klm", "--temperature", "0.5", "--samples", "3"]):
         done = CliRunner().invoke(generate, [str(looping_run), *words], catch_exceptions=False)
         texts = done.stdout.splitlines()
         assert all(len(text) > 100 for text in texts) and loops(texts) == 0

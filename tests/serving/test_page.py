@@ -5,17 +5,13 @@ import json
 import re
 from collections.abc import Iterator
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
-from looping import write_looping_run
-from loops import find_loop
 from serving.engines import tiny
 from serving.servers import Served, served
 
 from lmlong.data.formats.table import MEDIA_TYPES
-from lmlong.inference.loading import load
 from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, MAX_TOKENS
 from lmlong.serving.page import FILES, content
 
@@ -109,17 +105,3 @@ def test_its_defaults_are_those_of_the_library() -> None:
     assert filled == {name: table[name] for name in filled}
     assert {name for name in fields() if name not in filled} == {"top_k", "seed", "loop_penalty"}  # left to the server
     assert float(fields()["loop_penalty"]["placeholder"]) == LOOP_PENALTY
-
-
-def test_its_first_turn_writes_no_loop(tmp_path: Path) -> None:
-    trained = load(write_looping_run(tmp_path / "run"), "cpu")
-    sampling = {name: float(attributes["value"]) for name, attributes in fields().items() if "value" in attributes}
-    sampling["max_tokens"] = int(sampling["max_tokens"])
-    with served(trained) as server:
-        for seed in range(2):
-            session = server.post("/v1/sessions", text="").json()["id"]
-            body = {"session": session, "prompt": "", "logprobs": 5, "seed": seed, **sampling}
-            (text,) = server.texts(**body)
-            assert len(text) > 100 and not find_loop(text)
-        (looping,) = server.texts(prompt="", seed=0, loop_penalty=0)
-        assert find_loop(looping)

@@ -15,7 +15,6 @@ from serving.engines import subwords, tiny
 from serving.servers import Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving.sessions import SessionStore
 
 SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
 TEXT_FILE = {"Content-Type": "application/octet-stream"}
@@ -122,15 +121,6 @@ def test_files_are_taken_and_given(server: Served, trained: TrainedLanguageModel
     for name in (again["id"], made(more, 200)["id"]):
         answer = server.post(COMPLETIONS, session=name, **GREEDY).json()
         assert answer["choices"][0]["text"] == expected == server.texts(prompt=BOOK + "cab", **GREEDY)[0]
-
-
-def test_a_session_lives_through_a_restart(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    with served(trained, store=SessionStore(trained, tmp_path / "sessions")) as server:
-        session = made(server.post(SESSIONS, text=BOOK))
-        expected = server.texts(prompt=BOOK + "ca", **GREEDY)
-    with served(trained, store=SessionStore(trained, tmp_path / "sessions")) as server:
-        assert server.client.get(SESSIONS).json()["data"] == [session]
-        assert server.texts(session=session["id"], prompt="ca", **GREEDY) == expected
 
 
 def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(server: Served) -> None:
