@@ -32,7 +32,7 @@ from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.sessions import SessionStore
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
-from lmlong.serving.streaming import Deadline, EventStream, while_connected, written
+from lmlong.serving.streaming import Deadline, Disconnected, EventStream, while_connected, written
 from lmlong.serving.worker import Worker, chat_tokens, score
 
 
@@ -118,8 +118,6 @@ class ModelServer:
             tokens = await while_connected(request.receive, rendering, deadline)
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
-        if tokens is None:
-            return Response()
         response_format = ChatFormat(self.trained.tokenizer, body.alternatives)
         return await self._answer(request, body, make(prompt=tokens), response_format, deadline)
 
@@ -130,8 +128,6 @@ class ModelServer:
         self._check_length(body.text, "text")
         scoring = self.scorer.run(partial(score, self.trained, body.text), owner)
         sums = await while_connected(request.receive, scoring, Deadline(self.settings.timeout))
-        if sums is None:
-            return Response()
         per_byte = sums.bits / sums.bytes if sums.bytes else None
         return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
 
@@ -168,7 +164,7 @@ class ModelServer:
             return EventStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
         with closing(texts):
             result = await while_connected(request.receive, written(texts, usage), deadline)
-        return Response() if result is None else JSONResponse(envelope.whole(result.pieces, usage, result.session))
+        return JSONResponse(envelope.whole(result.pieces, usage, result.session))
 
     def _model(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
@@ -208,6 +204,8 @@ def make_app(
                 if service.closing and method in ("POST", "DELETE"):
                     raise shutting_down()
                 return await handler(service, request)
+            except Disconnected:
+                return Response()
             except Exception as error:
                 raise api_error(error) from None
 

@@ -73,8 +73,6 @@ class SessionApi:
         deadline, owner = Deadline(self._settings.timeout), request.scope[OWNER]
         reading = self._reader.text(request.scope[BODY], media_type(request.headers), owner)
         text = await while_connected(request.receive, reading, deadline)
-        if text is None:
-            return Response()
         check_length(text, self._settings.max_prompt, "text")
         change = self._sessions.change(owner, name)
         try:
@@ -85,5 +83,5 @@ class SessionApi:
             raise
         with closing(texts):
             result = await while_connected(request.receive, written(texts, Usage(1)), deadline)
-        session = result and result.session
-        return JSONResponse(session_body(session), status) if session else Response()
+        assert result.session is not None
+        return JSONResponse(session_body(result.session), status)

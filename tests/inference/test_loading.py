@@ -1,7 +1,5 @@
 """A run on disk becomes a model that writes."""
 
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import lmlong
 from lmlong.checkpoint.write import Contents, write
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.loading import load
@@ -23,17 +20,6 @@ def test_the_loaded_weights_are_those_of_the_checkpoint(run: Path) -> None:
     assert all(torch.equal(loaded.model.state_dict()[name], weights[name]) for name in weights)
     assert not loaded.model.training
     assert loaded.checkpoint == run.resolve() / "checkpoints" / "step-00000001"
-
-
-def test_lmlong_load_is_the_public_name(run: Path) -> None:
-    assert lmlong.load is load
-    with pytest.raises(AttributeError, match="no attribute 'lode'"):
-        _ = lmlong.lode
-
-
-def test_importing_lmlong_imports_no_torch() -> None:
-    code = "import lmlong, sys; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 @pytest.mark.parametrize("prompt", ["", "naïve "])

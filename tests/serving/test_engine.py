@@ -15,7 +15,7 @@ from lmlong.errors import LmlongError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
 from lmlong.model.state import rebuild_state
-from lmlong.serving.engine import Busy, Closed, Engine
+from lmlong.serving.engine import Closed, Engine
 from lmlong.serving.request import Request
 from lmlong.serving.settings import Settings
 
@@ -86,18 +86,6 @@ def test_by_torch_and_with_prompts_that_end_within_a_word(tokenizer: Tokenizer |
         assert [one.text() for one in told] == [written_alone(trained, request) for request in asked]
 
 
-def test_the_end_has_its_reason_and_the_number_of_tokens() -> None:
-    with running(tiny()) as engine:
-        *_, last = Told(engine, Request("abc", max_tokens=7)).all()
-        assert (last.end, last.prompt_tokens, last.written_tokens) == ("max_tokens", 3, 7)
-        *_, last = Told(engine, Request("abc", max_tokens=0)).all()
-        assert (last.end, last.written_tokens) == ("max_tokens", 0)
-        text = Told(engine, Request("abc", Sampling(seed=3), max_tokens=60)).text()
-        stop = text[5:8]
-        *before, last = Told(engine, Request("abc", Sampling(seed=3), max_tokens=60, stop=(stop,))).all()
-        assert last.end == "stop" and "".join(event.text for event in (*before, last)) == text[: text.index(stop)]
-
-
 def test_nobody_waits_for_a_long_prompt() -> None:
     with running(tiny(), rows=4) as engine:
         long = Told(engine, Request("abcd" * 40_000, max_tokens=2))
@@ -118,17 +106,6 @@ def test_a_row_is_free_as_soon_as_its_request_is_cancelled() -> None:
         while not endless.none_are_left():
             assert not endless.next().is_last
     assert engine.counts.cancelled == 2 and engine.active == engine.queued == 0
-
-
-def test_more_than_may_wait_are_refused() -> None:
-    with running(tiny(), rows=1, waiting=2) as engine:
-        endless = Told(engine, ENDLESS)
-        endless.next()
-        told = [Told(engine, Request("abc", max_tokens=3)) for _ in range(2)]
-        with pytest.raises(Busy, match="2 requests are queued"):
-            Told(engine, Request("abc"))
-        engine.cancel(endless.writer)
-        assert [one.all()[-1].end for one in told] == ["max_tokens", "max_tokens"]
 
 
 def test_who_closes_waits_for_what_is_written_and_ends_the_rest() -> None:

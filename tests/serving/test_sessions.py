@@ -147,8 +147,8 @@ def test_a_folder_may_hold_damaged_files_and_those_of_other_models(
     (tmp_path / "sessions" / ".half.new.partial").write_bytes(b"half")
     other = tiny("delta")
     again, of_other = (SessionStore(one, tmp_path / "sessions") for one in (trained, other))
-    assert again.list(ME) == [kept] and again.damaged == 1
-    assert of_other.list(ME) == [] and of_other.damaged == 2
+    assert again.list(ME) == [kept] and again.count == 1
+    assert of_other.list(ME) == [] and of_other.count == 0
     assert sorted(path.name for path in (tmp_path / "sessions").iterdir()) == sorted(
         [f"{kept.id}.state", "noise.state"]
     )
