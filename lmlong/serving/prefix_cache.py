@@ -17,7 +17,7 @@ from lmlong.model.state import state_bytes
 
 
 class Prefix(NamedTuple):
-    """The beginning of a text, by the digest of its tokens."""
+    """A prompt prefix, identified by the digest of its tokens."""
 
     owner: str
     tokens: int
@@ -32,13 +32,13 @@ class PrefixCache:
         self._lengths: dict[str, list[int]] = {}  # of the prefixes of each owner, sorted
 
     def longest(self, owner: str, tokens: Sequence[int]) -> Session | None:
-        """Return the session that has read the most of the beginning of these tokens."""
+        """Return the session that has read the longest prefix of these tokens."""
         lengths = takewhile(lambda length: length <= len(tokens), self._lengths.get(owner, []))
         cached = [prefix for prefix in _prefixes(owner, tokens, lengths) if prefix in self._sessions]
         return self._sessions.get(cached[-1]) if cached else None
 
     def keep(self, owner: str, tokens: Sequence[int], session: Session) -> None:
-        """Keep the session that has read these tokens, up to the last, which comes next."""
+        """Cache the session after these tokens."""
         (prefix,) = _prefixes(owner, tokens, [len(tokens)])
         if self._sessions.get(prefix) or state_bytes(session) > self._sessions.memory:
             return
@@ -58,7 +58,7 @@ class PrefixCache:
 
 
 def _prefixes(owner: str, tokens: Sequence[int], lengths: Sequence[int] | Iterator[int]) -> Iterator[Prefix]:
-    """Iterate over the beginnings of tokens of these lengths, from the shortest on."""
+    """Iterate over the prefixes of these lengths, which are sorted."""
     digest, done = hashlib.blake2b(digest_size=24), 0
     for length in lengths:
         digest.update(array("q", tokens[done:length]).tobytes())

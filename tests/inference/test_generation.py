@@ -1,7 +1,6 @@
 """Streams of tokens against the model computed from scratch, and streams of text against whole strings."""
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import session as sessions
 from lmlong.inference.generation import Generation, StreamedText
 from lmlong.inference.sampling import Sampler, Sampling
-from lmlong.inference.session import Session, next_logits, prefill
+from lmlong.inference.session import next_logits, prefill
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states
 from lmlong.model.state_size import size, state_size
@@ -34,22 +33,6 @@ class Bytes(ByteTokenizer):
     def __init__(self, eos: int = NEVER):
         super().__init__()
         self.eos = eos
-
-
-def stream(
-    model: LanguageModel,
-    prompt: list[int],
-    sampler: Sampler,
-    most: int | None,
-    eos: int,
-    session: Session | None = None,
-) -> Iterator[int]:
-    """The tokens that follow a prompt."""
-    writing = Generation(model, Bytes(eos), prefill(model, [prompt], session), sampler, most, keep=True)
-    told = 0
-    for _ in chain(writing, [None]):
-        yield from writing.rows[0].tokens[told:]
-        told = len(writing.rows[0].tokens)
 
 
 def text_of(tokens: Iterable[int], stop: list[str]) -> list[str]:
@@ -82,7 +65,9 @@ def test_a_stream_is_what_the_model_says_read_from_scratch(model_of: ModelOf, ki
     model = model_of(kind)
     expected = from_scratch(model, PROMPT, 20)
     assert len(set(expected)) > 3
-    assert list(stream(model, PROMPT, greedy(), 20, NEVER)) == expected
+    writing = Generation(model, Bytes(), prefill(model, [PROMPT]), greedy(), 20, keep=True)
+    list(writing)
+    assert writing.rows[0].tokens == expected
 
 
 @pytest.mark.parametrize("kind", ["linear", "softmax"])
@@ -96,25 +81,6 @@ def test_a_prompt_read_in_pieces_is_the_same_prompt(
     monkeypatch.setattr(sessions, "PREFILL_TOKENS", piece)
     logits, _ = next_logits(model, prefill(model, [PROMPT]))
     torch.testing.assert_close(logits, whole[:, -1], rtol=1e-10, atol=1e-10)
-
-
-def test_a_stream_goes_on_from_a_state(model_of: ModelOf) -> None:
-    model = model_of("linear")
-    session = prefill(model, [PROMPT[:4], [], PROMPT[4:10]])
-    assert list(stream(model, PROMPT[10:], greedy(), 8, NEVER, session)) == from_scratch(model, PROMPT, 8)
-    assert list(stream(model, [], greedy(), 8, NEVER, prefill(model, [PROMPT]))) == from_scratch(model, PROMPT, 8)
-
-
-def test_a_stream_ends_before_eos(model_of: ModelOf) -> None:
-    expected = from_scratch(model_of("linear"), PROMPT, 20)
-    eos = expected[12]
-    assert list(stream(model_of("linear"), PROMPT, greedy(), None, eos)) == expected[: expected.index(eos)]
-
-
-def test_a_stream_without_a_limit_goes_on(model_of: ModelOf) -> None:
-    tokens = stream(model_of("linear"), PROMPT, greedy(), None, NEVER)
-    assert list(islice(tokens, 30)) == from_scratch(model_of("linear"), PROMPT, 30)
-    assert list(stream(model_of("linear"), PROMPT, greedy(), 0, NEVER)) == []
 
 
 @pytest.mark.parametrize(("kind", "growth"), [("linear", 0), ("softmax", 2 * (2 * 16 + 1))])

@@ -1,4 +1,4 @@
-// The texts of sessions, as this browser keeps them: the server tells only their ends.
+// The texts of sessions, kept in this browser: the server has only their ends.
 
 import { read, store } from "./storage.js";
 
