@@ -76,10 +76,6 @@ class Connections:
         self._all: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # since when no request runs, oldest first
 
-    def protocol(self, **options: Any) -> "Connection":
-        """Return the protocol of a new connection, for uvicorn."""
-        return Connection(self, **options)
-
     def add(self, connection: "Connection") -> bool:
         """Count a new connection, and return whether it may stay: at the limit, the one that has been idle the longest
         is closed instead."""

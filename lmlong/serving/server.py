@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -15,7 +16,7 @@ from starlette.applications import Starlette
 from uvicorn.server import HANDLED_SIGNALS
 
 from lmlong.errors import UsageError
-from lmlong.serving.connections import LONGEST_HEAD, ConnectionLimits, Connections
+from lmlong.serving.connections import LONGEST_HEAD, Connection, ConnectionLimits, Connections
 
 TICKS_A_SECOND = 10
 """How often uvicorn calls `on_tick`."""
@@ -72,7 +73,7 @@ class Server(uvicorn.Server):
         self._connections = Connections(limits or ConnectionLimits.of_process())
         config = uvicorn.Config(
             app,
-            http=self._connections.protocol,  # type: ignore[arg-type]
+            http=partial(Connection, self._connections),  # type: ignore[arg-type]
             backlog=self._connections.limits.backlog,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             ws="none",
