@@ -32,13 +32,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from cli import override_draws
 from data import crafted_tokens, document_draws, tokenizer_draws
-from inference import crafted_states, prompt_draws, state_draws
+from inference import crafted_states
 from interop import import_draws
 from model import agreement, recipe_draws
 from surprisal import crafted_scores
 from training import crafted_checkpoints
-
-from lmlong.inference.loading import load
 
 SHOWN = 5000
 """Characters of a failure that are printed."""
@@ -88,11 +86,6 @@ def overrides(folder: Path) -> Try:
     return try_one
 
 
-def prompts(folder: Path) -> Try:
-    runs = [load(run, "cpu") for run in prompt_draws.make_runs(folder)]
-    return lambda number: prompt_draws.fuzz(number, runs[number % len(runs)], folder)
-
-
 def crafted_state_files(folder: Path) -> Try:
     cases = crafted_states.prepare(folder)
     return partial(crafted_states.try_crafted, cases=cases, file=folder / "crafted.state")
@@ -102,14 +95,8 @@ SUBJECTS = {
     "recipes": Subject("recipes: forward pass, decode steps and cuts agree", recipes, 300),
     "overrides": Subject("recipe files and overrides, through the real command", overrides, 2000),
     "tokenizers": Subject("tokenizers and damaged tokenizer files", lambda _: tokenizer_draws.fuzz, 500),
-    "prompts": Subject("prompts in files, pipes and options of lmlong generate", prompts, 500),
     "documents": Subject("documents and archives with hostile values", lambda _: document_draws.fuzz, 5000),
     "imports": Subject("pretrained models with hostile values", lambda _: import_draws.fuzz, 2000),
-    "states": Subject(
-        "damaged state files, through the real command",
-        lambda folder: partial(state_draws.try_state, place=state_draws.prepare(folder)),
-        500,
-    ),
     "crafted-states": Subject("hostile state files with correct digests", crafted_state_files, 1000),
     "crafted-scores": Subject(
         "hostile files of lmlong score with correct digests",

@@ -26,6 +26,7 @@ from lmlong.serving.fair_queue import FairQueue
 from lmlong.serving.free_memory import FreeMemory
 from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
+from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 from lmlong.serving.writer import Deliver, Writer
 
 LOG = logging.getLogger("lmlong.serving")
@@ -75,17 +76,14 @@ class EngineCounts:
 class Engine:
     """Writes the texts of many requests at a time, with one model."""
 
-    def __init__(
-        self, trained: TrainedLanguageModel, rows: int = 64, waiting: int = 1024, cache: int = 0, owners: int = 1
-    ):
-        """Up to `rows` requests are processed at a time, and `waiting` more are queued; `cache` is the number of bytes
-        for states of prompt prefixes. With several `owners`, one row is reserved for each but one of them, up to half
-        of the rows, and each can always queue its share of `waiting`."""
-        self.trained, self.rows, self.most_waiting = trained, rows, waiting
-        self._spare_rows = min(owners - 1, rows // 2)
-        self._share_of_waiting = max(1, waiting // owners)
+    def __init__(self, trained: TrainedLanguageModel, settings: Settings = DEFAULT_SETTINGS, owners: int = 1):
+        """With several `owners`, one row is reserved for each but one of them, up to half of the rows, and each can
+        always queue its share of `settings.waiting`."""
+        self.trained, self.rows, self.most_waiting = trained, settings.rows, settings.waiting
+        self._spare_rows = min(owners - 1, self.rows // 2)
+        self._share_of_waiting = max(1, self.most_waiting // owners)
         self.counts = EngineCounts()
-        self.cache = PrefixCache(cache) if cache else None
+        self.cache = PrefixCache(settings.prefix_cache) if settings.prefix_cache else None
         self._steps = make_row_step(trained.model)
         self._waiting = FairQueue[Writer]()
         self._reading = FairQueue[tuple[Writer, Iterator[None]]]()

@@ -13,7 +13,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100,
 
 
 class Metrics:
-    """The counters of one server, and those of its engine."""
+    """The metrics of one server and its engine."""
 
     def __init__(self, engine: Engine, store: SessionStore):
         self._engine, self._store = engine, store
