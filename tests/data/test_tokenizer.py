@@ -1,6 +1,7 @@
 """Tokenizers lose nothing: not a byte of any string, on the way in, on the way out, or in a stream."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -120,20 +121,22 @@ def test_models_of_others_are_made_lossless(tmp_path: Path, options: dict[str, o
     assert (tmp_path / "copy.model").read_bytes() == path.read_bytes()
 
 
+BROKEN_PIECES = {"user_defined_symbols": ["abcdef"]}
+
+
 @pytest.mark.parametrize(
-    ("model", "reason"),
+    ("make", "reason"),
     [
-        (other_model(byte_fallback=False), "no pieces for single bytes"),
-        (other_model(bos_id=-1), "no tokens for the begin and end"),
-        (other_model(eos_id=-1), "no tokens for the begin and end"),
-        (b"", "not a sentencepiece model"),
-        (b"some text that is no model", "not a sentencepiece model"),
-        (other_model(user_defined_symbols=["abcdef"]).replace(b"abcdef", b"abcd\xff\xfe"), "not a sentencepiece model"),
-        (other_model(user_defined_symbols=["abcdef"]).replace(b"abcdef", b"\xbfbcdef"), "not a sentencepiece model"),
+        (lambda: other_model(byte_fallback=False), "no pieces for single bytes"),
+        (lambda: other_model(eos_id=-1), "no tokens for the begin and end"),
+        (lambda: b"", "not a sentencepiece model"),
+        (lambda: b"some text that is no model", "not a sentencepiece model"),
+        (lambda: other_model(**BROKEN_PIECES).replace(b"abcdef", b"abcd\xff\xfe"), "a piece is not UTF-8"),
+        (lambda: other_model(**BROKEN_PIECES).replace(b"abcdef", b"\xbfbcdef"), "a piece is not UTF-8"),
     ],
 )
-def test_models_that_would_lose_text_are_refused(tmp_path: Path, model: bytes, reason: str) -> None:
+def test_models_that_would_lose_text_are_refused(tmp_path: Path, make: Callable[[], bytes], reason: str) -> None:
     path = tmp_path / "other.model"
-    path.write_bytes(model)
+    path.write_bytes(make())
     with pytest.raises(UsageError, match=f"other.model: .*{reason}"):
         load_tokenizer(path)
