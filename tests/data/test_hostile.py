@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lmlong import recipe
 from lmlong.data.document import Document, Measure
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 
-TextOf = Callable[..., recipe.Text]
+from .conftest import text_over
 
 HOSTILE = {
     "nul.txt": b"a\0b\0" * 30,
@@ -33,17 +32,7 @@ HOSTILE = {
 
 
 def read(folder: Path, **options: object) -> TokenDataset:
-    return prepare(
-        recipe.Text.model_validate(
-            {
-                "sources": [{"kind": "files", "paths": [str(folder)]}],
-                "tokenizer": {"kind": "bytes"},
-                "sequence_length": 16,
-                "errors": "replace",
-                **options,
-            }
-        )
-    )
+    return prepare(text_over(folder, **{"errors": "replace", **options}))
 
 
 def adds_up(tokens: TokenDataset, on_disk: int) -> None:
@@ -58,8 +47,7 @@ def adds_up(tokens: TokenDataset, on_disk: int) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "texts").mkdir()
     return tmp_path / "texts"
 
