@@ -21,7 +21,7 @@ import torch
 from planted_parts.anomalies import compare_methods, figure, table, to_json
 from planted_parts.service_log import write_log
 
-from lmlong.cli.output import check_files, show
+from lmlong.cli.output import check_writable, show
 from lmlong.errors import LmlongError
 from lmlong.inference.loading import load
 
@@ -61,7 +61,8 @@ def write_files(options: argparse.Namespace) -> None:
 
 
 def measure_runs(options: argparse.Namespace) -> None:
-    check_files(options.json, options.plot)
+    for file in filter(None, (options.json, options.plot)):
+        check_writable(file)
     torch.set_num_threads(1)
     log = write_log(options.lines, options.seed, options.each)
     normal = options.normal.read_text(encoding="utf-8").splitlines()

@@ -19,7 +19,7 @@ from textwrap import wrap
 import torch
 from planted_parts.repeats import figure, plant_repeats, repeat_costs, table, to_json, training_sequence
 
-from lmlong.cli.output import check_files, show
+from lmlong.cli.output import check_writable, show
 from lmlong.errors import LmlongError
 from lmlong.inference.loading import load
 from lmlong.recipe.lengths import parse_length
@@ -57,7 +57,8 @@ def write_file(options: argparse.Namespace) -> None:
 
 
 def measure_runs(options: argparse.Namespace) -> None:
-    check_files(options.json, options.plot)
+    for file in filter(None, (options.json, options.plot)):
+        check_writable(file)
     torch.set_num_threads(1)
     genome = plant_repeats(options.bases, options.distances, options.each, options.seed)
     found = [repeat_costs(load(run), genome, Path(run).name) for run in options.runs]

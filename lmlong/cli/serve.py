@@ -3,45 +3,29 @@
 import os
 import sys
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from lmlong.cli import options
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, install_command
 
 KEY = "LMLONG_API_KEY"
 
 
 @click.command()
 @options.run
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option(
-    "--port",
-    default=8000,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 for any free port.",
-)
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port to listen on; 0 for any free port.")
 @click.option(
     "--api-key", metavar="KEY", help=f"API key that requests must send. Prefer {KEY}, which ps does not show."
 )
 @click.option("--api-key-file", type=options.InFile(), help="File of API keys, one per line.")
 @click.option("--allowed-host", multiple=True, metavar="NAME", help="Additional host name that requests may use.")
-@click.option(
-    "--rows",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Maximum number of texts generated at the same time.",
-)
-@click.option(
-    "--waiting", default=1024, show_default=True, type=click.IntRange(1), help="Maximum number of queued texts."
-)
+@click.option("--rows", default=64, type=click.IntRange(1), help="Maximum number of texts generated at the same time.")
+@click.option("--waiting", default=1024, type=click.IntRange(1), help="Maximum number of queued texts.")
 @click.option(
     "--prefix-cache",
     default="256m",
-    show_default=True,
     type=options.ByteSize(),
     help="Memory for the states of prompt prefixes, which are then not read again; 0 disables it.",
 )
@@ -52,57 +36,18 @@ KEY = "LMLONG_API_KEY"
     show_default="RUN-sessions",
     help="Folder for the states of sessions.",
 )
+@click.option("--memory", default="1g", type=options.ByteSize(), help="Memory for the most recently used sessions.")
+@click.option("--max-sessions", default="10k", type=options.TokenCount(1), help="Maximum number of sessions per key.")
+@click.option("--max-session-bytes", default="10g", type=options.ByteSize(1), help="Maximum bytes of sessions per key.")
 @click.option(
-    "--memory",
-    default="1g",
-    show_default=True,
-    type=options.ByteSize(),
-    help="Memory for the most recently used sessions.",
+    "--max-tokens", default="4k", type=options.TokenCount(1), help="Maximum number of tokens generated per text."
 )
-@click.option(
-    "--max-sessions",
-    default="10k",
-    show_default=True,
-    type=options.TokenCount(1),
-    help="Maximum number of sessions per key.",
-)
-@click.option(
-    "--max-session-bytes",
-    default="10g",
-    show_default=True,
-    type=options.ByteSize(1),
-    help="Maximum bytes of sessions per key.",
-)
-@click.option(
-    "--max-tokens",
-    default="4k",
-    show_default=True,
-    type=options.TokenCount(1),
-    help="Maximum number of tokens generated per text.",
-)
-@click.option(
-    "--max-prompt", default="4m", show_default=True, type=options.ByteSize(1), help="Maximum bytes of a prompt."
-)
-@click.option(
-    "--max-body", default="16m", show_default=True, type=options.ByteSize(1), help="Maximum bytes of a request body."
-)
-@click.option(
-    "--max-choices", default=16, show_default=True, type=click.IntRange(1), help="Maximum number of texts per request."
-)
-@click.option(
-    "--timeout", default=600.0, show_default=True, type=click.FloatRange(0.001), help="Maximum seconds per request."
-)
-@click.option(
-    "--grace",
-    default=10.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Seconds to finish requests after a signal.",
-)
-@options.weights
-@options.state_dtype
-@options.threads
-@options.device
+@click.option("--max-prompt", default="4m", type=options.ByteSize(1), help="Maximum bytes of a prompt.")
+@click.option("--max-body", default="16m", type=options.ByteSize(1), help="Maximum bytes of a request body.")
+@click.option("--max-choices", default=16, type=click.IntRange(1), help="Maximum number of texts per request.")
+@click.option("--timeout", default=600.0, type=click.FloatRange(0.001), help="Maximum seconds per request.")
+@click.option("--grace", default=10.0, type=click.FloatRange(0), help="Seconds to finish requests after a signal.")
+@options.loading
 def serve(
     run: str,
     host: str,
@@ -123,9 +68,7 @@ def serve(
     max_choices: int,
     timeout: float,
     grace: float,
-    weights: Literal["32", "bf16", "int8"],
-    state_dtype: Literal["32", "64"],
-    device: str,
+    loading: options.Loading,
 ) -> None:
     """Serve the model of RUN over HTTP with an OpenAI-compatible API: /v1/completions, /v1/chat/completions and
     /v1/models; /v1/score returns the log-probability of a text, /metrics serves Prometheus.
@@ -142,10 +85,9 @@ def serve(
     keys = read_keys(api_key, api_key_file)
     try:
         from lmlong.serving.server import Server, bind, prepare_process
-    except ImportError:
-        raise UsageError("lmlong serve: required libraries are missing. Run pip install 'lmlong[serve]'.") from None
+    except ImportError as error:
+        raise UsageError(f"{error.name} is not installed. Run {install_command('serve')}.") from None
     from lmlong.checkpoint.location import run_path
-    from lmlong.inference.loading import load
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
     from lmlong.serving.limits import Limits
@@ -153,7 +95,7 @@ def serve(
 
     listening = bind(host, port)
     limits = Limits(max_body, max_prompt, max_tokens, max_choices, max(256 << 20, 2 * max_body), timeout=timeout)
-    trained = load(run, device, weights, state_dtype)
+    trained = loading.load(run)
     if trained.fast_step_at_once:
         trained.use_fast_step()
     name, run_folder, hosts = Path(run).absolute().name, run_path(run).resolve(), Hosts(host, allowed_host)

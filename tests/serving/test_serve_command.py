@@ -201,7 +201,7 @@ def test_without_its_libraries_it_says_what_to_install(
     monkeypatch.setattr(sys, "argv", ["lmlong", "serve", str(run)])
     with pytest.raises(SystemExit) as left:
         cli.main()
-    assert left.value.code == 2 and "pip install 'lmlong[serve]'" in capsys.readouterr().err
+    assert left.value.code == 2 and "pip install -e '.[serve]'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
