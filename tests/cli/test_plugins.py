@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commands import Finished
 from commands import lmlong as call_lmlong
+from machine import new_cache
 
 from lmlong.attention.plugins import LOADED, load_plugin, unload_plugin
 from lmlong.recipe import file as recipe_file
@@ -27,6 +28,7 @@ training: {steps: 6, batch_size: 2, warmup_steps: 1, checkpoint_every: 2, log_ev
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plug-in, a recipe that lists it, and one that leaves it to --plugin."""
     folder = tmp_path_factory.mktemp("plugins")
+    new_cache(folder)
     (folder / "book.txt").write_text("once upon a time there was a book. " * 100)
     (folder / "two_gates.py").write_bytes(TWO_GATES.read_bytes())
     (folder / "bare.yaml").write_text(TINY)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from commands import Finished, lmlong
+from machine import new_cache
 
 from lmlong.training import plan, profile
 
@@ -21,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "mine.yaml").write_text("text: {sources: [{kind: files, paths: [book.txt]}]}\ntraining: {steps: 2}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
+        patch.setenv("LMLONG_CACHE", str(new_cache(folder)))
         yield folder
 
 

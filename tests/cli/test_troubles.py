@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from commands import Finished
 from commands import lmlong as call_lmlong
+from machine import new_cache
 
 from lmlong.attention.linear.native import library
 from lmlong.model import memory, native_step
@@ -35,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "book.txt").write_text("once upon a time there was a book. " * 60)
     (folder / "mine.yaml").write_text(RECIPE.format(book=folder / "book.txt"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
+        patch.setenv("LMLONG_CACHE", str(new_cache(folder)))
         assert call_lmlong("train", "mine.yaml", "--out", "run", cwd=folder).returncode == 0
         yield folder
 
