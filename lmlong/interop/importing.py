@@ -13,7 +13,7 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, LATEST
 from lmlong.checkpoint.write import Shapes, point, write_imported
 from lmlong.data.tokenizers.huggingface import HuggingFaceTokenizer
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.errors import CheckpointError, UsageError, install_command
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
 from lmlong.interop.llama import LlamaSource, check_layers, check_weights, llama_names, model_options
@@ -68,7 +68,7 @@ def import_model(path: Path, run: Path) -> Imported:
 def _tokenizer(source: LlamaSource) -> HuggingFaceTokenizer:
     """Return the tokenizer of a model. If it is invalid, raise CheckpointError, since it is part of the model."""
     if find_spec("tokenizers") is None:
-        raise UsageError(f"{source.name}: its tokenizer needs a library. Run pip install 'lmlong[import]'.")
+        raise UsageError(f"{source.name}: tokenizers is not installed. Run {install_command('import')}.")
     try:
         return HuggingFaceTokenizer(source.tokenizer(), source.name)
     except UsageError as error:

@@ -226,7 +226,7 @@ def test_a_package_that_is_missing_is_told_before_anything_is_written(
 ) -> None:
     write_run(tmp_path / "run", **FORMS["elu"])
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(UsageError, match=r"pip install 'lmlong\[onnx\]'"):
+    with pytest.raises(UsageError, match=r"onnx is not installed\. Run pip install -e '\.\[onnx\]'"):
         export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
     assert not list(tmp_path.glob("*onnx*"))
 

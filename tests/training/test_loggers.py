@@ -183,5 +183,5 @@ def test_a_logger_that_is_not_installed_is_told_how_to_be(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'lmlong\[wandb\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[wandb\]'"):
         train(recipe_of("training.loggers=[csv, wandb]"), tmp_path / "run")

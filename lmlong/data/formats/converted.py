@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lmlong.data.document import Document, Skipped, file_fields, slices
 from lmlong.data.formats.base import FileFormat, ReadOptions, RefusedFormat
+from lmlong.errors import install_command
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 
 READER = 2
@@ -37,7 +38,7 @@ class ConvertedDocument(FileFormat):
     @property
     def refusal(self) -> str | None:
         if self._package and find_spec(self._package) is None:
-            return "needs lmlong[documents]: run pip install 'lmlong[documents]'"
+            return f"{self._package} is not installed: run {install_command('documents')}"
         return None
 
     def check(self, path: Path, options: ReadOptions) -> str:
