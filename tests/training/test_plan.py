@@ -1,7 +1,6 @@
 """What a dry run predicts, held against steps that were really taken."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -9,12 +8,12 @@ from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
-from lmlong.recipe import Recipe
 from lmlong.training import plan, profile
 from lmlong.training.prepare import prepare_run
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
 
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes
+
 LONG = ["text.sequence_length=4096", "text.rows=documents", "model.width=64", "training.batch_size=4"]
 
 
