@@ -62,7 +62,7 @@ def test_ngrams_that_share_a_row_replace_each_other() -> None:
     assert numbers.flatten().tolist() == [0, 1, 0, 0, 1, 0, 1, 2]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 200])
+@pytest.mark.parametrize("rows", [3, 200])
 def test_the_order_of_sums_depends_on_nothing_but_the_row(rows: int) -> None:
     """Native code adds one value after another, however a text is cut: the same to the last bit."""
     draw = torch.Generator().manual_seed(0)
@@ -78,7 +78,7 @@ def test_the_order_of_sums_depends_on_nothing_but_the_row(rows: int) -> None:
     assert all(map(torch.equal, state, end))
 
 
-@pytest.mark.parametrize("rows", [1, 5, 500])
+@pytest.mark.parametrize("rows", [5, 500])
 def test_more_tokens_than_both_lists_hold_by_steps(rows: int) -> None:
     draw = torch.Generator().manual_seed(0)
     time = WAITING + 2 * RECENT + 30
@@ -97,7 +97,7 @@ def test_more_tokens_than_both_lists_hold_by_steps(rows: int) -> None:
     assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 500])
+@pytest.mark.parametrize("rows", [1, 5])
 def test_a_step_that_looks_at_no_value(rows: int) -> None:
     """That of a GPU, whose graph may not wait for one."""
     draw = torch.Generator().manual_seed(0)
