@@ -4,14 +4,13 @@ B batch, H heads, T time, F features, K key dim, V value dim.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from attention.cases import HEADS
 from torch import Tensor
 
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.scan import Kernel, Scan
+from lmlong.attention.scan import Kernel, Scan, ScanInputs
 
 WIDTH, VALUES = 20, 11
 """K and V: not multiples of anything, and different."""
@@ -27,19 +26,11 @@ class Identity(FeatureMap):
         return q
 
 
-class ScanInputs(NamedTuple):
-    q: Tensor  # (B, H, T, K)
-    k: Tensor  # (B, H, T, K)
-    v: Tensor  # (B, H, T, V)
-    document_starts: Tensor | None = None  # (B, T)
-    log_decay: Tensor | None = None  # (B, H, T), or (B, H, T, F)
-    beta: Tensor | None = None  # (B, H, T)
-
-    def to(self, dtype: torch.dtype) -> "ScanInputs":
-        """Return the inputs in a dtype, gates in at least float32."""
-        gates = torch.promote_types(dtype, torch.float32)
-        log_decay, beta = (None if gate is None else gate.to(gates) for gate in (self.log_decay, self.beta))
-        return ScanInputs(self.q.to(dtype), self.k.to(dtype), self.v.to(dtype), self.document_starts, log_decay, beta)
+def in_dtype(x: ScanInputs, dtype: torch.dtype) -> ScanInputs:
+    """Return inputs in a dtype, gates in at least float32."""
+    gates = torch.promote_types(dtype, torch.float32)
+    log_decay, beta = (None if gate is None else gate.to(gates) for gate in (x.log_decay, x.beta))
+    return ScanInputs(x.q.to(dtype), x.k.to(dtype), x.v.to(dtype), x.document_starts, log_decay, beta)
 
 
 def scan_inputs(
@@ -62,7 +53,7 @@ def scan_inputs(
 
 def delta_scan(kernel: Kernel, features: FeatureMap, x: ScanInputs, S: Tensor) -> tuple[Tensor, Tensor]:
     """Return outputs and the state after."""
-    if (done := kernel.operation(features, S, *x[:5])) is not None:
+    if (done := kernel.operation(features, S, x)) is not None:
         return done
     return Scan.apply(kernel, features, torch.is_grad_enabled(), S, *x, *features.parameters())[:2]
 
@@ -85,7 +76,7 @@ def outputs_and_gradients(
     """Return outputs, the state after, and the gradients of inputs, state and weights through all of them. Sums are in
     at least float32."""
     states = {name: t.to(torch.promote_types(dtype, torch.float32)) for name, t in zip("Sz", state, strict=False)}
-    tensors = {**x.to(dtype)._asdict(), **states}
+    tensors = {**in_dtype(x, dtype)._asdict(), **states}
     leaves = {
         name: t.detach().requires_grad_() for name, t in tensors.items() if t is not None and t.is_floating_point()
     }

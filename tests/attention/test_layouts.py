@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attention.cases import HEADS
-from attention.scans import VALUES, WIDTH, Identity, ScanInputs, delta_scan, linear_scan, scan_inputs
+from attention.scans import VALUES, WIDTH, Identity, ScanInputs, delta_scan, in_dtype, linear_scan, scan_inputs
 from machine import needs_compiler
 from torch import Tensor
 
@@ -49,7 +49,7 @@ def function_and_arguments(name: str) -> tuple[Function, dict[str, Tensor]]:
         state = ngram(x.v.float(), hashes, *empty[:3])[2:]
         return ngram, {"v": x.v.float(), "hashes": hashes, **dict(zip(("S", "number", "ngrams"), state, strict=True))}
     scan, decay = SCANS[name]
-    x = scan_inputs(70, [40], decay).to(torch.float32)
+    x = in_dtype(scan_inputs(70, [40], decay), torch.float32)
     if decay is None:
         x = x._replace(q=x.q.abs(), k=x.k.abs())
     draw = torch.Generator().manual_seed(0)

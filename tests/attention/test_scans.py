@@ -12,6 +12,7 @@ from attention.scans import (
     WIDTH,
     ScanInputs,
     delta_scan,
+    in_dtype,
     linear_scan,
     outputs_and_gradients,
     scan_inputs,
@@ -111,7 +112,7 @@ def assert_exact(
 def results(x: ScanInputs, dtype: torch.dtype = torch.float32, engine: str = "native") -> Sequence[Tensor]:
     """Return outputs, S and z of linear attention."""
     state = (t.to(torch.promote_types(dtype, torch.float32)) for t in LINEAR.state())
-    return LINEAR.by(engine)(LINEAR.features, x.to(dtype), *state)
+    return LINEAR.by(engine)(LINEAR.features, in_dtype(x, dtype), *state)
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_the_triton_kernel_of_the_delta_rule_equals_torch(
 
 @pytest.mark.parametrize(("gates", "starts"), [(torch.float64, torch.bool), (torch.bfloat16, torch.long)])
 def test_gates_and_starts_of_other_types_are_converted(gates: torch.dtype, starts: torch.dtype) -> None:
-    x = scan_inputs(70, [30]).to(torch.float32)
+    x = in_dtype(scan_inputs(70, [30]), torch.float32)
     assert x.log_decay is not None and x.document_starts is not None
     log_decay, state = x.log_decay.to(gates), [t.float() for t in LINEAR.state()]
     other = x._replace(log_decay=log_decay, document_starts=x.document_starts.to(starts))
@@ -251,20 +252,20 @@ def test_the_number_of_threads_changes_nothing(rule: Rule) -> None:
 def test_numbers_that_are_not_finite_are_not_hidden(dtype: torch.dtype, features: FeatureMap, value: float) -> None:
     x = scan_inputs(40, decay=None)
     x.k[0, 0, 20, 3] = value
-    y, *_ = LINEAR.by("native")(features, x.to(dtype), *(t.float() for t in LINEAR.state()))
+    y, *_ = LINEAR.by("native")(features, in_dtype(x, dtype), *(t.float() for t in LINEAR.state()))
     assert not y[0, 0, 20:].isfinite().any(), "later outputs show it"
     assert y[0, 0, :16].isfinite().all() and y[0, 1:].isfinite().all() and y[1].isfinite().all()
 
 
 @needs_compiler
 def test_bfloat16_is_float32_rounded_at_the_end() -> None:
-    x = scan_inputs(200, [70]).to(torch.bfloat16)
+    x = in_dtype(scan_inputs(200, [70]), torch.bfloat16)
     (y, S, _), (wide, wide_S, _) = results(x, torch.bfloat16), results(x)
     assert torch.equal(y, wide.bfloat16()) and torch.equal(S, wide_S)
 
 
 def test_a_nan_with_all_bits_set_is_not_rounded_to_a_number() -> None:
-    x = scan_inputs(40).to(torch.bfloat16)
+    x = in_dtype(scan_inputs(40), torch.bfloat16)
     assert x.log_decay is not None
     x.log_decay[0, 0, 20] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
     y, *_ = results(x, torch.bfloat16)

@@ -18,7 +18,7 @@ from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState, quadrati
 from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.linear.triton import TritonLinear
 from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.scan import Scan
+from lmlong.attention.scan import Scan, ScanInputs
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
 from lmlong.native.onnx.graph import Value
@@ -80,8 +80,8 @@ class LinearAttention(Recurrence[LinearState]):
         inputs: Inputs = NOTHING,
     ) -> Tensor:
         """Return the denominators (B, H, T) of the outputs: the sums of weights, which must not be close to 0."""
-        gates = self.token_log_decay(q, inputs), None
-        return Scan.apply(ChunkKernel(), self.feature_map, False, self.pack(state), q, k, v, document_starts, *gates)[2]
+        x = ScanInputs(q, k, v, document_starts, self.token_log_decay(q, inputs))
+        return Scan.apply(ChunkKernel(), self.feature_map, False, self.pack(state), *x)[2]
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING

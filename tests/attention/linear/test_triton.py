@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from attention.scans import VALUES, WIDTH, ScanInputs, linear_scan, outputs_and_gradients, scan_inputs
+from attention.scans import VALUES, WIDTH, ScanInputs, in_dtype, linear_scan, outputs_and_gradients, scan_inputs
 from grids import thinned
 from torch import Tensor
 
@@ -112,7 +112,7 @@ def test_bfloat16_is_as_exact_as_torch(channels: tuple[int, ...]) -> None:
 
 
 def test_memory_layouts_make_no_difference() -> None:
-    x, features = text(40, [7], rows=2, heads=2).to(torch.float32), feature_map("elu")
+    x, features = in_dtype(text(40, [7], rows=2, heads=2), torch.float32), feature_map("elu")
     S, z = x.v.new_zeros(2, 2, WIDTH, VALUES), x.v.new_zeros(2, 2, WIDTH)
     together = torch.cat([y.transpose(1, 2).flatten(2) for y in x[:3]], dim=-1)  # as a model computes them
     parts = together.split([2 * WIDTH, 2 * WIDTH, 2 * VALUES], dim=-1)
@@ -126,7 +126,7 @@ def test_memory_layouts_make_no_difference() -> None:
 def test_the_future_never_changes_the_past(position: int) -> None:
     attention = LinearAttention(1, WIDTH, VALUES, feature_map("elu"), "learned").to(DEVICE)
     attention.use_kernel("triton")
-    here, there = (laws.cut(text(time).to(torch.float32)[:5], 0, 101) for time in (101, 102))
+    here, there = (laws.cut(in_dtype(text(time), torch.float32)[:5], 0, 101) for time in (101, 102))
     assert here[0] is not None
     assert laws.future_leaves_past(laws.of_attention(attention, here[0]), here, there, position) == 0
 
