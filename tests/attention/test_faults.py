@@ -14,7 +14,6 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention.chunks import Decay
 from lmlong.attention.delta import chunk as delta_chunk
-from lmlong.attention.delta import features as delta_features
 from lmlong.attention.delta import native as delta_native
 from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.linear import chunk as linear_chunk
@@ -43,34 +42,9 @@ def decay_on_the_axis_of_values(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(linear_layer, "recurrent_step", wrong)
 
 
-def one_decay_for_all_channels_within_a_chunk(patch: pytest.MonkeyPatch) -> None:
-    products = linear_chunk.pair_products
-
-    def wrong(fq: Tensor, fk: Tensor, pairs: list[Tensor]) -> Tensor:
-        return products(fq, fk, [pair.mean(-1, keepdim=True).expand_as(pair) for pair in pairs])
-
-    patch.setattr(linear_chunk, "pair_products", wrong)
-
-
-def the_state_decayed_by_the_first_channel(patch: pytest.MonkeyPatch) -> None:
-    masks = linear_chunk.channel_decay_masks
-
-    def wrong(*inputs: Any) -> Decay:
-        decay = masks(*inputs)
-        assert decay.chunk is not None
-        return decay._replace(chunk=decay.chunk[..., :1, :].expand_as(decay.chunk))
-
-    patch.setattr(linear_chunk, "channel_decay_masks", wrong)
-
-
 def an_inverse_without_its_diagonal(patch: pytest.MonkeyPatch) -> None:
     solve = delta_chunk._solve
     patch.setattr(delta_chunk, "_solve", lambda L, right, **how: solve(L, right, **how) - right)
-
-
-def keys_scaled_over_the_wrong_axis(patch: pytest.MonkeyPatch) -> None:
-    tiny = delta_features.TINY
-    patch.setattr(delta_features, "_unit", lambda x: x * (x.square().sum(-2, keepdim=True) + tiny).rsqrt())
 
 
 def document_starts_ignored_between_chunks(patch: pytest.MonkeyPatch) -> None:
@@ -87,10 +61,7 @@ def document_starts_ignored_between_chunks(patch: pytest.MonkeyPatch) -> None:
     ("form", "plant"),
     [
         (CHANNEL, decay_on_the_axis_of_values),
-        (CHANNEL, one_decay_for_all_channels_within_a_chunk),
-        (CHANNEL, the_state_decayed_by_the_first_channel),
         (DELTA, an_inverse_without_its_diagonal),
-        (DELTA, keys_scaled_over_the_wrong_axis),
         (DELTA, document_starts_ignored_between_chunks),
     ],
     ids=lambda plant: getattr(plant, "__name__", ""),
