@@ -48,8 +48,21 @@ def _forms() -> list[recipe.Attention]:
     return forms + [recipe.Attention(kind=kind) for kind in CAUSAL if kind not in {form.kind for form in forms}]
 
 
-def name(form: recipe.Attention) -> str:
-    return " ".join(f"{key}={value}" for key, value in form.model_dump(exclude_unset=True).items())
+def name(options: recipe.Attention) -> str:
+    beside = f"-beside-{options.parallel_window}" if options.parallel_window else ""
+    return _name(options) + beside
+
+
+def _name(options: recipe.Attention) -> str:
+    if options.kind == "ngram":
+        return f"ngram-{options.ngram.buckets}"
+    if options.kind == "delta":
+        return f"delta-{options.delta.feature_map}-{options.decay}"
+    if options.kind != "linear":
+        return f"window-{options.window}" if options.kind == "window" else str(options.kind)
+    favor = f"-{options.favor.form}-{options.favor.norms}" if options.favor != recipe.Favor() else ""
+    whole = "-head" if options.taylor.width is None else ""
+    return f"{options.feature_map}{whole}-{options.decay}{favor}"
 
 
 FORMS = _forms()
