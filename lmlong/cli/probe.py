@@ -59,7 +59,7 @@ def probe(
     Example: two runs by distance.
       lmlong probe linear softmax --probe induction,mqar --lengths 64,256,1k
     """
-    from lmlong.evaluation.probe_accuracy import DISTANCES, figure, measure_probes, table, to_json
+    from lmlong.evaluation.probe_accuracy import DISTANCES, figure, measure_probes, table
     from lmlong.evaluation.probes import PROBES
     from lmlong.inference.loading import load
     from lmlong.recipe.lengths import parse_lengths
@@ -70,4 +70,4 @@ def probe(
     check_files(json_file, plot)
     loaded = load_runs(runs, lambda run: load(run, device, weights, state_dtype), data, tokens)
     results = [measure_probes(*each, names, distances, trials, seed) for each in loaded]
-    show(table(results), to_json(results), json_file, plot, figure(results) if plot else None)
+    show(table(results), {"runs": results}, json_file, plot, figure(results) if plot else None)

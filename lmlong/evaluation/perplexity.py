@@ -117,7 +117,8 @@ def evaluate(
     else:
         paths = [files] if isinstance(files, str | Path) else files or ()
         text = validation_text(loaded, paths, tokens)
-        clusters = validation_clusters(loaded, cluster_by, paths) if cluster_by else None
+        if cluster_by:
+            clusters = clusters_by(cluster_by, validation_fields(_text_options(loaded, paths)))
     contexts = tuple(sorted(set(lengths))) if lengths is not None else None
     options = PerplexityOptions(
         tuple(views), contexts, targets, min_documents, tuple(trained_lengths), cache_baseline, precision
@@ -249,8 +250,8 @@ def _jobs(documents: Documents, lengths: list[int], options: PerplexityOptions) 
     if "position" in options.views or "protocol" in options.views:
         jobs["carried", 0] = cut.whole(documents)
     if "protocol" in options.views:
-        jobs |= {("reset", length): cut.windows(documents, length) for length in lengths}
-        jobs |= {("sliding", length): cut.sliding(documents, length) for length in lengths}
+        jobs |= {("reset", length): cut.windows(documents, length, length) for length in lengths}
+        jobs |= {("sliding", length): cut.windows(documents, length, max(1, length // 2)) for length in lengths}
     return jobs
 
 
@@ -266,11 +267,6 @@ def _too_short(documents: Documents, need: int, least: int) -> str:
 def validation_text(loaded: TrainedModel, files: Sequence[str | Path] = (), limit: int | None = None) -> TokenFile:
     """Return the tokens to measure on: the text held out of training, or all of some files; the first `limit`."""
     return prepare(_text_options(loaded, files), loaded.tokenizer).validation.first(limit)
-
-
-def validation_clusters(loaded: TrainedModel, field: str, files: Sequence[str | Path] = ()) -> Clusters:
-    """Return the clusters of all documents of that text by a field."""
-    return clusters_by(field, validation_fields(_text_options(loaded, files)))
 
 
 def _text_options(loaded: TrainedModel, files: Sequence[str | Path]) -> Text:

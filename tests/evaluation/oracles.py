@@ -1,4 +1,4 @@
-"""Sources whose entropy given so many symbols is known in closed form, and models that predict them perfectly."""
+"""A source whose entropy given N symbols is known in closed form, and a model that predicts it perfectly."""
 
 import math
 
@@ -37,41 +37,11 @@ class Repeated:
         return chances
 
 
-class Markov:
-    """Symbols that follow from the two before them by a drawn table."""
-
-    memory = 2
-
-    def __init__(self, symbols: int, seed: int):
-        self.symbols = symbols
-        self.table = np.random.default_rng(seed).dirichlet([0.3] * symbols, size=(symbols, symbols))
-        pairs = np.full((symbols, symbols), symbols**-2.0)
-        for _ in range(1000):
-            pairs = np.einsum("ab,abc->bc", pairs, self.table)
-        self.pairs = pairs  # how often one symbol follows another, in the long run
-        self.given = [pairs.sum(0), pairs / pairs.sum(1, keepdims=True), self.table]
-
-    def entropy(self, context: int) -> float:
-        weights = [np.ones(()), self.pairs.sum(1), self.pairs][min(context, 2)]
-        chances = self.given[min(context, 2)]
-        return float(-(weights[..., None] * chances * np.log(chances)).sum())
-
-    def draw(self, length: int, random: np.random.Generator) -> np.ndarray:
-        text = list(divmod(random.choice(self.symbols**2, p=self.pairs.flatten()), self.symbols))
-        while len(text) < length:
-            text.append(random.choice(self.symbols, p=self.table[text[-2], text[-1]]))
-        return np.array(text[:length])
-
-    def likelihood(self, known: list[int]) -> np.ndarray:
-        seen = min(len(known), 2)
-        return self.given[seen][tuple(known[len(known) - seen :])]
-
-
 class Oracle:
-    """Predicts a source from what it has read since its state was empty, as well as can be from its last `memory`
-    symbols; a hidden state is these symbols, after as many -1 as they are fewer."""
+    """Predicts a source as well as possible from the last `memory` symbols since its state was empty. A hidden state is
+    these symbols, padded with -1."""
 
-    def __init__(self, source: Repeated | Markov, memory: int | None = None):
+    def __init__(self, source: Repeated, memory: int | None = None):
         self.source, self.memory = source, source.memory if memory is None else memory
 
     def hidden_states(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -88,7 +58,7 @@ class Oracle:
         return -self.logits(hidden).gather(1, targets[:, None])[:, 0]
 
 
-def text_of(source: Repeated | Markov, lengths: list[int], seed: int = 2) -> TokenFile:
+def text_of(source: Repeated, lengths: list[int], seed: int = 2) -> TokenFile:
     """Documents drawn from a source."""
     random = np.random.default_rng(seed)
     texts = [source.draw(length, random) for length in lengths]

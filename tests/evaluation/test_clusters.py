@@ -28,16 +28,6 @@ def test_errors_are_over_clusters() -> None:
     assert clustered.totals.nats == 27
 
 
-def test_single_targets_add_up_to_the_same_sums() -> None:
-    one, all_at_once = Sums(3), Sums(3)
-    document, nats, sizes = np.array([0, 2, 2]), np.array([0.5, 1.5, 2.0]), np.array([1, 2, 3])
-    for values in zip(document.tolist(), nats.tolist(), sizes.tolist(), strict=True):
-        one.add(values[0], values[1], 1, values[2])
-    all_at_once.add_targets(document, nats, sizes)
-    for name in ("nats", "tokens", "bytes"):
-        assert getattr(all_at_once, name).tolist() == getattr(one, name).tolist()
-
-
 def test_authors_are_told_by_the_names_of_files() -> None:
     names = ["burroughs-tarzan-of-the-apes.txt", "kipling-kim.txt.gz", "burroughs-pellucidar.txt", "anonymous.txt"]
     documents = [{"file": name, "folder": "books"} for name in names]
@@ -74,5 +64,3 @@ def test_files_and_records_are_clustered_from_python(run: Path, tmp_path: Path) 
     assert (to_json([by_field])["runs"][0]["cluster_by"], by_field.clusters, plain.clusters) == ("writer", 3, None)
     with pytest.raises(UsageError, match="no field 'writer', only file, folder, author"):
         lmlong.evaluate(run, tmp_path / "a-0.txt", cluster_by="writer", **options)
-    with pytest.raises(UsageError, match="texts in memory have no fields"):
-        lmlong.evaluate(run, texts="a text", cluster_by="author")

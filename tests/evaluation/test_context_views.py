@@ -98,14 +98,3 @@ def test_logits_are_computed_of_targets_alone() -> None:
     spans = Spans(np.array([0, 1]), np.array([0, 510]), np.array([490, 890]), np.array([500, 893]))
     found = scorer.predictions(spans, tqdm(disable=True))
     assert (len(found.nats), model.rows) == (13, 13)
-
-
-def test_spans_of_one_block_grow_with_the_context() -> None:
-    blocks = cut.Blocks(np.array([0, 3]), np.array([5000, 9000]), 600)
-    for context, expected in ((100, [50] * 12), (800, [400, 200]), (4096, [600])):
-        spans = blocks.after(context)
-        assert (spans.end - spans.first).tolist() == expected * 2
-        assert (spans.first - spans.begin == context).all()
-        targets = spans.targets()
-        assert targets.position.tolist() == [*range(5000, 5600), *range(9000, 9600)]
-        assert targets.document.tolist() == [0] * 600 + [3] * 600

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from evaluation.harness_models import CHOICES, CONTEXTS, DOCUMENTS, KINDS, by_forward, greedy, loaded, requests
+from evaluation.harness_models import (
+    CHOICES,
+    CONTEXTS,
+    DOCUMENTS,
+    KINDS,
+    by_forward,
+    every_kind,
+    greedy,
+    loaded,
+    requests,
+)
+from grids import every_nth
 from interop.exported import FORMS, write_run
 
 import lmlong
@@ -20,7 +31,7 @@ pytest.importorskip("lm_eval")
 from lmlong.evaluation.harness_model import HarnessModel  # noqa: E402
 
 
-@pytest.mark.parametrize("form", KINDS)
+@every_kind
 def test_continuations_have_the_likelihoods_of_forward_passes_however_they_are_read(tmp_path: Path, form: str) -> None:
     model = write_run(tmp_path / "run", **KINDS[form])
     contexts = [(256, *text.encode()) for text in CONTEXTS]
@@ -59,7 +70,7 @@ def test_a_context_is_read_once_for_all_its_continuations(tmp_path: Path) -> Non
     assert read == [501, 4]
 
 
-@pytest.mark.parametrize("form", KINDS)
+@every_kind
 def test_documents_have_the_likelihoods_of_forward_passes_and_of_lmlong_eval(tmp_path: Path, form: str) -> None:
     model = loaded(tmp_path, form)
     rolling = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
@@ -100,7 +111,7 @@ def test_a_continuation_is_cut_off_where_the_tokens_of_its_context_end(tmp_path:
     assert crossing
 
 
-@pytest.mark.parametrize("form", ["elu", "delta", "ngram", "softmax", "window beside"])
+@every_nth(2, pytest.mark.parametrize("form", ["elu", "delta", "ngram", "softmax", "window beside"]))
 def test_the_exported_model_has_the_same_likelihoods_in_the_harness(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

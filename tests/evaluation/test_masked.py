@@ -108,16 +108,7 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)
 @pytest.mark.parametrize(
-    "option",
-    [
-        "--lengths 16",
-        "--by state",
-        "--plot x.png",
-        "--state-dtype 64",
-        "--weights bf16",
-        "--cache-baseline",
-        "--cluster-by author",
-    ],
+    "option", ["--lengths 16", "--by state", "--plot x.png", "--state-dtype 64", "--weights bf16", "--cache-baseline"]
 )
 def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
     _, error = invoke("eval", encoder, *option.split())
@@ -140,6 +131,7 @@ def test_commands_that_continue_a_text_refuse_an_encoder(encoder: Path, tmp_path
         load(encoder, "cpu")
 
 
+@pytest.mark.parametrize("encoder", ["windows"], indirect=True)
 def test_runs_of_two_objectives_are_not_measured_together(encoder: Path, run: Path) -> None:
     _, error = invoke("eval", encoder, run)
     assert isinstance(error, UsageError) and "Name runs of one objective" in str(error)
