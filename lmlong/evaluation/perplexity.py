@@ -19,9 +19,8 @@ from lmlong.data.token_dataset import prepare, validation_fields
 from lmlong.data.token_file import TokenFile, tokens_of
 from lmlong.errors import UsageError, nearest
 from lmlong.evaluation import spans as cut
-from lmlong.evaluation.clusters import Clusters, clusters_by
 from lmlong.evaluation.context_views import ContextViews, training_targets
-from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.document_sums import Clusters, Sums, clusters_by
 from lmlong.evaluation.results import AtPosition, InWindows, PerplexityReport
 from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents, Spans
