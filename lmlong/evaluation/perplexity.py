@@ -160,7 +160,7 @@ def measure_perplexity(
         raise UsageError(f"--by remembrance: compares lengths, and {reached} reached. Give several in --lengths.")
     scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
     with autocast(loaded.device, precision):
-        fill(report, scorer, lengths, options, loaded if options.cache_baseline else None)
+        _fill(report, scorer, lengths, options, loaded)
         if "state" in options.views:
             longest = int(documents.sizes.argmax())
             begin, end = documents.begins[longest], documents.ends[longest]
@@ -193,17 +193,16 @@ def _identity(text: TokenFile, documents: Documents, loaded: TrainedLanguageMode
     return key_of(bytes_of, loaded.tokenizer.decode(text.tokens[:IDENTITY])[: IDENTITY // 4])
 
 
-def fill(
+def _fill(
     report: PerplexityReport,
     scorer: Scorer,
     lengths: list[int],
     options: PerplexityOptions,
-    cached: TrainedLanguageModel | None = None,
+    loaded: TrainedLanguageModel,
 ) -> None:
-    """Read the spans of all views and fill in the report; with `cached`, also the gain by a cache of counts for that
-    model."""
+    """Read the spans of all views and fill in the report."""
     blocks = None
-    if cached or any(view in OF_CONTEXT for view in options.views):
+    if options.cache_baseline or any(view in OF_CONTEXT for view in options.views):
         size = cut.block_size(lengths[-1])
         blocks = cut.choose_blocks(scorer.documents, lengths[-1], size, options.targets, options.min_documents)
     jobs = _jobs(scorer.documents, lengths, options)
@@ -214,8 +213,8 @@ def fill(
         if blocks:
             views = ContextViews(scorer, blocks, lengths, options.views, bar)
             views.fill(report)
-            if cached:
-                views.fill_cache(report, training_targets(cached, lengths, max(1, options.targets // 2), bar))
+            if options.cache_baseline:
+                views.fill_cache(report, training_targets(loaded, lengths, max(1, options.targets // 2), bar))
         _fill_whole(report, scorer, lengths, jobs, options, bar)
 
 

@@ -141,6 +141,7 @@ def test_views_of_the_same_targets_are_told_drawn_and_written(run: Path, tmp_pat
             assert mixed["gain"] == pytest.approx((at["model"]["nats"] - mixed["nats"]) / 64)
     # a text that repeats itself, and a model that has not learned it
     assert found["cache"][1]["mixed"]["document"]["gain"] > 0.5
+    assert found["cache"][0]["mixed"]["context"]["gain"] < found["cache"][1]["mixed"]["context"]["gain"]
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert found["context"] == found["position"] == []
 
@@ -174,6 +175,7 @@ def test_python_gives_the_numbers_of_the_command(run: Path, tmp_path: Path, capf
         report = lmlong.evaluate(model, train, name=str(run), **options)
         assert without_times(to_json([report])["runs"]) == without_times(told["runs"])
     assert capfd.readouterr() == ("", "")
+    assert [at["position"] for at in told["runs"][0]["state"]] == [1, 2, 4, 8, 16, 32]
 
 
 def test_texts_in_memory_are_documents_like_files(run: Path, tmp_path: Path) -> None:

@@ -8,26 +8,22 @@ from runpy import run_module
 import pytest
 import torch
 from commands import lmlong
+from evaluation.conftest import write_run as write_encoder
 from evaluation.harness_models import DOCUMENTS, by_forward, loaded
 from interop.exported import write_run
 from interop.tiny_llama import CHAT, CONFIG, weights, write_folder
 
 from lmlong import recipe
-from lmlong.checkpoint.location import LATEST
-from lmlong.checkpoint.write import Contents, point, write
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.likelihoods import document_likelihoods
 from lmlong.interop.importing import import_model
-from lmlong.model.build import build
-from lmlong.recipe import file as recipe_file
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("lm_eval")
 
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from lmlong.evaluation.harness import evaluate_tasks, load_tasks, write_tokenizer  # noqa: E402
+from lmlong.evaluation.harness import evaluate_tasks, load_tasks  # noqa: E402
 from lmlong.evaluation.harness_model import HarnessModel  # noqa: E402
 
 
@@ -51,13 +47,6 @@ def test_a_chat_template_makes_the_tokens_of_a_conversation(tmp_path: Path) -> N
     assert model.tokenizer.decode(pair.continuation) == " jumps <s>"
     assert [*pair.context, *pair.continuation].count(bos) == 1
     assert model.chat_template(True) == CHAT
-
-
-def test_transformers_counts_the_tokens_of_the_run(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    write_tokenizer(ByteTokenizer(), tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
-    assert tokenizer("abcé").input_ids == [256, *"abcé".encode()]
 
 
 def write_tasks(folder: Path) -> Path:
@@ -184,10 +173,7 @@ def test_an_encoder_is_refused(tmp_path: Path) -> None:
         model=recipe.Model(width=32, layers=2, heads=4, convolution=0, attention=attention),
         text=recipe.Text(),
     )
-    encoder, tokenizer = build(chosen, ByteTokenizer().vocabulary), ByteTokenizer()
-    folder = tmp_path / "run" / "checkpoints" / "step-00000001"
-    write(folder, Contents(encoder.state_dict(), {"step": 1}, recipe_file.dump(chosen), tokenizer.file, 1))
-    point(folder.parent / LATEST, folder)
+    write_encoder(tmp_path / "run", chosen, 1)
     done = lmlong("lm-eval", tmp_path / "run", "--tasks", "arc_easy")
     assert done.returncode == 2 and "encoder (objective: masked)" in done.stderr
 

@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from models import stirred
+from evaluation.conftest import write_run
 
-from lmlong.checkpoint.write import Contents, point, write
 from lmlong.cli.main import lmlong as command
 from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.masked import measure_masked
 from lmlong.evaluation.perplexity import validation_text
 from lmlong.inference.loading import load, open_run
-from lmlong.model.build import build
 from lmlong.recipe import Recipe, file
 
 RECIPE = """
@@ -52,13 +49,7 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     rows, *in_blocks = request.param.split(", ")
     downsample = "{factor: 5, layers: 1, kind: conv}" if in_blocks else "null"
     (tmp_path / "tiny.yaml").write_text(RECIPE.format(rows=rows, downsample=downsample, **places))
-    recipe = file.load(str(tmp_path / "tiny.yaml"))
-    tokenizer = ByteTokenizer()
-    model = stirred(build(recipe, tokenizer.vocabulary), 0.3)
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
-    write(checkpoint, Contents(model.state_dict(), {}, file.dump(recipe), tokenizer.file, 3))
-    point(checkpoint.parent / "latest", checkpoint)
-    return tmp_path / "run"
+    return write_run(tmp_path / "run", file.load(str(tmp_path / "tiny.yaml")), 3, deviation=0.3)
 
 
 def invoke(*words: object) -> tuple[str, Exception | None]:

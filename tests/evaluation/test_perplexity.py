@@ -1,4 +1,4 @@
-"""Measured perplexity against a source whose entropy is known, and against the definition on a real model."""
+"""Measured perplexity against its definition."""
 
 import subprocess
 import sys
@@ -7,109 +7,98 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluation.oracles import Oracle, Repeated, text_of
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation import scorer as scored
-from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.perplexity import VIEWS, PerplexityOptions, fill, measure_perplexity, validation_text
+from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
 from lmlong.evaluation.perplexity_report import table
-from lmlong.evaluation.results import PerplexityReport
-from lmlong.evaluation.scorer import Scorer
-from lmlong.evaluation.spans import GOLDEN, block_size, choose_blocks, documents_of
+from lmlong.evaluation.recurrence import KINDS, buckets
+from lmlong.evaluation.spans import GOLDEN, Targets, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.state_size import StateSize
-
-SOURCE = Repeated(symbols=5, distance=11, wrong=0.1)
-LENGTHS = [1, 2, 8, 16, 32]
-DOCUMENTS = [64, 33, *range(200, 600, 9)]
-
-
-def agrees(sums: Sums, truth: float) -> bool:
-    """Return whether a measured loss is within two standard errors, which must be small."""
-    assert sums.nats_error < 0.1
-    return abs(sums.totals.nats_per_token - truth) < 2 * sums.nats_error + 1e-9
-
-
-def test_the_curve_falls_where_the_entropy_does() -> None:
-    text = text_of(SOURCE, DOCUMENTS)
-    report = PerplexityReport("oracle", "", 0, StateSize((0, 0), (0, 0)), trained_length=16)
-    scorer = Scorer(Oracle(SOURCE), text.tokens, documents_of(text), ByteTokenizer(), torch.device("cpu"))
-    fill(report, scorer, LENGTHS, PerplexityOptions(("context", "position"), targets=4000, min_documents=2))
-    assert [point.length for point in report.context] == LENGTHS
-    for length, sums, _ in report.context:
-        # a target has up to half as many tokens more before it
-        assert agrees(sums, float(np.mean([SOURCE.entropy(length + more) for more in range(block_size(length))]))), (
-            length
-        )
-    assert len({tuple(point.sums.tokens) for point in report.context}) == 1
-    for first, last, sums in report.position:
-        if SOURCE.entropy(first) == SOURCE.entropy(last) and sums.totals.tokens > 500:
-            assert agrees(sums, SOURCE.entropy(first)), first
 
 
 @torch.no_grad()
-def by_definition(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int, end: int) -> float:
-    """Return the nats of the tokens from `first` to `end`, each given those from `begin` on."""
+def log_probabilities(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int, end: int) -> np.ndarray:
+    """Return log p (T, V) of the tokens from `first` to `end`, each given those from `begin` on."""
     logits, _ = loaded.model(torch.from_numpy(text[None, begin : end - 1].astype(np.int64)))
-    log_p = logits[0, first - begin - 1 :].double().log_softmax(-1)
-    return -float(log_p[range(end - first), text[first:end].astype(np.int64)].sum())
+    return logits[0, first - begin - 1 :].double().log_softmax(-1).numpy()
 
 
-def test_every_target_is_scored_by_its_definition(
-    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scored, "TOKENS_AT_ONCE", 200)  # several batches, some of several rows
-    monkeypatch.setattr(scored, "PIECE", 48)  # and spans of several pieces
+def nats(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int, end: int) -> np.ndarray:
+    """Return the loss of each token from `first` to `end`."""
+    log_p = log_probabilities(loaded, text, begin, first, end)
+    return -np.take_along_axis(log_p, text[first:end, None].astype(np.int64), axis=1)[:, 0]
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several batches, some of several rows, and spans of several pieces."""
+    monkeypatch.setattr(scored, "TOKENS_AT_ONCE", 200)
+    monkeypatch.setattr(scored, "PIECE", 48)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_whole_documents_are_scored_by_the_definition(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
-    options = PerplexityOptions(VIEWS, (8, 24, 40, 9999), targets=80, min_documents=2)
+    options = PerplexityOptions(("position", "protocol"), (24, 100, 9999), min_documents=2)
     report = measure_perplexity("tiny", loaded, text, options)
     assert report.left_out == [9999]
     assert report.carried is not None
     size = sum(len(each.encode()) for each in VALIDATION_TEXTS)
     assert (report.carried.totals.tokens, report.carried.totals.bytes) == (size + 2, size)  # the ends of both too
-    assert [at.sums.totals.tokens for at in report.position][:8] == [2 << n for n in range(8)]
     documents = documents_of(text)
     for number, (begin, end) in enumerate(zip(documents.begins.tolist(), documents.ends.tolist(), strict=True)):
-        assert report.carried.nats[number] == pytest.approx(
-            by_definition(loaded, text.tokens, begin, begin + 1, end), rel=1e-5
-        )
+        whole = nats(loaded, text.tokens, begin, begin + 1, end)
+        assert report.carried.nats[number] == pytest.approx(whole.sum(), rel=1e-5)
+        for exponent, (first, last, sums) in enumerate(report.position):
+            assert (first, last) == (2**exponent, 2 ** (exponent + 1) - 1)
+            assert sums.nats[number] == pytest.approx(whole[first - 1 : last].sum(), rel=1e-5)
+        for length, *both in report.windows:
+            for step, sums in zip((length, length // 2), both, strict=True):
+                lost = [
+                    nats(loaded, text.tokens, max(begin, first + step - 1 - length), first, min(first + step, end))
+                    for first in range(begin + 1, end, step)
+                ]
+                assert sums.nats[number] == pytest.approx(np.concatenate(lost).sum(), rel=1e-5)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_the_same_targets_are_scored_by_the_definition_at_each_length(loaded: TrainedLanguageModel) -> None:
+    text, views = validation_text(loaded), ("context", "recurrence", "remembrance")
+    options = PerplexityOptions(views, (8, 24, 40), targets=80, min_documents=2)
+    report = measure_perplexity("tiny", loaded, text, options)
+    documents = documents_of(text)
+    blocks = []  # the first tokens of two blocks of 20 targets in each document
+    for number, (begin, end) in enumerate(zip(documents.begins.tolist(), documents.ends.tolist(), strict=True)):
         room = (end - begin - 40) // 20
-        blocks = [begin + 40 + int((place + number * GOLDEN) * room / 2) * 20 for place in range(2)]
-        for length, sums, _ in report.context:
-            step = block_size(length)
-            nats = [
-                by_definition(loaded, text.tokens, first - length, first, min(first + step, block + 20))
+        blocks += [begin + 40 + int((place + number * GOLDEN) * room / 2) * 20 for place in range(2)]
+    position = np.concatenate([np.arange(first, first + 20) for first in blocks])
+    targets = Targets(np.repeat([0, 1], 40), position, position)
+    log_p = {
+        length: np.concatenate(
+            [
+                log_probabilities(loaded, text.tokens, first - length, first, min(first + step, block + 20))
                 for block in blocks
                 for first in range(block, block + 20, step)
             ]
-            assert sums.nats[number] == pytest.approx(sum(nats), rel=1e-5)
-            assert sums.tokens[number] == 40 and sums.bytes[number] in (39, 40)  # the end has no byte
-        for length, reset, sliding in report.windows:
-            for step, sums in ((length, reset), (length // 2, sliding)):
-                firsts = range(begin + 1, end, step)
-                starts = [max(begin, first + step - 1 - length) for first in firsts]
-                nats = [
-                    by_definition(loaded, text.tokens, start, first, min(first + step, end))
-                    for start, first in zip(starts, firsts, strict=True)
-                ]
-                assert sums.nats[number] == pytest.approx(sum(nats), rel=1e-5)
-
-
-def test_windows_as_long_as_the_documents_are_one_pass_over_them(loaded: TrainedLanguageModel) -> None:
-    text = validation_text(loaded)
-    longest = int(documents_of(text).sizes.max())
-    options = PerplexityOptions(("protocol", "position"), (16, longest), min_documents=0)
-    report = measure_perplexity("tiny", loaded, text, options)
-    assert report.carried is not None
-    for sums in report.windows[-1][1:]:
-        assert sums.nats == pytest.approx(report.carried.nats, rel=1e-5)
-    assert report.windows[0].reset.nats != pytest.approx(report.carried.nats, rel=1e-3)
-    assert sum(at.sums.nats for at in report.position) == pytest.approx(report.carried.nats, rel=1e-12)
-    assert [(at.first, at.last) for at in report.position] == [(1 << n, (2 << n) - 1) for n in range(9)]
+        )
+        for length, step in ((8, 4), (24, 12), (40, 20))
+    }
+    for (length, sums, _), recurrence in zip(report.context, report.recurrence, strict=True):
+        lost = -log_p[length][np.arange(80), text.tokens[position]]
+        assert sums.nats == pytest.approx(np.bincount(targets.document, lost), rel=1e-5)
+        assert sums.tokens.tolist() == [40, 40]
+        assert sums.bytes.sum() == loaded.tokenizer.token_bytes[text.tokens[position]].sum()
+        for kind in KINDS:
+            bucket = buckets(kind, text.tokens, documents, targets, loaded.tokenizer)
+            for number, of_bucket in enumerate(getattr(recurrence, kind)):
+                assert of_bucket.totals.nats == pytest.approx(lost[bucket == number].sum(), rel=1e-5)
+    assert [point.length for point in report.remembrance] == [8, 24]
+    for length, sums, _ in report.remembrance:
+        divergence = (np.exp(log_p[40]) * (log_p[40] - log_p[length])).sum(-1)
+        assert sums.nats == pytest.approx(np.bincount(targets.document, divergence), rel=1e-4)
 
 
 def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguageModel) -> None:
@@ -145,15 +134,6 @@ def test_of_too_few_documents_parts_are_measured_at_shorter_lengths(loaded: Trai
     assert "10 parts of 2 documents, each read from an empty state" in table([report])
     one = measure_perplexity("one", loaded, text.first(40))
     assert (one.documents, one.parts_of) == (10, 1) and one.context
-
-
-def test_the_state_is_told_of(loaded: TrainedLanguageModel) -> None:
-    report = measure_perplexity(
-        "tiny", loaded, validation_text(loaded), PerplexityOptions(("state",), (64,), min_documents=1)
-    )
-    assert [at.position for at in report.health] == [1, 2, 4, 8, 16, 32, 64]
-    assert all(at.norm > 0 and 1 <= at.features <= at.of == 8 and at.smallest > 0 for at in report.health)
-    assert not report.context and not report.position
 
 
 @pytest.mark.slow

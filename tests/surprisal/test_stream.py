@@ -153,12 +153,6 @@ def test_settled_text_goes_on(subword_model: TrainedLanguageModel) -> None:
     assert [each.bytes for each in found] == [13, 5]
 
 
-def test_the_end_of_a_document_is_scored_where_it_is_wanted(subword_model: TrainedLanguageModel) -> None:
-    scores = TextScore(subword_model)
-    found = [*scores.read(TEXT.encode()), *scores.finish(end=True)]
-    assert sum(each.bits for each in found) == pytest.approx(eval_bits(subword_model, TEXT, end=True), rel=1e-6)
-
-
 def test_one_long_line_has_all_its_bits_and_little_text(subword_model: TrainedLanguageModel) -> None:
     text = prose(4000).replace("\n", " ")
     (found,) = lmlong.score(subword_model, [text])
