@@ -215,24 +215,12 @@ def _fill(
             views.fill(report)
             if options.cache_baseline:
                 views.fill_cache(report, training_targets(loaded, lengths, max(1, options.targets // 2), bar))
-        _fill_whole(report, scorer, lengths, jobs, options, bar)
-
-
-def _fill_whole(
-    report: PerplexityReport,
-    scorer: Scorer,
-    lengths: list[int],
-    jobs: dict[tuple[str, int], Spans],
-    options: PerplexityOptions,
-    bar: tqdm,
-) -> None:
-    """Fill in the views of whole documents."""
-    positions: dict[int, Sums] = {}
-    sums = {}
-    begun = time.perf_counter()
-    for (kind, length), spans in jobs.items():
-        bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
-        sums[kind, length] = scorer.sums(spans, bar, positions if kind == "carried" else None)
+        positions: dict[int, Sums] = {}
+        sums = {}
+        begun = time.perf_counter()
+        for (kind, length), spans in jobs.items():
+            bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
+            sums[kind, length] = scorer.sums(spans, bar, positions if kind == "carried" else None)
     report.seconds += time.perf_counter() - begun
     report.carried = sums.get(("carried", 0))
     if "position" in options.views:

@@ -4,15 +4,12 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from evaluation.texts import VALIDATION_TEXTS
-from torch import Tensor
 
 from lmlong.cli.probe import probe as command
 from lmlong.data.tokenizers.base import ByteTokenizer
@@ -20,6 +17,7 @@ from lmlong.errors import UsageError
 from lmlong.evaluation import probe_accuracy as recalls
 from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, table
 from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
+from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.report.figure import Panel
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "theta", "iota"]
@@ -29,30 +27,6 @@ NEEDLES_TOLD = rf"(The secret word of \w+ is \w+\.\n){{{NEEDLES}}}"
 def made(probe: str, distance: int, seed: int = 0) -> Trial:
     text = np.frombuffer("".join(VALIDATION_TEXTS).encode(), np.uint8)
     return PROBES[probe](ProbeText(ByteTokenizer(), text, WORDS), distance, np.random.default_rng(seed))
-
-
-class Remembering:
-    """Predicts that each token is followed by what followed it the last time."""
-
-    vocabulary = 258
-
-    def __init__(self) -> None:
-        self.embedding = SimpleNamespace(weight=torch.zeros(1))
-
-    def hidden_states(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        seen = state or [[] for _ in tokens]
-        hidden = torch.zeros(*tokens.shape, self.vocabulary)
-        for row, read in enumerate(tokens.tolist()):
-            for place, token in enumerate(read):
-                known = seen[row]
-                before = [at for at in range(len(known)) if known[at] == token]
-                if before and before[-1] + 1 < len(known):
-                    hidden[row, place, known[before[-1] + 1]] = 1
-                known.append(token)
-        return hidden, seen
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
 
 
 @pytest.mark.parametrize("probe", ["copy", "induction", "mqar"])
@@ -90,17 +64,21 @@ def test_texts_follow_from_the_seed(probe: str) -> None:
     assert not np.array_equal(made(probe, 50, 3).tokens[:40], made(probe, 50, 4).tokens[:40])
 
 
-@pytest.mark.parametrize("piece", [7, 4096])
-def test_who_remembers_is_right_and_who_does_not_is_not(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(recalls, "PIECE", piece)
+def test_an_answer_is_right_if_it_is_the_likeliest_token(
+    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def likeliest(trial: Trial) -> np.ndarray:
+        logits, _ = loaded.model(torch.tensor([[256, *trial.tokens.tolist()]]))
+        return logits[0].argmax(-1).numpy()[trial.asked]
+
     trials = [made(probe, distance) for probe in ("induction", "mqar") for distance in (16, 40)]
-    model: Any = Remembering()
-    assert [row.tolist() for row in answered(model, trials, 256)] == [[True] * len(trial.asked) for trial in trials]
-    changed = [Trial(trial.tokens.copy(), trial.asked) for trial in trials]
-    for trial in changed:
-        trial.tokens[trial.asked[-1]] ^= 1  # another answer than what was told
-    expected = [[True] * (len(trial.asked) - 1) + [False] for trial in trials]
-    assert [row.tolist() for row in answered(model, changed, 256)] == expected
+    for trial in trials:
+        trial.tokens[trial.asked[-1]] = likeliest(trial)[-1]
+    expected = [(likeliest(trial) == trial.tokens[trial.asked]).tolist() for trial in trials]
+    assert all(row[-1] for row in expected) and not all(map(all, expected))
+    for piece in (7, 4096):
+        monkeypatch.setattr(recalls, "PIECE", piece)
+        assert [row.tolist() for row in answered(loaded.model, trials, 256)] == expected
 
 
 FOUND = ProbeResult(
