@@ -141,7 +141,8 @@ def test_views_of_the_same_targets_are_told_drawn_and_written(run: Path, tmp_pat
             assert mixed["gain"] == pytest.approx((at["model"]["nats"] - mixed["nats"]) / 64)
     # a text that repeats itself, and a model that has not learned it
     assert found["cache"][1]["mixed"]["document"]["gain"] > 0.5
-    assert found["cache"][0]["mixed"]["context"]["gain"] < found["cache"][1]["mixed"]["context"]["gain"]
+    near = found["cache"][0]["mixed"]
+    assert near["context"]["gain"] < near["document"]["gain"]  # which has more counts
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert found["context"] == found["position"] == []
 

@@ -116,18 +116,6 @@ def test_a_dead_denominator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 / smallest denominator" in broken(checked(ELU))
 
 
-def test_denominators_by_position_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With features of one everywhere the t-th token of a document divides by t times the number of features."""
-    monkeypatch.setattr(Elu, "query", lambda self, q: torch.ones_like(q))
-    form = recipe.Attention(kind="linear", decay="none")
-    model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=form), 50)
-    starts = torch.zeros(1, 100, dtype=torch.bool)
-    starts[0, [0, 60]] = True  # documents of 60 and 40 tokens
-    buckets = denominators(model, torch.zeros(1, 100, dtype=torch.long), starts)
-    assert [(b.first, b.last) for b in buckets] == [(1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, 60)]
-    assert [(b.smallest, b.largest) for b in buckets] == [(8.0 * b.first, 8.0 * b.last) for b in buckets]
-
-
 @pytest.mark.usefixtures("by_torch")
 def test_the_command_prints_a_table_or_json_and_its_exit_code(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [str(run), "--tokens", "60", "--device", "cpu"]
@@ -158,12 +146,27 @@ def test_a_model_that_reads_blocks_keeps_the_laws(kind: str, precision: str) -> 
     assert len(report.verdicts) == laws_of(options.attention)
 
 
-def test_denominators_of_blocks_stand_at_their_last_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "downsample", "second", "expected"),
+    [
+        ("linear", None, 60, [*((n // 2 + 1, n, n // 2 + 1, n) for n in (1, 3, 7, 15, 31)), (32, 60, 32, 60)]),
+        # documents of 14 and 10 blocks of 4, at the positions of their last tokens
+        (
+            ["window", "linear", "window"],
+            recipe.Downsample(),
+            58,
+            [(4, 7, 1, 1), (8, 15, 2, 3), (16, 31, 4, 7), (32, 58, 8, 14)],
+        ),
+    ],
+)
+def test_denominators_by_position_in_closed_form(
+    kind: Any, downsample: Any, second: int, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 8 features of one everywhere, the t-th token or block of a document divides by 8 t."""
     monkeypatch.setattr(Elu, "query", lambda self, q: torch.ones_like(q))
-    form = recipe.Attention(kind=["window", "linear", "window"], decay="none")
-    model = LanguageModel(recipe.Model(width=16, layers=3, heads=2, attention=form, downsample=recipe.Downsample()), 50)
+    form = recipe.Attention(kind=kind, decay="none")
+    model = LanguageModel(recipe.Model(width=16, layers=3, heads=2, attention=form, downsample=downsample), 50)
     starts = torch.zeros(1, 100, dtype=torch.bool)
-    starts[0, [0, 58]] = True  # documents of 58 and 42 tokens, 14 and 10 blocks
-    buckets = denominators(model, torch.zeros(1, 100, dtype=torch.long), starts)
-    assert [(b.first, b.last) for b in buckets] == [(4, 7), (8, 15), (16, 31), (32, 58)]
-    assert [(b.smallest, b.largest) for b in buckets] == [(8.0, 8.0), (16.0, 24.0), (32.0, 56.0), (64.0, 112.0)]
+    starts[0, [0, second]] = True
+    found = denominators(model, torch.zeros(1, 100, dtype=torch.long), starts)
+    assert [(b.first, b.last, b.smallest / 8, b.largest / 8) for b in found] == expected
