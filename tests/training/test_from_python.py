@@ -47,12 +47,12 @@ def test_a_run_in_a_thread_is_resumed_and_kept_from_others(recipe_of: Recipes, t
     with pytest.raises(UsageError, match="exists"):
         lmlong.train(recipe_of(), run)
     with ThreadPoolExecutor(1) as threads:
-        going_on = threads.submit(lmlong.train, recipe_of("training.steps=200"), run, resume="auto")
+        going_on = threads.submit(lmlong.train, recipe_of("training.steps=60"), run, resume="auto")
         while not ((run / ".lock").exists() and (run / ".lock").read_text()):  # opened, but not taken yet
             time.sleep(0.001)
         with pytest.raises(UsageError, match=f"process {os.getpid()} on .* is training in it"):
             lmlong.train(recipe_of(), run, overwrite=True)
-        assert going_on.result(timeout=120).step == 200
+        assert going_on.result(timeout=120).step == 60
     assert lmlong.train(recipe_of("training.steps=2"), run, overwrite=True).step == 2
     assert lmlong.train(recipe_of("training.steps=2"), run, resume=run).validation is None, "nothing was left to do"
 
@@ -165,11 +165,11 @@ def test_a_signal_for_the_main_thread_does_not_stop_another(recipe_of: Recipes, 
     before = signal.signal(signal.SIGTERM, lambda *_: heard.set())
     try:
         with ThreadPoolExecutor(1) as threads:
-            training = threads.submit(lmlong.train, recipe_of("training.steps=100"), tmp_path / "run")
+            training = threads.submit(lmlong.train, recipe_of("training.steps=40"), tmp_path / "run")
             while len(metrics(tmp_path / "run")) < 5:
                 time.sleep(0.001)
             signal.raise_signal(signal.SIGTERM)
-            assert training.result(timeout=120).step == 100
+            assert training.result(timeout=120).step == 40
         assert heard.is_set(), "the program's own handler was replaced"
     finally:
         signal.signal(signal.SIGTERM, before)
