@@ -126,12 +126,6 @@ def test_blocks_change_nothing_of_what_is_read(masked: Recipes, rows: str) -> No
         assert all(np.array_equal(mine, others) for mine, others in pairs)
 
 
-def test_bfloat16_learns_what_float32_learns(masked: Recipes, tmp_path: Path) -> None:
-    for precision in ("32", "bf16"):
-        train(masked(f"training.precision={precision}", *KINDS["pattern"]), tmp_path / precision)
-    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "32"), rel=0.02)
-
-
 IN_SLOW_OF_DEEPSPEED = [(2, "layerwise"), (3, "favor"), (3, "hourglass")]
 
 

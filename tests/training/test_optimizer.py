@@ -1,6 +1,5 @@
 """The course of the learning rate in closed form, and what decays."""
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -70,12 +69,6 @@ def test_a_run_ends_by_steps_or_tokens_whichever_comes_first(
     steps: int | None, tokens: int | None, expected: int
 ) -> None:
     assert count_steps(recipe.Training(steps=steps, tokens=tokens), 100) == expected
-
-
-def test_a_closed_form_of_the_whole_cosine() -> None:
-    training = options(warmup_steps=0)
-    total = sum(learning_rate_factor(step, 100, training) for step in range(100))
-    assert total == pytest.approx(sum((1 + math.cos(math.pi * step / 100)) / 2 for step in range(100)))
 
 
 def test_an_untied_output_is_trained_as_the_embedding() -> None:
