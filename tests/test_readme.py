@@ -21,11 +21,11 @@ import pytest
 import torch
 from commands import Finished
 from commands import lmlong as call_lmlong
+from machine import new_cache
 from planted_parts.service_log import write_log
 
 from lmlong.attention import laws
 from lmlong.cli.main import lmlong
-from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build
 from lmlong.recipe import file as recipe_file
@@ -78,7 +78,7 @@ def run(words: list[str], folder: Path, cache: Path) -> subprocess.CompletedProc
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    return new_cache(tmp_path_factory.mktemp("readme"))
 
 
 @pytest.fixture(scope="module")
@@ -240,11 +240,6 @@ def test_the_page_of_laws_has_each_with_the_name_that_check_prints() -> None:
         assert not re.search(r"\b(six|seven|eight|nine|ten|twelve) laws", text)
 
 
-@pytest.mark.parametrize("page", sorted(PAGES))
-def test_a_command_over_several_lines_can_be_pasted(page: str) -> None:
-    assert not re.search(r"\\\\$", PAGES[page], flags=re.MULTILINE)
-
-
 def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:
     table = re.findall(r"^\| `([\w-]+)` \|.*?\| ([\d.]+) M \|", PAGES["docs/guides/recipes.md"], flags=re.MULTILINE)
     rows = dict(table)
@@ -270,9 +265,3 @@ def test_every_recipe_says_how_it_is_run_and_builds(name: str) -> None:
     model = build(recipe.model_copy(update={"model": small}), 300)
     nats, _ = model.loss(torch.arange(40)[None], torch.arange(1, 41)[None])
     assert nats.item() / 40 == pytest.approx(5.7, abs=0.5)  # ln 300: it has learned nothing yet
-
-
-def test_the_tokenizer_of_the_quickstart_is_lossless(folder: Path) -> None:
-    tokenizer = load_tokenizer(folder / "runs" / "quickstart" / "tokenizer.model")
-    text = README + "\x00\u2581 \t\r\n"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
