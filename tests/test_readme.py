@@ -36,8 +36,9 @@ README = (ROOT / "README.md").read_text()
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]}
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 SHORT = ["training.steps=3", "text.sequence_length=64", "training.batch_size=1", "model.width=32", "model.layers=2"]
+SHORT += ["training.validation_tokens=2000", "training.final_validation_tokens=0"]
 SHORT += ["model.attention.linformer.projected=16"]  # as many slots as so short a sequence has room for
-PACKAGES = ("asyncio", "email", "json", "unittest")
+PACKAGES = ("email", "json")
 SMALL = ["'text.sources=[{kind: files, paths: [library]}]'", "text.validation.fraction=0.5"]
 """These packages in the place of the whole standard library, on which quickstart trains."""
 FIRST = "pip install -e . && lmlong train quickstart"
