@@ -1,7 +1,7 @@
 """Run the commands of the README and the docs, with training shortened by overrides.
 
 Commands in ```sh blocks are run. For all others, such as those in ```bash blocks, the test checks that the command and
-its options exist. The first command and those that start processes run in a separate process, the others in this one.
+its options exist. Commands that start processes or load a plug-in run in a separate process, the others in this one.
 """
 
 import functools
@@ -93,8 +93,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     for name in PACKAGES:
         package = Path(sysconfig.get_path("stdlib"), name)
         shutil.copytree(package, folder / "library" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    first = shortened(FIRST.split(" && ")[1])
-    result = run(["-m", *shlex.split(first)], folder, cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMLONG_CACHE", str(cache))
+        result = call_lmlong(*shlex.split(shortened(FIRST.split(" && ")[1]))[1:], cwd=folder)
     assert result.returncode == 0, result.stderr
     assert "gzip -9" in result.stdout
     return folder
@@ -186,11 +187,13 @@ def test_zsh_passes_each_example_on_as_it_is_written(tmp_path: Path) -> None:
     assert passed[:-1] == [shlex.split(command, comments=True)[1:] for command in commands]
 
 
-def test_the_python_example_works(folder: Path, cache: Path) -> None:
+def test_the_python_example_works(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (example,) = blocks("README.md", "python")
-    result = run(["-c", example], folder, cache)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
+    monkeypatch.chdir(folder)
+    exec(example, {"__name__": "__main__"})
+    assert capsys.readouterr().out
 
 
 def named(page: str) -> list[str]:
