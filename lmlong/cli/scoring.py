@@ -103,7 +103,8 @@ def _values(unit: Surprise) -> dict[str, Any]:
 def run_job(job: Job, show: Show) -> int:
     """Score all inputs and write the units; a signal ends it after all that was read is scored and saved. Return the
     exit code."""
-    with Stop() as stop:
+    stop = Stop()
+    with stop:
         if job.unit == "record":
             _score_records(job, show, stop)
         else:
