@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from lmlong.cli import options
+from lmlong.cli import lists, options
 from lmlong.cli.lists import parse_names
-from lmlong.cli.output import check_files, show
+from lmlong.cli.output import show
 from lmlong.cli.plugins import load_recipe
 from lmlong.recipe.candidates import single_kinds
 from lmlong.recipe.kinds import plugin_candidates
@@ -26,9 +26,9 @@ DEFAULT = ("softmax", "elu", "elu-learned", "favor", "window")
 
 
 class SpeedOptions(NamedTuple):
-    """The options of all speed benchmarks, before they are parsed."""
+    """The options of all speed benchmarks."""
 
-    lengths: str
+    lengths: list[int]
     only: str | None
     precisions: str
     limit: float
@@ -40,16 +40,13 @@ class SpeedOptions(NamedTuple):
 def speed_options(lengths: str, precisions: str) -> Callable[[options.Command], options.Command]:
     """Return the options of `SpeedOptions`."""
     return options.together(
-        click.option("--lengths", default=lengths, show_default=True, metavar="N,...", help="Tokens; k is 1,024."),
+        lists.lengths("Tokens; k is 1,024.", lengths),
         click.option("--only", metavar="NAME,...", help=f"Attentions to compare.  [default: {','.join(DEFAULT)}]"),
-        click.option(
-            "--precisions", default=precisions, show_default=True, metavar="FORMAT,...", help="Number formats."
-        ),
+        click.option("--precisions", default=precisions, metavar="FORMAT,...", help="Number formats."),
         click.option(
             "--limit",
             metavar="SECONDS",
             default=300.0,
-            show_default=True,
             type=click.FloatRange(min=0, min_open=True),
             help="Leave out a candidate where one pass would take longer.",
         ),
@@ -62,9 +59,9 @@ def speed_options(lengths: str, precisions: str) -> Callable[[options.Command], 
 
 @click.command()
 @speed_options("1k,4k,16k", "32,bf16")
-@click.option("--rows", default=1, show_default=True, type=click.IntRange(1), help="Texts in a batch.")
-@click.option("--heads", default=8, show_default=True, type=click.IntRange(1))
-@click.option("--width", default=64, show_default=True, type=click.IntRange(2), help="Width of a head.")
+@click.option("--rows", default=1, type=click.IntRange(1), help="Texts in a batch.")
+@click.option("--heads", default=8, type=click.IntRange(1))
+@click.option("--width", default=64, type=click.IntRange(2), help="Width of a head.")
 @click.option("--forward", is_flag=True, help="Without the backward pass.")
 def attention(rows: int, heads: int, width: int, forward: bool, **common: Any) -> None:
     """Measure the speed of each attention alone, and the length from which it is faster than softmax.
@@ -148,24 +145,20 @@ class SpeedGrid(NamedTuple):
 
     names: tuple[str, ...]
     precisions: tuple[str, ...]
-    lengths: tuple[int, ...]
+    lengths: list[int]
     device: "torch.device"
     limit: float  # seconds
 
 
 def _grid(given: SpeedOptions, formats: Sequence[str]) -> SpeedGrid:
     """Return what to measure; raise a UsageError for files that cannot be written."""
-    from lmlong.recipe.lengths import parse_lengths
-
     usual = (*DEFAULT, *plugin_candidates())
     names = parse_names("--only", given.only, single_kinds()) if given.only is not None else usual
     precisions = parse_names("--precisions", given.precisions, formats)
-    lengths = tuple(parse_lengths(given.lengths))
-    check_files(given.json_file, given.plot)
 
     from lmlong.model.device import pick_device
 
-    return SpeedGrid(names, precisions, lengths, pick_device(given.device), given.limit)
+    return SpeedGrid(names, precisions, given.lengths, pick_device(given.device), given.limit)
 
 
 def _shape(chosen: "Recipe") -> str:

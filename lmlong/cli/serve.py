@@ -5,12 +5,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from lmlong.cli import options
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, install_command
 from lmlong.serving.settings import Settings
 
 KEY = "LMLONG_API_KEY"
@@ -44,14 +44,8 @@ def named(number: int) -> str:
 
 @click.command()
 @options.run
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option(
-    "--port",
-    default=8000,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 for any free port.",
-)
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port to listen on; 0 for any free port.")
 @click.option(
     "--api-key", metavar="KEY", help=f"API key that requests must send. Prefer {KEY}, which ps does not show."
 )
@@ -65,10 +59,7 @@ def named(number: int) -> str:
     help="Folder for the states of sessions.",
 )
 @settings
-@options.weights
-@options.state_dtype
-@options.threads
-@options.device
+@options.loading
 def serve(
     run: str,
     host: str,
@@ -77,9 +68,7 @@ def serve(
     api_key_file: Path | None,
     allowed_host: tuple[str, ...],
     sessions: Path | None,
-    weights: Literal["32", "bf16", "int8"],
-    state_dtype: Literal["32", "64"],
-    device: str,
+    loading: options.Loading,
     **given: Any,
 ) -> None:
     """Serve the model of RUN over HTTP with an OpenAI-compatible API: /v1/completions, /v1/chat/completions and
@@ -97,17 +86,16 @@ def serve(
     keys = read_keys(api_key, api_key_file)
     try:
         from lmlong.serving.server import Server, bind, prepare_process
-    except ImportError:
-        raise UsageError("lmlong serve: required libraries are missing. Run pip install 'lmlong[serve]'.") from None
+    except ImportError as error:
+        raise UsageError(f"{error.name} is not installed. Run {install_command('serve')}.") from None
     from lmlong.checkpoint.location import run_path
-    from lmlong.inference.loading import load
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
     from lmlong.serving.sessions import SessionStore, lock_folder
 
     listening = bind(host, port)
     chosen = Settings(**given, held=max(Settings.held, 2 * given["max_body"]))
-    trained = load(run, device, weights, state_dtype)
+    trained = loading.load(run)
     if trained.fast_step_at_once:
         trained.use_fast_step()
     name, run_folder, hosts = Path(run).absolute().name, run_path(run).resolve(), Hosts(host, allowed_host)

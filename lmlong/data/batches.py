@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens, Row
-from lmlong.data.rows import Rows
+from lmlong.data.rows import IGNORED, CyclicTokens, Row, Rows
 
 MAX_LENGTHS = 16
 """Maximum number of different batch lengths, so that memory and compiled code are reused."""
@@ -62,7 +61,7 @@ class TrainingBatches:
 
     def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
         """Return rows as a batch of length `time`. `first` is the number of its first row among all rows."""
-        return _padded(rows, time, self._eos)
+        return _causal_batch(rows, time, self._eos)
 
     def _time(self, filled: int) -> int:
         """Round `filled` up to one of a few lengths."""
@@ -94,7 +93,7 @@ def validation_batches(
         starts = [starts[n] for n in evenly(len(starts), limit // length)]  # type: ignore[assignment]
     for numbers in in_batches(len(starts), rows, ranks):
         windows = [text.row(starts[n], min(starts[n] + length, len(text))) for n in numbers]
-        yield _padded(windows, length, text.eos)
+        yield _causal_batch(windows, length, text.eos)
 
 
 VALIDATION_STREAMS = 8
@@ -119,7 +118,7 @@ def validation_streams(
         spans += [(0, 0)] * (rows - len(spans))
         for at in range(0, read, length):
             inside = [(min(begin + at, end), min(begin + at + length, end)) for begin, end in spans]
-            batch = _padded([text.row(*span) for span in inside], length, text.eos)
+            batch = _causal_batch([text.row(*span) for span in inside], length, text.eos)
             batch.document_starts[:, 0] |= at == 0
             yield batch
 
@@ -144,16 +143,18 @@ def in_batches(count: int, rows: int, ranks: int) -> Iterator[range]:
         yield range(min(first, count), min(first + rows, count))
 
 
-def _padded(rows: Sequence[Row], time: int, eos: int) -> CausalBatch:
-    """Return rows as inputs and targets, padded to `time` with eos, which has no target."""
-    shape = (max(len(rows), 1), time)
-    tokens = np.full(shape, eos, dtype=np.int64)
-    targets = np.full(shape, IGNORED, dtype=np.int64)
-    document_starts = np.zeros(shape, dtype=np.bool_)
+def pad(rows: Sequence[Sequence[np.ndarray]], time: int, fills: Sequence[int | bool]) -> list[np.ndarray]:
+    """Return each part of the rows, such as the tokens, as an array (rows, time) that is filled up with one of `fills`.
+    No rows become one row of padding."""
+    arrays = [np.full((max(len(rows), 1), time), fill) for fill in fills]
     for number, row in enumerate(rows):
-        filled = len(row.tokens)
-        tokens[number, :filled], targets[number, :filled], document_starts[number, :filled] = row
-    return CausalBatch(tokens, targets, document_starts)
+        for array, part in zip(arrays, row, strict=True):
+            array[number, : len(part)] = part
+    return arrays
+
+
+def _causal_batch(rows: Sequence[Row], time: int, eos: int) -> CausalBatch:
+    return CausalBatch(*pad(rows, time, (eos, IGNORED, False)))
 
 
 def _shares_of_rest(weights: Sequence[float]) -> list[Fraction]:

@@ -13,7 +13,6 @@ from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divide
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import count
-from lmlong.data.overlap import overlap
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.sources import Input, check_inputs
 from lmlong.data.split import Part
@@ -22,6 +21,7 @@ from lmlong.data.token_file import Count, read_tokens
 from lmlong.data.token_files import VALIDATION, TokenFiles, token_file
 from lmlong.data.tokenizers.base import Tokenizer, parts
 from lmlong.data.tokenizers.characters import CharacterTokenizer
+from lmlong.data.windows import overlap
 from lmlong.errors import LmlongError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -22,9 +22,6 @@ from lmlong.report.figure import Figure, Level, Panel, Style, lines_of
 from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.table import Column, format_number, format_table, pivot_rows
 
-DISTANCES = (64, 256, 1024, 4096)
-"""The default distances, in tokens."""
-
 TEXT = 100_000
 """Tokens of the held-out text used as filler; longer distances repeat them."""
 

@@ -128,7 +128,7 @@ class Training(Budget):
     """Steps between training metrics in metrics.jsonl."""
     loggers: list[Literal["tensorboard", "csv", "wandb"]] = Field(default=[])
     """Further loggers, in the run folder, besides metrics.jsonl. tensorboard and wandb need their extras (pip install
-    'lmlong[wandb]'); wandb needs an account, or WANDB_MODE=offline."""
+    -e '.[wandb]'); wandb needs an account, or WANDB_MODE=offline."""
     init_from: str | None = None
     """A run or checkpoint to take the initial weights and the tokenizer from. Its optimizer state and progress are not
     used. Options of `model` that the recipe does not set are taken from it too; the attention may differ."""

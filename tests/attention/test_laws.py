@@ -51,6 +51,17 @@ def test_ways_of_computing_the_same_text(form: recipe.Attention, dtype: torch.dt
     assert laws.measure(number, case) <= allowed
 
 
+@every_form
+def test_a_piece_without_tokens_leaves_the_state(form: recipe.Attention) -> None:
+    attention = build(form)
+    text = inputs(attention, 7, torch.float32)
+    subject = laws.of_attention(attention, text[0])
+    _, state = subject.forward(text, subject.init_state(2))
+    outputs, after = subject.forward(laws.cut(text, 7, 7), state)
+    assert outputs.shape[2] == 0
+    assert all(map(torch.equal, state_tensors(after), state_tensors(state)))
+
+
 @thinned(every_form)
 def test_the_future_never_changes_the_past_in_bfloat16(form: recipe.Attention) -> None:
     attention = build(form)

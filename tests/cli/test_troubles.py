@@ -9,12 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from commands import Finished
+from commands import lmlong as call_lmlong
+from machine import new_cache
 
 from lmlong.attention.linear.native import library
-from lmlong.cli import main as cli
 from lmlong.model import memory, native_step
 
 RECIPE = """
@@ -23,7 +26,7 @@ model: {{width: 16, layers: 1, heads: 2}}
 training: {{steps: 2, batch_size: 2, precision: "32", log_every: 1}}
 """
 
-Command = Callable[..., tuple[int, str, str]]
+Command = Callable[..., Finished]
 
 
 @pytest.fixture(scope="module")
@@ -33,27 +36,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "book.txt").write_text("once upon a time there was a book. " * 60)
     (folder / "mine.yaml").write_text(RECIPE.format(book=folder / "book.txt"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
-        patch.setattr(sys, "argv", ["lmlong", "train", str(folder / "mine.yaml"), "--out", str(folder / "run")])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert left.value.code == 0
+        patch.setenv("LMLONG_CACHE", str(new_cache(folder)))
+        assert call_lmlong("train", "mine.yaml", "--out", "run", cwd=folder).returncode == 0
         yield folder
 
 
 @pytest.fixture
-def lmlong(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process: its exit code, and what it says on standard output and error."""
-    monkeypatch.chdir(place)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["lmlong", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert isinstance(left.value.code, int)
-        return (left.value.code, *capsys.readouterr())
-
-    return run
+def lmlong(place: Path) -> Command:
+    return partial(call_lmlong, cwd=place)
 
 
 def shell(place: Path, line: str, **environment: str) -> subprocess.CompletedProcess[str]:

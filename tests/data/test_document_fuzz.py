@@ -1,6 +1,6 @@
 """Random documents and archives are read once or refused with a reason.
 
-The document of a number that fails, and what is wrong: `tools/fuzz_documents.py --documents 1 --seed NUMBER`.
+The document of a number that fails, and what is wrong: `tools/fuzz.py documents --cases 1 --seed NUMBER`.
 """
 
 import pytest

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from lmlong import recipe
-from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
-from lmlong.data.rows import Documents, Windows
+from lmlong.data.rows import IGNORED, CyclicTokens, Documents, Windows
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer

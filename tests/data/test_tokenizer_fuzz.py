@@ -1,6 +1,6 @@
 """Random tokenizers lose nothing, or are refused with a reason.
 
-The tokenizer of a number that fails, and what is wrong: `tools/fuzz_tokenizers.py --tokenizers 1 --seed NUMBER`.
+The tokenizer of a number that fails, and what is wrong: `tools/fuzz.py tokenizers --cases 1 --seed NUMBER`.
 """
 
 import pytest

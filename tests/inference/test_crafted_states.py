@@ -1,6 +1,6 @@
 """State files with changed tensors and a digest that is right: refused, or a text, and nothing else.
 
-What a number stands for, and many more of them: `tools/fuzz_files.py --kind states --files 1 --seed NUMBER`.
+What a number stands for, and many more of them: `tools/fuzz.py crafted-states --cases 1 --seed NUMBER`.
 """
 
 import json

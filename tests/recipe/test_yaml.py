@@ -93,6 +93,7 @@ def test_a_value_that_is_refused_is_marked() -> None:
         ),
         ("a: 1\n---\nb: 2\n", 2, "expected a single document in the stream, but found another document."),
         ("a: *b\n", 1, "found undefined alias 'b'."),
+        ("a: &x 1\nb: &x 2\n", 2, "the anchor &x is defined on line 1 already. Give it another name."),
         ("a: 1\nb: \x07\n", 2, "the character '\\x07' is not allowed in YAML."),
         ("[" * 5000, 1, "it is nested too deeply."),
     ],

@@ -151,7 +151,7 @@ def test_without_its_libraries_it_says_what_to_install(run: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "lmlong.serving.server", raising=False)
     done = lmlong("serve", run)
-    assert done.returncode == 2 and "pip install 'lmlong[serve]'" in done.stderr
+    assert done.returncode == 2 and "pip install -e '.[serve]'" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")

@@ -149,7 +149,7 @@ def test_a_hostile_file_is_refused_with_the_reason(server: Served, name: str) ->
 
 def test_a_pdf_needs_its_library(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FORMATS[".pdf"], "_package", "no_such_package")
-    assert "pip install 'lmlong[documents]'" in refused(upload(server, b"%PDF-1.7"))
+    assert "pip install -e '.[documents]'" in refused(upload(server, b"%PDF-1.7"))
 
 
 def stopped(server: Served) -> tuple[subprocess.Popen[bytes], threading.Thread, list[httpx.Response]]:

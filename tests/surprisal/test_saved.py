@@ -1,6 +1,6 @@
 """Saved scores with changed values and a digest that is right: refused, or continued, and nothing else.
 
-What a number stands for, and many more of them: `tools/fuzz_files.py --kind scores --files 1 --seed NUMBER`.
+What a number stands for, and many more of them: `tools/fuzz.py crafted-scores --cases 1 --seed NUMBER`.
 """
 
 import copy

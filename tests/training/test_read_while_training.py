@@ -21,7 +21,7 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.run import train
 
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Rows that begin with the state after another text: which they are, what they read from, and exact resume."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,12 @@ from lmlong.data.shuffle import draw
 from lmlong.errors import RecipeError
 from lmlong.model.loss import IGNORED
 from lmlong.model.state import detach_state, where_state
-from lmlong.recipe import Recipe
 from lmlong.training.module import PASSED, as_tensors
 from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
-from .conftest import assert_resumes_exactly, equal, lmlong, losses, metrics
+from .conftest import Recipes, assert_resumes_exactly, equal, lmlong, losses, metrics
 
-Recipes = Callable[..., Recipe]
 HALF = "training.state_passing=0.5"
 
 
@@ -42,7 +39,7 @@ def test_a_share_of_the_rows_reads_on_from_another_text(recipe_of: Recipes, tmp_
             nats, after = setup.model.loss(tokens, targets, starts, state)
         before = detach_state(after)
         expected.append(float(nats / (targets != IGNORED).sum()))
-    assert [loss for _, loss in losses(tmp_path / "run")] == pytest.approx(expected, rel=1e-5)
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
     assert 5 <= sum(rows) <= 15, "of 20, about a half"
     assert before is not None and before.position.max() > 64, "positions go on"
 

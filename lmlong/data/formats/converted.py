@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lmlong.data.document import Document, Skipped, file_fields, slices
 from lmlong.data.formats.base import FileFormat, ReadOptions, RefusedFormat
+from lmlong.errors import install_command
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 
 READER = 2
@@ -28,19 +29,16 @@ class ConvertedDocument(FileFormat):
     """A document that is converted to text."""
 
     compressions = ()
+    compressed = RefusedFormat("a compressed document: unpack it")
 
     def __init__(self, package: str | None = None):
         """`package` is the one of the extra `documents` that the conversion needs, if any."""
         self._package = package
 
     @property
-    def compressed(self) -> FileFormat:
-        return RefusedFormat("a compressed document: unpack it")
-
-    @property
     def refusal(self) -> str | None:
         if self._package and find_spec(self._package) is None:
-            return "needs lmlong[documents]: run pip install 'lmlong[documents]'"
+            return f"{self._package} is not installed: run {install_command('documents')}"
         return None
 
     def check(self, path: Path, options: ReadOptions) -> str:
@@ -66,27 +64,8 @@ class ConvertedDocument(FileFormat):
         return f"{super().fingerprint(path, options)} by {reader}"
 
 
-class Converter:
-    """Converts documents in a separate process, which starts with the first one."""
-
-    def __init__(self) -> None:
-        self._process = LimitedProcess("lmlong.data.converters.worker")
-
-    def convert(self, path: Path) -> bytes:
-        """Return the text of a document in UTF-8."""
-        seconds = SECONDS + SECONDS_PER_MB * path.stat().st_size / 1e6
-        try:
-            return self._process.ask({"kind": path.suffix.lower(), "path": str(path.resolve())}, seconds)
-        except RequestFailed as error:
-            raise ConversionError(str(error)) from None
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.close()
-
-
-CONVERTER = Converter()
-atexit.register(CONVERTER.close)
+PROCESS = LimitedProcess("lmlong.data.converters.worker")
+atexit.register(PROCESS.close)
 
 
 def _text(path: Path) -> bytes:
@@ -97,4 +76,8 @@ def _text(path: Path) -> bytes:
 
 @lru_cache(maxsize=1)
 def _converted(path: Path, changed: int, size: int) -> bytes:
-    return CONVERTER.convert(path)
+    request = {"kind": path.suffix.lower(), "path": str(path.resolve())}
+    try:
+        return PROCESS.ask(request, SECONDS + SECONDS_PER_MB * size / 1e6)
+    except RequestFailed as error:
+        raise ConversionError(str(error)) from None

@@ -458,10 +458,8 @@ class NgramAttention(nn.Module):
         super().__init__()
         heads, sizes = config.num_attention_heads, config.ngram["sizes"]
         self.sizes, self.rows = [sizes[head % len(sizes)] for head in range(heads)], config.ngram["buckets"]
-        self.number_weight, self.raw_smoothing = (
-            nn.Parameter(torch.empty(heads, heads)),
-            nn.Parameter(torch.empty(heads)),
-        )
+        self.number_weight = nn.Parameter(torch.empty(heads, heads))
+        self.raw_smoothing = nn.Parameter(torch.empty(heads))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, state: LayerState, tokens: Tokens, gates: Gates) -> Tensor:
         values, shape = at_least_float32(v), (len(v), len(self.sizes), self.rows)
@@ -476,7 +474,7 @@ class NgramAttention(nn.Module):
         )
         document = torch.zeros_like(tokens.positions) if tokens.documents is None else tokens.documents
         document = document[:, None].expand_as(written)
-        rows = TableRows(table, number, ngram, values, written, self._row(written), document)
+        rows = TableRows((table, number, ngram), values, written, self._row(written), document)
         time = torch.arange(v.shape[2], device=v.device).expand_as(read)
         sums, counts, hashes = rows.at(self._row(read), time, document)
         is_match = (hashes == read) & (read != self.NONE)
@@ -505,16 +503,10 @@ class TableRows:
     writes are sorted by row and time. A sum accumulates until another n-gram or document writes to its row."""
 
     def __init__(
-        self,
-        table: Tensor,
-        number: Tensor,
-        ngram: Tensor,
-        values: Tensor,
-        written: Tensor,
-        row: Tensor,
-        document: Tensor,
+        self, before: tuple[Tensor, Tensor, Tensor], values: Tensor, written: Tensor, row: Tensor, document: Tensor
     ):
-        self.before, self.document = (table, number, ngram), document
+        self.before, self.document = before, document  # the table, the numbers and the n-grams
+        table, number, _ = before
         self.row = row  # (B, H, T)
         count = row.shape[2]
         counts = written != NgramAttention.NONE
@@ -627,12 +619,8 @@ class Mixer(nn.Module):
         qkv, gate = self.in_proj(x).split([sum(self.widths), self.gate_width], dim=-1)
         if self.convolution is not None:
             qkv = self.convolution(qkv, state, tokens)
-        q, k, v = (
-            part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2)
-            for part, heads in zip(
-                qkv.split(self.widths, dim=-1), (self.heads, self.kv_heads, self.kv_heads), strict=True
-            )
-        )
+        parts = zip(qkv.split(self.widths, dim=-1), (self.heads, self.kv_heads, self.kv_heads), strict=True)
+        q, k, v = (part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2) for part, heads in parts)
         k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
         gates = {name: getattr(self, module)(x) for name, module in self.gates.items()}
         if self.parallel:

@@ -9,22 +9,22 @@ namespace {
 struct Forward : DeltaPass {
     float *E, *U, *y, *state;
 
-    Forward(const Line& line, Scratch scratch) : DeltaPass(line, scratch) {
+    Forward(const BatchHead& batch_head, Scratch scratch) : DeltaPass(batch_head, scratch) {
         for (float** x : {&E, &U, &y}) *x = scratch.take(TILE * V);
-        state = scratch.take(state_size(line));
+        state = scratch.take(state_size(batch_head));
     }
 
     void run() {
-        load_state(line, 0, job.state_before, state);
+        load_state(batch_head, 0, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
             load_keys(begin), load_queries(begin);
             key_weights(), query_weights();
             changes(state, E, U);
             outputs();
-            line.store(job.y, begin, job.value_dim, y);
+            batch_head.store(job.y, begin, job.value_dim, y);
             update_state(U, state);
         }
-        store_state(line, 0, state, job.state_after);
+        store_state(batch_head, 0, state, job.state_after);
     }
 
     void outputs() {
