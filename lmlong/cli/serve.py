@@ -36,10 +36,10 @@ def settings(command: options.Command) -> options.Command:
 
 def named(number: int) -> str:
     """Return a number with the largest binary unit that divides it, such as 4k."""
-    size, unit = next(
-        (size, unit) for size, unit in ((30, "g"), (20, "m"), (10, "k"), (0, "")) if number % (1 << size) == 0
-    )
-    return f"{number >> size}{unit}"
+    for bits, unit in ((30, "g"), (20, "m"), (10, "k")):
+        if number % (1 << bits) == 0:
+            return f"{number >> bits}{unit}"
+    return str(number)
 
 
 @click.command()

@@ -31,7 +31,7 @@ from lmlong.serving.request import Request
 from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.sessions import SessionStore
-from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
+from lmlong.serving.settings import Settings
 from lmlong.serving.streaming import Deadline, Disconnected, EventStream, while_connected, written
 from lmlong.serving.worker import Worker, chat_tokens, score
 
@@ -181,29 +181,28 @@ def make_app(
     trained: TrainedLanguageModel,
     name: str,
     store: SessionStore,
-    settings: Settings = DEFAULT_SETTINGS,
-    hosts: Hosts | None = None,
-    keys: Sequence[str] = (),
+    settings: Settings,
+    hosts: Hosts,
+    keys: Sequence[str],
 ) -> Starlette:
-    """Return the application that serves a model under a name, with the sessions of `store`. While it runs,
-    `app.state.service` is its `ModelServer`. Requests must use a host name of `hosts`, and one of `keys` if there are
-    any."""
+    """Return the application that serves a model under a name, with the sessions of `store`; `app.state.service` is its
+    `ModelServer`, which ends with it. Requests must use a host name of `hosts`, and one of `keys` if there are any."""
+    service = ModelServer(trained, name, store, settings, owners=max(1, len(set(keys))))
+    sessions = service.session_api
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.service = service = ModelServer(trained, name, store, settings, owners=max(1, len(set(keys))))
         try:
             yield
         finally:
             service.end()
 
-    def route(path: str, method: str, handler: Callable[[ModelServer, HttpRequest], Awaitable[ASGIApp]]) -> Route:
+    def route(path: str, method: str, handler: Callable[[HttpRequest], Awaitable[ASGIApp]]) -> Route:
         async def endpoint(request: HttpRequest) -> ASGIApp:
-            service: ModelServer = request.app.state.service
             try:
                 if service.closing and method in ("POST", "DELETE"):
                     raise shutting_down()
-                return await handler(service, request)
+                return await handler(request)
             except Disconnected:
                 return Response()
             except Exception as error:
@@ -218,32 +217,30 @@ def make_app(
         assert isinstance(error, ApiError)
         return error.response()
 
-    def of_sessions(path: str, method: str, handler: Callable[[SessionApi, HttpRequest], Awaitable[Response]]) -> Route:
-        return route(f"/v1/sessions{path}", method, lambda service, request: handler(service.session_api, request))
-
     routes = [
-        route("/v1/models", "GET", ModelServer.models),
-        route("/v1/models/{name:path}", "GET", ModelServer.model),
-        route("/v1/completions", "POST", ModelServer.completions),
-        route("/v1/chat/completions", "POST", ModelServer.chat),
-        route("/v1/score", "POST", ModelServer.score),
-        of_sessions("", "GET", SessionApi.list),
-        of_sessions("", "POST", SessionApi.create),
-        of_sessions("/{name}", "GET", SessionApi.info),
-        of_sessions("/{name}", "DELETE", SessionApi.delete),
-        of_sessions("/{name}/append", "POST", SessionApi.append),
-        of_sessions("/{name}/fork", "POST", SessionApi.fork),
-        of_sessions("/{name}/state", "GET", SessionApi.download),
-        route("/health", "GET", ModelServer.health),
-        route("/ready", "GET", ModelServer.ready),
-        route("/metrics", "GET", ModelServer.metrics_text),
+        route("/v1/models", "GET", service.models),
+        route("/v1/models/{name:path}", "GET", service.model),
+        route("/v1/completions", "POST", service.completions),
+        route("/v1/chat/completions", "POST", service.chat),
+        route("/v1/score", "POST", service.score),
+        route("/v1/sessions", "GET", sessions.list),
+        route("/v1/sessions", "POST", sessions.create),
+        route("/v1/sessions/{name}", "GET", sessions.info),
+        route("/v1/sessions/{name}", "DELETE", sessions.delete),
+        route("/v1/sessions/{name}/append", "POST", sessions.append),
+        route("/v1/sessions/{name}/fork", "POST", sessions.fork),
+        route("/v1/sessions/{name}/state", "GET", sessions.download),
+        route("/health", "GET", service.health),
+        route("/ready", "GET", service.ready),
+        route("/metrics", "GET", service.metrics_text),
         *page.routes(),
     ]
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(Guard, hosts or Hosts("localhost"), keys, settings, [route.path for route in routes])],
+        middleware=[Middleware(Guard, hosts, keys, settings, service.metrics, [route.path for route in routes])],
         exception_handlers={HTTPException: error_response, ApiError: error_response},
     )
     app.router.redirect_slashes = False
+    app.state.service = service
     return app

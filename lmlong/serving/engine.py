@@ -90,7 +90,7 @@ class Engine:
         self._writing: list[Writer] = []
         self._free_memory = FreeMemory()
         self._changed = Condition()
-        self._some_cancelled = self._closing = self._stopped = self._failed = False
+        self._some_cancelled = self._closed = self._failed = False
         self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
         self._thread.start()
 
@@ -100,7 +100,7 @@ class Engine:
         with self._changed:
             if self._failed:
                 raise EngineFailed
-            if self._closing:
+            if self._closed:
                 raise Closed("The server is shutting down.")
             if len(self._waiting) >= self.most_waiting and self._waiting.of(request.owner) >= self._share_of_waiting:
                 raise Busy(f"{self.most_waiting} requests are queued. Try again later.")
@@ -115,13 +115,11 @@ class Engine:
             writer.cancelled = self._some_cancelled = True
             self._changed.notify()
 
-    def close(self, grace: float = 0.0) -> None:
-        """Refuse new requests, give those in progress `grace` seconds to finish, and end the rest with Closed."""
+    def close(self) -> None:
+        """End all requests with Closed, and refuse new ones."""
         with self._changed:
-            self._closing = True
+            self._closed = True
             self._changed.notify()
-        self._thread.join(grace)
-        self._stopped = True
         self._thread.join()
 
     @property
@@ -163,12 +161,12 @@ class Engine:
             self._free_memory.give_back()
             self._comes()
         self._free_memory.tidy()
-        return not self._stopped and (self._has_work or not self._closing)
+        return not self._closed
 
     def _comes(self, seconds: float | None = None) -> bool:
         """Wait up to `seconds` for work or the end, and return whether either has come."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._has_work or self._closing, seconds)
+            return self._changed.wait_for(lambda: self._has_work or self._closed, seconds)
 
     @property
     def _has_work(self) -> bool:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lmlong.data.formats.table import SUFFIXES
 from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy, shutting_down
+from lmlong.serving.metrics import Metrics
 from lmlong.serving.sessions import owner_of
 from lmlong.serving.settings import Settings
 
@@ -71,8 +72,16 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class Guard:
     """Passes on only valid requests, with their bodies read."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, keys: Sequence[str], settings: Settings, paths: Collection[str]):
-        self._app, self._hosts, self._settings, self._paths = app, hosts, settings, paths
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Hosts,
+        keys: Sequence[str],
+        settings: Settings,
+        metrics: Metrics,
+        paths: Collection[str],
+    ):
+        self._app, self._hosts, self._settings, self._metrics, self._paths = app, hosts, settings, metrics, paths
         self._owners = {b"Bearer " + key.encode(): owner_of(key) for key in keys}
         self._held = Counter[str]()  # bytes of bodies, by owner
 
@@ -86,7 +95,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 path = A_SESSION.sub("{name}", scope["path"])
                 path = path if path in self._paths else "other"
-                scope["app"].state.service.metrics.responses.labels(path, message["status"]).inc()
+                self._metrics.responses.labels(path, message["status"]).inc()
             await send(message)
 
         try:

@@ -34,9 +34,6 @@ class Metrics:
             buckets=SECONDS,
             registry=self._registry,
         )
-        self.prompt_tokens = Counter(
-            "lmlong_prompt_tokens", "Tokens of the prompts whose texts were written.", registry=self._registry
-        )
         self._registry.register(self)  # type: ignore[arg-type]
 
     def collect(self) -> Iterator[Metric]:
@@ -55,6 +52,7 @@ class Metrics:
         }
         counters = {
             "lmlong_texts": ("Texts that were asked for.", counts.requests),
+            "lmlong_prompt_tokens": ("Tokens of prompts.", counts.prompt_tokens),
             "lmlong_cached_tokens": ("Tokens of prompts that were read before.", counts.cached_tokens),
             "lmlong_written_tokens": ("Tokens that were written.", counts.written_tokens),
             "lmlong_steps": ("Steps of all rows together.", counts.steps),

@@ -18,6 +18,12 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 NEVER = 1e9
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check connections ten times a second, not once."""
+    monkeypatch.setattr("lmlong.serving.server.TICKS_A_SECOND", 1)
+
+
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
     with ExitStack() as opened:
