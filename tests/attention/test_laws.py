@@ -61,6 +61,17 @@ def test_ways_of_computing_the_same_text(form: recipe.Attention, dtype: torch.dt
         assert laws.measure(number, case) <= (0.0 if number in laws.EXACT else EXACT[dtype]), laws.LAWS[number]
 
 
+@every_form
+def test_a_piece_without_tokens_leaves_the_state(form: recipe.Attention) -> None:
+    attention = build(form)
+    text = random_text(attention, 7, torch.float32)
+    subject = laws.of_attention(attention, text[0])
+    _, state = subject.forward(text, subject.init_state(2))
+    outputs, after = subject.forward(laws.cut(text, 7, 7), state)
+    assert outputs.shape[2] == 0
+    assert all(map(torch.equal, state_tensors(after), state_tensors(state)))
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     form=some.sampled_from(FORMS),

@@ -40,13 +40,13 @@ struct DeltaAttention {
 
     template <typename Float>
     void step_in(const HeadInput& input, const State& before, const State& after, float* y) const {
-        const Int F = features.size, line = input.row * heads + input.head;
+        const Int F = features.size, batch_head = input.row * heads + input.head;
         const bool starts = input.token.starts_document;
         apply_feature_map(features, input.head, false, input.q, head_dim, fq, inner);
         apply_feature_map(features, input.head, true, input.k, head_dim, fk, inner);
         scale_to_unit(fq, F), scale_to_unit(fk, F);
-        const Float* S = static_cast<const Float*>(before.S) + line * F * V;
-        Float* S_after = static_cast<Float*>(after.S) + line * F * V;
+        const Float* S = static_cast<const Float*>(before.S) + batch_head * F * V;
+        Float* S_after = static_cast<Float*>(after.S) + batch_head * F * V;
         const Float decay = starts ? 0 : std::exp(Float(log_decay(weights.forgetting, input.head, input.x, width)));
         const Float beta = sigmoid(gate_logit(weights.beta, input.head, input.x, width));
         Float* change = reinterpret_cast<Float*>(changes);

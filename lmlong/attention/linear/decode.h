@@ -42,13 +42,13 @@ struct LinearAttention {
 
     template <typename Float>
     void step_in(const HeadInput& input, const State& before, const State& after, float* y) {
-        const Int F = features.size, line = input.row * heads + input.head;
+        const Int F = features.size, batch_head = input.row * heads + input.head;
         apply_feature_map(features, input.head, false, input.q, head_dim, fq, inner);
         apply_feature_map(features, input.head, true, input.k, head_dim, fk, inner);
-        const Float* S = static_cast<const Float*>(before.S) + line * F * V;
-        const Float* z = static_cast<const Float*>(before.z) + line * F;
-        Float* S_after = static_cast<Float*>(after.S) + line * F * V;
-        Float* z_after = static_cast<Float*>(after.z) + line * F;
+        const Float* S = static_cast<const Float*>(before.S) + batch_head * F * V;
+        const Float* z = static_cast<const Float*>(before.z) + batch_head * F;
+        Float* S_after = static_cast<Float*>(after.S) + batch_head * F * V;
+        Float* z_after = static_cast<Float*>(after.z) + batch_head * F;
         if (input.token.starts_document) {
             std::fill_n(S_after, F * V, Float(0)), std::fill_n(z_after, F, Float(0));
             S = S_after, z = z_after;

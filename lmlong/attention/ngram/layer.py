@@ -99,6 +99,8 @@ class NgramAttention(CausalAttention[NgramState]):
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, NgramState]:
         hashes = inputs["ngram"]
+        if v.shape[2] == 0:
+            return v, state
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
             sums, numbers, state = step(v, hashes, state)
         else:

@@ -31,9 +31,9 @@ struct SoftmaxAttention {
     }
 
     void step(const HeadInput& input, const State& before, const State& after, float* y) const {
-        const Int line = input.row * kv_heads + input.kv_head;
-        const PastTokens recent{before.recent, line, before.recent_size};
-        mean(input, {before.settled, line, before.settled_size}, recent, y);
+        const Int batch_head = input.row * kv_heads + input.kv_head;
+        const PastTokens recent{before.recent, batch_head, before.recent_size};
+        mean(input, {before.settled, batch_head, before.settled_size}, recent, y);
         if (input.head % sharing) return;  // the first query head of a group appends the shared key and value
         mean.append(input, recent, 0, after.recent);
         if (input.token.starts_document && !input.head)

@@ -11,22 +11,22 @@ namespace {
 struct Forward : DeltaPass {
     float *E, *U, *y, *state;
 
-    Forward(const Line& line, Scratch scratch) : DeltaPass(line, scratch) {
+    Forward(const BatchHead& batch_head, Scratch scratch) : DeltaPass(batch_head, scratch) {
         for (float** x : {&E, &U, &y}) *x = scratch.take(TILE * V);
-        state = scratch.take(state_size(line));
+        state = scratch.take(state_size(batch_head));
     }
 
     void run() {
-        load_state(line, 0, job.state_before, state);
+        load_state(batch_head, 0, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
             load_keys(begin), load_queries(begin);
             key_weights(), query_weights();
             changes(state, E, U);
             outputs();
-            line.store(job.y, begin, job.value_dim, y);
+            batch_head.store(job.y, begin, job.value_dim, y);
             update_state(U, state);
         }
-        store_state(line, 0, state, job.state_after);
+        store_state(batch_head, 0, state, job.state_after);
     }
 
     void outputs() {
@@ -41,9 +41,9 @@ struct Forward : DeltaPass {
 
 extern "C" {
 
-void scan_forward(ScanJob* job) { run_lines<Forward>(job); }
+void scan_forward(ScanJob* job) { run_batch_heads<Forward>(job); }
 
-void scan_backward(ScanJob* job) { run_lines<Backward>(job); }
+void scan_backward(ScanJob* job) { run_batch_heads<Backward>(job); }
 
 // The floats of scratch memory that a worker needs: for the backward pass of a span, which needs more than the forward
 Int scratch_size(const ScanJob* job) {

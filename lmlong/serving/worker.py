@@ -1,4 +1,4 @@
-"""Worker threads beside the engine, for scoring, chat templates, request bodies and session files."""
+"""Worker threads beside the engine, and the jobs of two of them: scoring, and rendering chats."""
 
 import asyncio
 import math
@@ -22,21 +22,21 @@ from lmlong.serving.fair_queue import FairQueue
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]
-"""Whether nobody waits for a job any more; a long job calls it between the pieces of a text."""
+"""Whether the result of a job is no longer needed; a long job calls it between the pieces of a text."""
 
 
 class JobFailed(Exception):
-    """A job ended by an error that is no Exception, such as a panic of a library in Rust: its cause."""
+    """A job failed with a BaseException, its cause, such as a panic of a library in Rust."""
 
 
 class Worker:
-    """One job at a time, in a thread; a bounded number of them wait, and their owners take turns."""
+    """Runs one job at a time in a thread. A bounded number of jobs wait, and owners take turns."""
 
     def __init__(self, name: str, most: int, owners: int = 1):
-        """Of several `owners`, each may have its share of the `most` jobs, however many the others have."""
+        """`most` jobs may wait or run; of several `owners`, each can always have its share of them."""
         self.name = name
         self._most, self._share = most, max(1, most // owners)
-        self._jobs = Counter[str]()  # of each owner, the one that runs among them
+        self._jobs = Counter[str]()  # of each owner, including the running one
         self._turns = FairQueue[asyncio.Future[None]]()
         self._works = False
         self._thread: Thread | None = None  # it starts with the first job
@@ -75,7 +75,7 @@ class Worker:
             self._next()
 
     def _next(self) -> None:
-        """Let the next job begin, if none runs."""
+        """Start the next job if none runs."""
         while not self._works and self._turns:
             turn = self._turns.take(self._turns.next_owner())
             if not turn.done():  # cancelled, and the call that waits for it has not run since
@@ -92,7 +92,7 @@ class Worker:
 
 
 def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
-    """Return the result of a job. Every error becomes an Exception, since others would end more than the request."""
+    """Return the result of a job. Every error becomes an Exception, since a BaseException would stop the server."""
     try:
         return job(ended)
     except Exception:
@@ -102,7 +102,7 @@ def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
 
 
 class Score(NamedTuple):
-    """The log-probability of a text, in bits, as one whole document with its end."""
+    """The negative log-probability of a text, in bits, as one whole document with its end."""
 
     tokens: int
     bytes: int
