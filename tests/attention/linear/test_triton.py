@@ -57,7 +57,8 @@ def assert_exact(features: FeatureMap, x: ScanInputs) -> None:
     exact = results(features.double(), x, ChunkKernel(), torch.float64)
     features.float()
     for name, result in measured.items():
-        assert laws.error(result, exact[name]) < 2e-5, name
+        # a gradient may be exactly 0
+        assert (result - exact[name]).norm() < 2e-5 * (exact[name].norm() + 1), name
 
 
 @thinned(
