@@ -44,7 +44,7 @@ def test_every_form_keeps_the_laws(form: recipe.Attention) -> None:
     assert check_attention(build(form)).kept
 
 
-@thinned(every_form, both_types, lengths)
+@every_nth(2, thinned(every_form, both_types, lengths))
 def test_ways_of_computing_the_same_text(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
     attention = build(form)
     begins = sorted({begin for begin in (0, 1, 30, 64, 150, 209) if begin < time})
@@ -165,7 +165,7 @@ def test_the_size_of_a_state_follows_from_the_empty_one() -> None:
     assert Cached(3, 8, 5).state_numbers(11) == 3 * 11 * 5 + 7
 
 
-@thinned(every_form, pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 1e2, 1e4]))
+@every_nth(3, thinned(every_form, pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 1e2, 1e4])))
 def test_values_and_gradients_at_any_scale(form: recipe.Attention, scale: float) -> None:
     attention = build(form)
     scale = min(scale, attention.largest_scale)

@@ -317,7 +317,7 @@ def test_a_backward_pass_under_autocast_is_the_same() -> None:
 @needs_compiler
 def test_a_compiled_model_is_the_same() -> None:
     torch.manual_seed(0)
-    model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 50)
+    model = LanguageModel(recipe.Model(width=16, layers=1, heads=2, attention=recipe.Attention(kind="linear")), 50)
     tokens = torch.randint(50, (1, 90))
     upstream = torch.randn(1, 90, 16)
     plain = model.hidden_states(tokens)[0]
