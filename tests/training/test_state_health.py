@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lmlong.attention.gates import memory_lengths
+from lmlong.attention.recurrence import memory_lengths
 from lmlong.checkpoint import read
 from lmlong.cli.info import info
 from lmlong.evaluation.state_health import denominators
