@@ -106,6 +106,7 @@ def header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     path.write_text(HEADER)
     monkeypatch.setattr(FadingSum.native_decode, "header", path, raising=False)
     monkeypatch.setitem(CAUSAL, "window", lambda *sizes_and_options: FadingSum(*sizes_and_options[:3]))
+    (tmp_path / "native").mkdir()  # not the usual cache's
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     monkeypatch.setenv(MORE_FLAGS, "-O0")  # compiles sooner
     native_step.library.cache_clear()
