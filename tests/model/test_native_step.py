@@ -76,7 +76,7 @@ def compiled(model: LanguageModel) -> LanguageModel:
     why = why_no_fast_step(model)
     assert why is None, why
     other = copy.deepcopy(model)
-    other.fast_step = make_fast_step(other)
+    other.fast_step = make_fast_step(other, tried=False)  # test_fail_closed.py has the trials
     return other
 
 
@@ -144,12 +144,12 @@ def test_these_have_native_code() -> None:
 
 @every_form
 def test_it_is_as_exact_as_torch(form: Attention) -> None:
-    assert_as_exact_as_torch(build(form, torch.float32), text(time=70)[0])
+    assert_as_exact_as_torch(build(form, torch.float32), text(time=40)[0])
 
 
 @every_shape
 def test_it_is_as_exact_as_torch_in_every_shape(shape: dict[str, Any]) -> None:
-    assert_as_exact_as_torch(shaped(shape), text(batch=3, time=40)[0])
+    assert_as_exact_as_torch(shaped(shape), text(batch=3, time=24)[0])
 
 
 @KEPT
