@@ -43,6 +43,11 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f" Did you mean '{match[0]}'?" if match else ""
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs the optional packages of an extra, and where to run it."""
+    return f"pip install -e '.[{extra}]' in the folder of lmlong's source"
+
+
 def other_format(name: object, found: int, known: int, again: str = "Make it again") -> str:
     """Return the remedy for a file whose format has a version that this lmlong does not read."""
     if found > known:

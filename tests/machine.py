@@ -6,11 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from lmlong.io.home import home_cache
+from lmlong.io.trust import make_private
 from lmlong.native.build import find_compiler
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+
+def new_cache(folder: Path) -> Path:
+    """Return a cache in a folder that is empty but for the native code of this user's cache, which takes a while to
+    compile."""
+    native, cache = home_cache() / "native", folder / "cache"
+    cache.mkdir()
+    if make_private(native):
+        (cache / "native").symlink_to(native)
+    return cache
 
 
 def processor_flags() -> set[str]:

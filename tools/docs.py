@@ -49,13 +49,13 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def leaves(group: click.Group, path: str) -> Iterator[tuple[str, click.Command, click.Context]]:
     """Iterate over all commands below a group, each with its full name."""
-    context = click.Context(group, info_name=path)
+    context = click.Context(group, info_name=path, show_default=True)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from leaves(command, f"{path} {name}")
         elif command:
-            yield f"{path} {name}", command, click.Context(command, info_name=f"{path} {name}")
+            yield f"{path} {name}", command, click.Context(command, context, f"{path} {name}", show_default=True)
 
 
 def paragraphs(text: str) -> str:

@@ -11,7 +11,7 @@ from lmlong.cli.bench_recall import recall
 from lmlong.cli.bench_slots import slots
 from lmlong.cli.bench_speed import attention, generate, train
 from lmlong.cli.lists import numbers, parse_names
-from lmlong.cli.output import check_files, show
+from lmlong.cli.output import show
 from lmlong.cli.plugins import load_recipe
 from lmlong.recipe.candidates import NOT_TRAINED, candidates
 
@@ -28,17 +28,12 @@ def bench() -> None:
 
 @bench.command()
 @click.option(
-    "--recipe",
-    default="compare",
-    show_default=True,
-    shell_complete=completion.recipes,
-    help="Recipe of all models: a name or a file.",
+    "--recipe", default="compare", shell_complete=completion.recipes, help="Recipe of all models: a name or a file."
 )
 @click.option(
     "--corpus",
     type=click.Choice(["recipe", "copies"]),
     default="recipe",
-    show_default=True,
     help="The recipe's own text, or random letters that are repeated.",
 )
 @click.option("--only", metavar="NAME,...", help=f"Train only these.  [default: all but {','.join(NOT_TRAINED)}]")
@@ -48,10 +43,8 @@ def bench() -> None:
     (2e-3, 4e-3, 8e-3),
     float,
 )
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs at the best learning rate.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs.  [default: runs/compare]"
-)
+@click.option("--seeds", default=3, type=click.IntRange(1), help="Runs at the best learning rate.")
+@options.out("runs/compare", "Folder of the runs.")
 @options.json_file
 @options.plot("bits per byte of each attention and seed")
 @options.threads
@@ -80,7 +73,6 @@ def compare(
     load_recipe(recipe, overrides)  # loads its plug-ins, which are candidates too
     every = tuple(name for name in candidates() if name not in NOT_TRAINED)
     names = parse_names("--only", only, candidates()) if only else every
-    check_files(json_file, plot)
     out = out or Path("runs/compare") / corpus
     changes = list(overrides)
     if corpus == "copies":
@@ -93,7 +85,7 @@ def compare(
 
 
 @bench.command()
-@click.option("--seeds", default=40, show_default=True, type=click.IntRange(1), help="Draws of inputs and features.")
+@click.option("--seeds", default=40, type=click.IntRange(1), help="Draws of inputs and features.")
 @options.json_file
 @options.plot("error against features")
 @options.threads
@@ -109,7 +101,6 @@ def approximation(seeds: int, json_file: Path | None, plot: Path | None) -> None
     """
     from lmlong.experiments.approximation import figure, study_approximation, table
 
-    check_files(json_file, plot)
     results = study_approximation(seeds)
     show(table(results), results, json_file, plot, figure(results) if plot else None)
 

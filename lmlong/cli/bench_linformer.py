@@ -7,21 +7,21 @@ import click
 
 from lmlong.bench.linformer_grid import DEFAULT, LinformerGrid
 from lmlong.cli import options
-from lmlong.cli.lists import numbers
-from lmlong.cli.output import check_files, show
+from lmlong.cli.lists import lengths, numbers
+from lmlong.cli.output import show
+from lmlong.recipe.lengths import name_length
 
 
 @click.command()
-@click.option("--lengths", metavar="N,...", help="Tokens of the inputs; k is 1,024.  [default: 512,1k,2k ... 64k]")
+@lengths("Tokens of the inputs; k is 1,024.", ",".join(map(name_length, DEFAULT.lengths)))
 @numbers("--slots", "Numbers of slots that keys and values are shortened to.", DEFAULT.slots)
-@click.option("--width", default=DEFAULT.width, show_default=True, type=click.IntRange(1), help="Width of the layer.")
-@click.option("--heads", default=DEFAULT.heads, show_default=True, type=click.IntRange(1))
-@click.option("--rows", default=DEFAULT.rows, show_default=True, type=click.IntRange(1), help="Inputs side by side.")
+@click.option("--width", default=DEFAULT.width, type=click.IntRange(1), help="Width of the layer.")
+@click.option("--heads", default=DEFAULT.heads, type=click.IntRange(1))
+@click.option("--rows", default=DEFAULT.rows, type=click.IntRange(1), help="Inputs side by side.")
 @click.option(
     "--limit",
     metavar="SECONDS",
     default=DEFAULT.limit,
-    show_default=True,
     type=click.FloatRange(min=0),
     help="Leave out full attention where one pass would take longer.",
 )
@@ -30,7 +30,7 @@ from lmlong.cli.output import check_files, show
 @options.threads
 @options.device
 def linformer(
-    lengths: str | None,
+    lengths: list[int],
     slots: tuple[int, ...],
     json_file: Path | None,
     plot: Path | None,
@@ -46,15 +46,8 @@ def linformer(
     Example: two lengths, in a minute.
       lmlong bench linformer --lengths 512,4k --slots 128
     """
-    from lmlong.recipe.lengths import parse_lengths
-
-    grid = LinformerGrid(
-        tuple(parse_lengths(lengths)) if lengths is not None else DEFAULT.lengths,
-        tuple(sorted(set(slots))),
-        **given,
-    )
+    grid = LinformerGrid(tuple(lengths), tuple(sorted(set(slots))), **given)
     grid.check()
-    check_files(json_file, plot)
 
     from lmlong.bench.linformer_report import figure, table, to_json
     from lmlong.bench.linformer_speed import run_linformer_benchmark

@@ -7,7 +7,7 @@ import click
 
 from lmlong.cli import options
 from lmlong.cli.lists import format_numbers, numbers, parse_names
-from lmlong.cli.output import check_files, show
+from lmlong.cli.output import show
 from lmlong.experiments.recall_grid import DEFAULT_CANDIDATES, LARGE, SMALL, TOKENS_PER_PAIR, RecallGrid
 
 
@@ -28,16 +28,13 @@ def _both(small: Sequence[float], large: Sequence[float]) -> str:
     "--tokens-per-pair",
     type=click.IntRange(TOKENS_PER_PAIR),
     default=TOKENS_PER_PAIR,
-    show_default=True,
     help="Length of a row; in longer rows some queries are further from their pairs.",
 )
 @numbers("--rates", f"Learning rates to choose from.  {_both(SMALL.rates, LARGE.rates)}", kind=float)
 @click.option(
-    "--steps",
-    type=click.IntRange(1),
-    help=f"Training steps of each model.  {_both([SMALL.steps], [LARGE.steps])}",
+    "--steps", type=click.IntRange(1), help=f"Training steps of each model.  {_both([SMALL.steps], [LARGE.steps])}"
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and rows.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of weights and rows.")
 @click.option("--large", is_flag=True, help="The sizes of the paper, which take a GPU.")
 @options.out("runs/recall")
 @options.json_file
@@ -77,12 +74,11 @@ def recall(
         usual.queries,
     )
     grid.check()
-    check_files(json_file, plot)
 
-    from lmlong.experiments.recall import figure, study_recall, table, to_json
+    from lmlong.experiments.recall import figure, study_recall, table
     from lmlong.recipe.candidates import candidates
     from lmlong.recipe.kinds import plugin_candidates
 
     names = parse_names("--only", only, candidates()) if only else (*DEFAULT_CANDIDATES, *plugin_candidates())
     best, results = study_recall(grid, names, seed, out or Path("runs/recall"))
-    show(table(best), [to_json(result) for result in results], json_file, plot, figure(best) if plot else None)
+    show(table(best), results, json_file, plot, figure(best) if plot else None)

@@ -7,7 +7,7 @@ import click
 
 from lmlong.cli import options
 from lmlong.cli.lists import numbers
-from lmlong.cli.output import check_files, show
+from lmlong.cli.output import show
 from lmlong.experiments.slots_grid import DEFAULT, SlotsGrid
 
 
@@ -15,11 +15,9 @@ from lmlong.experiments.slots_grid import DEFAULT, SlotsGrid
 @numbers("--slots", "Numbers of slots.", DEFAULT.slots)
 @numbers("--lengths", "Tokens of a text.", DEFAULT.lengths)
 @numbers("--copies", "Tokens of a text whose second half repeats the first.", DEFAULT.copies)
-@click.option(
-    "--steps", default=DEFAULT.steps, show_default=True, type=click.IntRange(1), help="Training steps of 4,096 tokens."
-)
-@click.option("--width", default=DEFAULT.width, show_default=True, type=click.IntRange(2), help="Encoder width.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and texts.")
+@click.option("--steps", default=DEFAULT.steps, type=click.IntRange(1), help="Training steps of 4,096 tokens.")
+@click.option("--width", default=DEFAULT.width, type=click.IntRange(2), help="Encoder width.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of weights and texts.")
 @options.out("runs/slots")
 @options.json_file
 @options.plot("perplexity and accuracy by slots")
@@ -45,7 +43,6 @@ def slots(
     slots, lengths, copies = (tuple(sorted(set(each))) for each in (slots, lengths, copies))
     grid = SlotsGrid(slots, lengths, copies, **given)
     grid.check()
-    check_files(json_file, plot)
 
     from lmlong.experiments.slots import figure, study_slots, table
 

@@ -16,9 +16,8 @@ def talk(
     """Answer the given message, or each line of a terminal until end of file."""
     for message in _messages(prompt, file):
         for piece in conversation.say(message, sampling, max_tokens):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+            print(piece, end="", flush=True)
+        print()
 
 
 def _messages(prompt: str | None, file: Path | None) -> Iterator[str]:

@@ -11,9 +11,7 @@ from lmlong.errors import UsageError
 
 @click.command()
 @options.any_run
-@click.option(
-    "--tokens", default=512, show_default=True, metavar="N", type=options.TokenCount(8), help="Length of the text."
-)
+@click.option("--tokens", default=512, metavar="N", type=options.TokenCount(8), help="Length of the text.")
 @options.json_file
 @options.threads
 @options.device

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from lmlong.cli import options
+from lmlong.cli.output import show
 from lmlong.cli.plugins import load_recipe
 
 
@@ -12,7 +13,7 @@ from lmlong.cli.plugins import load_recipe
 @options.run
 @options.overrides
 @click.option("--to", "recipe", required=True, metavar="RECIPE", help="Recipe of the converted model.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
+@options.out("runs/NAME", "Run folder.")
 @click.option(
     "--from-teacher",
     type=options.TokenCount(1),
@@ -45,14 +46,11 @@ def convert(
     lmlong convert runs/softmax --to mine.yaml
     lmlong convert runs/softmax --to mine.yaml --resume
     """
-    from lmlong.cli.output import check_files, show
-
     chosen = load_recipe(recipe, [*overrides, f"training.init_from={run}"])
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite are mutually exclusive. Leave out one of them.")
     if dry_run and from_teacher:
         raise click.UsageError("--from-teacher has no effect with --dry-run. Leave it out.")
-    check_files(json_file, None)
     from lmlong.inference.samples import join_samples, write_samples
     from lmlong.report.json_values import json_values
     from lmlong.training import conversion, conversion_report, run_folder

@@ -67,7 +67,7 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
     Example: the bytes per token of a vocabulary of 8,192.
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
-    from lmlong.data.overlap import overlap_note
+    from lmlong.data.notes import overlap_note
 
     tokens = _prepare(recipe, overrides)
     overlap = _wrapped(overlap_note(tokens.info["overlap"])).strip()
@@ -77,20 +77,10 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
 
 @data.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="RECIPE|PATH...")
-@click.option(
-    "--documents", default=10, show_default=True, type=click.IntRange(1), help="Maximum number of documents per source."
-)
-@click.option(
-    "--characters",
-    default=1000,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Maximum number of characters per document.",
-)
+@click.option("--documents", default=10, type=click.IntRange(1), help="Maximum number of documents per source.")
+@click.option("--characters", default=1000, type=click.IntRange(0), help="Maximum number of characters per document.")
 @click.option("--all", "everything", is_flag=True, help="Print all documents completely.")
-@click.option(
-    "--column", default="text", show_default=True, help="With PATH: the column of records that holds the text."
-)
+@click.option("--column", default="text", help="With PATH: the column of records that holds the text.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each document.")
 def show(
     inputs: tuple[str, ...], documents: int, characters: int, everything: bool, column: str, as_json: bool
@@ -129,13 +119,13 @@ def _show_documents(text: "Text", most: int | None, characters: int | None, as_j
     for entry in open_inputs(text):
         shown = 0
         for skipped in entry.source.left_out:
-            _log(f"left out {skipped.name}: {skipped.reason}")
+            click.echo(f"left out {skipped.name}: {skipped.reason}", err=True)
         for document in entry.source.documents():
             if isinstance(document, Skipped):
-                _log(f"skipped {document.name}: {document.reason}")
+                click.echo(f"skipped {document.name}: {document.reason}", err=True)
                 continue
             if shown == most:
-                _log("more documents follow: use --documents or --all")
+                click.echo("more documents follow: use --documents or --all", err=True)
                 break
             shown += 1
             _show_document(document, entry, characters, as_json)
@@ -148,7 +138,7 @@ def _show_document(document: "Document", entry: "Input", characters: int | None,
         about = {"source": entry.source.name, "document": document.name, "bytes": size, **document.fields}
         click.echo(json.dumps({**about, "text": text}, default=str))
         return
-    _log(f"--- {document.name}: {size:,} bytes")
+    click.echo(f"--- {document.name}: {size:,} bytes", err=True)
     left, last = size if characters is None else characters, ""
     for piece in document.pieces():
         piece = piece[:left]
@@ -158,10 +148,6 @@ def _show_document(document: "Document", entry: "Input", characters: int | None,
             break
     sys.stdout.write("" if last == "\n" else "\n")
     sys.stdout.flush()
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def counted(number: int, thing: str) -> str:

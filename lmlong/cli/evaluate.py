@@ -1,18 +1,17 @@
 """lmlong eval: perplexity against length."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lmlong.cli import options
-from lmlong.cli.lists import parse_names
-from lmlong.cli.output import check_files, show
+from lmlong.cli.lists import lengths, parse_names
+from lmlong.cli.output import show
 from lmlong.cli.runs import load_runs, run_name, tell_left_out
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
-    from lmlong.evaluation.results import PerplexityReport
     from lmlong.model.precision import Precision
     from lmlong.recipe import Recipe
 
@@ -22,24 +21,18 @@ DEFAULT_VIEWS = "context,position"
 @click.command("eval")
 @options.runs
 @options.data
-@click.option(
-    "--lengths",
-    metavar="N,...",
-    help="Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained length]",
-)
+@lengths("Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained length]")
 @click.option(
     "--by",
     "views",
     metavar="VIEW,...",
     default=DEFAULT_VIEWS,
-    show_default=True,
     help="Views to measure: context, recurrence, remembrance, position, protocol, state.",
 )
 @click.option("--cache-baseline", is_flag=True, help="Measure what n-gram counts of the document add to the model.")
 @click.option(
     "--targets",
     default=8192,
-    show_default=True,
     metavar="N",
     type=options.TokenCount(1),
     help="About how many tokens are scored at each context.",
@@ -47,7 +40,6 @@ DEFAULT_VIEWS = "context,position"
 @click.option(
     "--min-documents",
     default=10,
-    show_default=True,
     type=click.IntRange(1),
     help="Leave out lengths that fewer documents reach; fewer documents are cut into this many parts.",
 )
@@ -59,27 +51,19 @@ DEFAULT_VIEWS = "context,position"
 @options.tokens
 @options.json_file
 @options.plot("bits per byte")
-@options.weights
 @options.precision
-@options.state_dtype
-@options.threads
-@options.device
+@options.loading
 def eval_(
     runs: tuple[str, ...],
     data: tuple[str, ...],
-    lengths: str | None,
+    lengths: list[int] | None,
     views: str,
-    cache_baseline: bool,
-    min_documents: int,
-    cluster_by: str | None,
     tokens: int | None,
     json_file: Path | None,
     plot: Path | None,
-    weights: Literal["32", "bf16", "int8"],
-    precision: Literal["auto", "32", "bf16", "16"],
-    state_dtype: Literal["32", "64"],
-    device: str,
-    targets: int,
+    precision: "Precision | None",
+    loading: options.Loading,
+    **given: Any,
 ) -> None:
     """Measure how well each RUN predicts text, and the gain from text further back.
 
@@ -111,47 +95,42 @@ def eval_(
     from lmlong.evaluation.perplexity import VIEWS, evaluate
     from lmlong.evaluation.perplexity_figure import figure
     from lmlong.evaluation.perplexity_report import table, to_json
-    from lmlong.inference.loading import load
-    from lmlong.recipe.lengths import parse_lengths
+    from lmlong.recipe.lengths import name_length
 
-    contexts = parse_lengths(lengths) if lengths is not None else None
     chosen = parse_names("--by", views, VIEWS)
-    check_files(json_file, plot)
-    if plot and chosen == ("state",) and not cache_baseline:
+    if plot and chosen == ("state",) and not given["cache_baseline"]:
         raise UsageError("--plot: the state view has no plot. Name another view in --by.")
     causal_only = {
         "--lengths": lengths is not None,
         "--plot": plot is not None,
         "--by": views != DEFAULT_VIEWS,
-        "--weights": weights != "32",
-        "--state-dtype": state_dtype != "32",
-        "--cache-baseline": cache_baseline,
-        "--cluster-by": cluster_by is not None,
+        "--weights": loading.weights != "32",
+        "--state-dtype": loading.state_dtype != "32",
+        "--cache-baseline": given["cache_baseline"],
+        "--cluster-by": given["cluster_by"] is not None,
     }
     recipes = [reading(run, read_recipe) for run in runs]
-    number_format = None if precision == "auto" else precision
     if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
-        _eval_encoders(runs, data, tokens, json_file, device, number_format)
+        _eval_encoders(runs, data, tokens, json_file, loading.device, precision)
         return
     tell_left_out(data)
     reports = []
     for run in runs:
-        model = load(run, device, weights, state_dtype)
         report = evaluate(
-            model,
+            loading.load(run),
             data or None,
-            lengths=contexts,
+            lengths=lengths,
             views=chosen,
-            targets=targets,
-            min_documents=min_documents,
             tokens=tokens,
             name=run_name(run),
             trained_lengths=[recipe.text.sequence_length for recipe in recipes],
-            cache_baseline=cache_baseline,
-            cluster_by=cluster_by,
-            precision=number_format,
+            precision=precision,
+            **given,
         )
-        _note_left_out(report, min_documents)
+        if report.left_out:
+            names = ", ".join(map(name_length, report.left_out))
+            fewer = f"fewer than {given['min_documents']} {report.unit}s reach {names}"
+            click.echo(f"{report.name}: {fewer}: left out", err=True)
         reports.append(report)
     show(table(reports), to_json(reports), json_file, plot, figure(reports) if plot else None)
 
@@ -186,12 +165,3 @@ def _are_encoders(runs: tuple[str, ...], recipes: list["Recipe"], causal_options
             "token at once and has no state. Leave the option out, or name a language model."
         )
     return bool(encoders)
-
-
-def _note_left_out(report: "PerplexityReport", min_documents: int) -> None:
-    """Report on standard error which lengths were left out."""
-    from lmlong.recipe.lengths import name_length
-
-    if report.left_out:
-        names = ", ".join(map(name_length, report.left_out))
-        click.echo(f"{report.name}: fewer than {min_documents} {report.unit}s reach {names}: left out", err=True)

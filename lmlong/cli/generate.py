@@ -1,7 +1,7 @@
 """`lmlong generate`: continue a text with a trained model."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -20,16 +20,13 @@ from lmlong.model.sampling_options import MAX_TOKENS
     type=options.InFile(),
     help='Many texts to continue: a .jsonl file of lines such as {"prompt": "Once"}.',
 )
-@click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="With --prompts: batch size.")
+@click.option("--batch", default=16, type=click.IntRange(1), help="With --prompts: batch size.")
 @click.option("--chat", is_flag=True, help="Chat with a model trained for it, line by line until Ctrl-D.")
 @click.option("--system", metavar="TEXT", help="With --chat: the system message.")
-@click.option(
-    "--samples", default=1, show_default=True, type=click.IntRange(1), help="Number of continuations of each text."
-)
+@click.option("--samples", default=1, type=click.IntRange(1), help="Number of continuations of each text.")
 @click.option(
     "--max-tokens",
     default=MAX_TOKENS,
-    show_default=True,
     metavar="N",
     type=options.TokenLimit(0),
     help="Maximum number of tokens to generate, or unlimited.",
@@ -39,7 +36,6 @@ from lmlong.model.sampling_options import MAX_TOKENS
 @click.option(
     "--heal/--no-heal",
     default=True,
-    show_default=True,
     help="Allow the prompt to end anywhere, even within a word; with --no-heal its tokens are used unchanged.",
 )
 @click.option(
@@ -58,11 +54,8 @@ from lmlong.model.sampling_options import MAX_TOKENS
     default=None,
     help="Decode with native code on a CPU, or a CUDA graph on a GPU.  [default: on a CPU]",
 )
-@options.weights
-@options.state_dtype
-@options.threads
 @click.option("--stats", is_flag=True, help="Print speed, state size and seed to standard error.")
-@options.device
+@options.loading
 def generate(
     run: str,
     prompt: str | None,
@@ -79,10 +72,8 @@ def generate(
     save_state: Path | None,
     as_json: bool,
     fast_decode: bool | None,
-    weights: Literal["32", "bf16", "int8"],
-    state_dtype: Literal["32", "64"],
     stats: bool,
-    device: str,
+    loading: options.Loading,
     **flags: Any,
 ) -> None:
     """Continue a text with the model of RUN: a run folder, the name of one under runs/, or a checkpoint.
@@ -118,11 +109,9 @@ def generate(
     if save_state and not one_text:
         raise UsageError("--save-state: saves the state of one text. Leave out --prompts and --samples.")
 
-    from lmlong.inference.loading import load
-
     sampling = sampling_of(flags)
     output = writing.TextOutput(as_json, stats, one_text)
-    loaded = load(run, device, weights, state_dtype)
+    loaded = loading.load(run)
     if loaded.fast_step_at_once if fast_decode is None else fast_decode:
         loaded.use_fast_step()
     if chat:

@@ -35,7 +35,23 @@ def numbers(
 ) -> Option:
     """Return an option whose value is a tuple of numbers."""
     shown = None if default is None else format_numbers(default)
-    return click.option(name, type=Numbers(kind), default=shown, show_default=True, metavar="N,...", help=help)
+    return click.option(name, type=Numbers(kind), default=shown, metavar="N,...", help=help)
+
+
+class Lengths(click.ParamType):
+    """A list of lengths in tokens like 512,4k."""
+
+    name = "lengths"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        from lmlong.recipe.lengths import parse_lengths
+
+        return parse_lengths(value) if isinstance(value, str) else value
+
+
+def lengths(help: str, default: str | None = None) -> Option:
+    """Return the option --lengths, whose value is a sorted list of numbers of tokens."""
+    return click.option("--lengths", type=Lengths(), default=default, metavar="N,...", help=help)
 
 
 def format_numbers(numbers: Sequence[float]) -> str:

@@ -67,7 +67,11 @@ class Pipeline(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-@click.group(cls=Pipeline, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Pipeline,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.version_option(__version__, prog_name="lmlong", message="%(prog)s %(version)s")
 @click.pass_context
 def lmlong(context: click.Context) -> None:

@@ -2,32 +2,54 @@
 
 import re
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import click
 
 from lmlong.cli import completion
+from lmlong.cli.output import STDOUT, check_writable
 from lmlong.errors import UsageError
+
+if TYPE_CHECKING:
+    from lmlong.inference.loading import TrainedLanguageModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
 
-OutFile = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
-
 
 class NewFile(click.Path):
-    """A file to write; an error is reported before the work begins."""
+    """A file to write; one that cannot be written is refused before the work begins."""
 
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, path_type=Path)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(dir_okay=False, path_type=Path, **settings)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from lmlong.cli.output import check_writable
-
         path = Path(str(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
             check_writable(path)
+        return path
+
+
+class JsonFile(NewFile):
+    """A .json file, a device, or - for standard output. A name that looks like another argument is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(value))
+        if path != STDOUT and path.suffix != ".json" and (path.is_file() or not path.exists()):
+            self.fail(f"{value!r} does not end in .json. Put a plain --json after the other arguments.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class PlotFile(NewFile):
+    """An image file to write."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from lmlong.report.plot import check_format
+
+        path = super().convert(value, param, ctx)
+        check_format(path)
         return path
 
 
@@ -168,19 +190,6 @@ class ByteSize(click.ParamType):
         return size
 
 
-class JsonFile(click.Path):
-    """A .json file, a device, or - for standard output. A name that looks like another argument is refused."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(str(super().convert(value, param, ctx)))
-        if str(path) != "-" and path.suffix != ".json" and (path.is_file() or not path.exists()):
-            self.fail(f"{value!r} does not end in .json. Put a plain --json after the other arguments.", param, ctx)
-        return path
-
-
 tokens = click.option("--tokens", type=TokenCount(2), metavar="N", help="Use only the first N tokens, such as 64k.")
 
 json_file = click.option(
@@ -188,7 +197,7 @@ json_file = click.option(
     "json_file",
     is_flag=False,
     flag_value="-",
-    type=JsonFile(),
+    type=JsonFile(writable=True, allow_dash=True),
     metavar="[FILE]",
     help="Print the results as JSON instead of text, or write them to FILE (.json).",
 )
@@ -196,13 +205,12 @@ json_file = click.option(
 
 DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 
-device = click.option("--device", type=DEVICES, default="auto", show_default=True)
+device = click.option("--device", type=DEVICES, default="auto")
 
 weights = click.option(
     "--weights",
     type=click.Choice(["32", "bf16", "int8"]),
     default="32",
-    show_default=True,
     help="Storage of weight matrices: bf16 takes half the memory, int8 a quarter; both decode faster.",
 )
 
@@ -210,7 +218,7 @@ precision = click.option(
     "--precision",
     type=click.Choice(["auto", "32", "bf16", "16"]),
     default="auto",
-    show_default=True,
+    callback=lambda context, option, name: None if name == "auto" else name,
     help="Number format of the forward pass. auto: the one that the run was trained in if this machine supports it, "
     "otherwise 32.",
 )
@@ -219,20 +227,19 @@ state_dtype = click.option(
     "--state-dtype",
     type=click.Choice(["32", "64"]),
     default="32",
-    show_default=True,
     help="Bits of the recurrent states: 64 for texts of more than about ten million tokens.",
 )
 
 
 def plot(what: str) -> Option:
     """Return the option --plot, which draws `what`."""
-    return click.option("--plot", type=OutFile, help=f"Plot {what} to a .png, .pdf or .svg file.")
+    return click.option("--plot", type=PlotFile(writable=True), help=f"Plot {what} to a .png, .pdf or .svg file.")
 
 
-def out(default: str) -> Option:
-    """Return the option --out of an experiment."""
+def out(default: str, what: str = "Folder for the results.") -> Option:
+    """Return the option --out, a folder."""
     folder = click.Path(file_okay=False, path_type=Path)
-    return click.option("--out", type=folder, help=f"Folder for the results.  [default: {default}]")
+    return click.option("--out", type=folder, help=f"{what}  [default: {default}]")
 
 
 def together(*options: Option) -> Option:
@@ -244,3 +251,27 @@ def together(*options: Option) -> Option:
         return command
 
     return add
+
+
+class Loading(NamedTuple):
+    """How a command loads a language model."""
+
+    weights: Literal["32", "bf16", "int8"]
+    state_dtype: Literal["32", "64"]
+    device: str
+
+    def load(self, run: str) -> "TrainedLanguageModel":
+        from lmlong.inference.loading import load
+
+        return load(run, self.device, self.weights, self.state_dtype)
+
+
+def loading(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --threads and the options of `Loading`, which the command takes as its argument `loading`."""
+
+    @wraps(command)
+    def call(**given: Any) -> Any:
+        how = Loading(*(given.pop(name) for name in Loading._fields))
+        return command(loading=how, **given)
+
+    return together(weights, state_dtype, threads, device)(call)

@@ -17,24 +17,16 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 
 
-def check_files(json_file: Path | None, plot: Path | None) -> None:
-    """Raise a UsageError for files of results that cannot be written, before the work begins."""
-    check_writable(json_file, plot)
-    if plot:
-        from lmlong.report.plot import check_format
-
-        check_format(plot)
-
-
-def check_writable(*given: Path | None) -> None:
-    """Raise a UsageError for files that cannot be written."""
-    for file in filter(None, given):
-        if file != STDOUT and not os.access(file.parent, os.W_OK):
-            raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
-        if file != STDOUT and not file.exists():
-            with explain_errors(file):  # not every file system reports it in advance
-                file.touch()
-                file.unlink()
+def check_writable(file: Path) -> None:
+    """Raise a UsageError for a file that cannot be written."""
+    if file == STDOUT:
+        return
+    if not os.access(file.parent, os.W_OK):
+        raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
+    if not file.exists():
+        with explain_errors(file):  # not every file system reports it in advance
+            file.touch()
+            file.unlink()
 
 
 def show(

@@ -1,13 +1,12 @@
 """lmlong probe: how far back a model recalls what it has read."""
 
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from lmlong.cli import options
-from lmlong.cli.lists import parse_names
-from lmlong.cli.output import check_files, show
+from lmlong.cli.lists import lengths, parse_names
+from lmlong.cli.output import show
 from lmlong.cli.runs import load_runs
 
 
@@ -18,33 +17,27 @@ from lmlong.cli.runs import load_runs
     "probes",
     metavar="NAME,...",
     default="copy,induction,mqar",
-    show_default=True,
     help="Probes: copy, induction, mqar, passkey, needle, or all.",
 )
-@click.option("--lengths", metavar="N,...", help="Distances in tokens; k is 1,024.  [default: 64,256,1k,4k]")
-@click.option("--trials", default=64, show_default=True, type=click.IntRange(1), help="Texts at each length.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the texts.")
+@lengths("Distances in tokens; k is 1,024.", "64,256,1k,4k")
+@click.option("--trials", default=64, type=click.IntRange(1), help="Texts at each length.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of the texts.")
 @options.data
 @options.tokens
 @options.json_file
 @options.plot("accuracy by distance")
-@options.weights
-@options.state_dtype
-@options.threads
-@options.device
+@options.loading
 def probe(
     runs: tuple[str, ...],
     probes: str,
-    lengths: str | None,
+    lengths: list[int],
     trials: int,
     seed: int,
     data: tuple[str, ...],
     tokens: int | None,
     json_file: Path | None,
     plot: Path | None,
-    weights: Literal["32", "bf16", "int8"],
-    state_dtype: Literal["32", "64"],
-    device: str,
+    loading: options.Loading,
 ) -> None:
     """Measure how often each RUN recalls something from N tokens before.
 
@@ -59,15 +52,11 @@ def probe(
     Example: two runs by distance.
       lmlong probe linear softmax --probe induction,mqar --lengths 64,256,1k
     """
-    from lmlong.evaluation.probe_accuracy import DISTANCES, figure, measure_probes, table, to_json
+    from lmlong.evaluation.probe_accuracy import figure, measure_probes, table
     from lmlong.evaluation.probes import PROBES
-    from lmlong.inference.loading import load
-    from lmlong.recipe.lengths import parse_lengths
 
     asked = list(PROBES) if probes == "all" else parse_names("--probe", probes, PROBES)
     names = [name for name in PROBES if name in asked]
-    distances = parse_lengths(lengths) if lengths is not None else DISTANCES
-    check_files(json_file, plot)
-    loaded = load_runs(runs, lambda run: load(run, device, weights, state_dtype), data, tokens)
-    results = [measure_probes(*each, names, distances, trials, seed) for each in loaded]
-    show(table(results), to_json(results), json_file, plot, figure(results) if plot else None)
+    loaded = load_runs(runs, loading.load, data, tokens)
+    results = [measure_probes(*each, names, lengths, trials, seed) for each in loaded]
+    show(table(results), {"runs": results}, json_file, plot, figure(results) if plot else None)

@@ -11,32 +11,27 @@ sampling_flags = options.together(
     click.option(
         "--temperature",
         default=DEFAULTS.temperature,
-        show_default=True,
         help="Values below 1 favor likely tokens; 0 always takes the most likely one.",
     ),
     click.option("--top-k", default=DEFAULTS.top_k, type=int, help="Sample from this many most likely tokens."),
     click.option(
         "--top-p",
         default=DEFAULTS.top_p,
-        show_default=True,
         help="Sample from the smallest set of most likely tokens with this total probability.",
     ),
     click.option(
         "--min-p",
         default=DEFAULTS.min_p,
-        show_default=True,
         help="Sample from tokens with at least this fraction of the highest probability.",
     ),
     click.option(
         "--repetition-penalty",
         default=DEFAULTS.repetition_penalty,
-        show_default=True,
         help="Values above 1 make recent tokens less likely, including those of the prompt.",
     ),
     click.option(
         "--repetition-window",
         default=DEFAULTS.repetition_window,
-        show_default=True,
         help="Number of recent tokens for --repetition-penalty.",
     ),
     click.option(
@@ -47,9 +42,7 @@ sampling_flags = options.together(
         f"[default: {LOOP_PENALTY}; 0 at temperature 0]",
     ),
     click.option(
-        "--seed",
-        type=int,
-        help="The same seed gives the same text.  [default: random; --stats and --json print it]",
+        "--seed", type=int, help="The same seed gives the same text.  [default: random; --stats and --json print it]"
     ),
 )
 

@@ -1,12 +1,15 @@
 """lmlong score: the surprisal of each line of a text, as it arrives."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from lmlong.cli import options
 from lmlong.errors import UsageError
+
+if TYPE_CHECKING:
+    from lmlong.model.precision import Precision
 
 STDIN = Path("-")
 
@@ -26,7 +29,6 @@ class Input(options.InFile):
     "unit",
     type=click.Choice(["token", "byte", "line", "record", "position"]),
     default="line",
-    show_default=True,
     help="The unit that is scored. A record is a line that is a document of its own; positions are stretches, each as "
     "long as all text before it.",
 )
@@ -36,17 +38,10 @@ class Input(options.InFile):
     "form",
     type=click.Choice(["json", "tsv", "text"]),
     default="json",
-    show_default=True,
     help="Lines of JSON, a table with tabs, or the text alone.",
 )
 @click.option(
-    "--text",
-    "keep",
-    default=200,
-    show_default=True,
-    metavar="N",
-    type=click.IntRange(0),
-    help="Print the first N bytes of each unit.",
+    "--text", "keep", default=200, metavar="N", type=click.IntRange(0), help="Print the first N bytes of each unit."
 )
 @click.option("--field", metavar="NAME", help="--by record: lines are JSON objects; score the text in this field.")
 @click.option(
@@ -57,17 +52,12 @@ class Input(options.InFile):
 @click.option(
     "--streams-memory",
     default="1g",
-    show_default=True,
     metavar="BYTES",
     type=options.ByteSize(),
     help="--streams: keep states of up to BYTES in memory, the rest in files below TMPDIR.",
 )
 @click.option(
-    "--most-streams",
-    default=100_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="--streams: the largest number of streams to keep.",
+    "--most-streams", default=100_000, type=click.IntRange(1), help="--streams: the largest number of streams to keep."
 )
 @click.option("--follow", is_flag=True, help="Wait for more data at the end of FILE, indefinitely, as tail -F does.")
 @click.option(
@@ -80,21 +70,16 @@ class Input(options.InFile):
 @click.option("--load-state", type=options.SeekableFile(), help="Resume from a file that --save-state wrote.")
 @click.option("--save-state", type=options.NewFile(), help="Save the state after all that was read to this file.")
 @options.plot("surprisal along the text")
-@options.weights
 @options.precision
-@options.state_dtype
-@options.threads
-@options.device
+@options.loading
 def score(
     run: str,
     files: tuple[Path, ...],
     form: Literal["json", "tsv", "text"],
     above: float | None,
     plot: Path | None,
-    weights: Literal["32", "bf16", "int8"],
-    precision: Literal["auto", "32", "bf16", "16"],
-    state_dtype: Literal["32", "64"],
-    device: str,
+    precision: "Precision | None",
+    loading: options.Loading,
     **given: Any,
 ) -> None:
     """Print the surprisal of each line of a text under the model of RUN, as it arrives.
@@ -113,7 +98,6 @@ def score(
       lmlong score runs/logs --follow app.log --above 8 --format text
       lmlong score runs/book book.txt --plot surprise.png > lines.jsonl
     """
-    from lmlong.cli.output import check_files
     from lmlong.cli.scoring import Job, Show, run_job
 
     inputs = list(dict.fromkeys(files)) or [STDIN]
@@ -123,16 +107,13 @@ def score(
         raise UsageError("--load-state, --save-state: apply to one input. Give one FILE.")
     if given["follow"] and (len(inputs) > 1 or inputs == [STDIN]):
         raise UsageError("--follow: waits at the end of one FILE. Name one.")
-    check_files(None, plot)
     if given["quiet"] is None and given["follow"]:
         given["quiet"] = 1.0
 
-    from lmlong.inference.loading import load
     from lmlong.model.precision import evaluation_precision
 
-    trained = load(run, device, weights, state_dtype)
-    number_format = None if precision == "auto" else precision
-    chosen = evaluation_precision(number_format, trained.recipe.training.precision, trained.device)
+    trained = loading.load(run)
+    chosen = evaluation_precision(precision, trained.recipe.training.precision, trained.device)
     show = Show(form, above, plot is not None)
     code = run_job(Job(trained, inputs, chosen, **{**given, "quiet": given["quiet"] or None}), show)
     show.finish(plot, run)

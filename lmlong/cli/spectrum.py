@@ -5,14 +5,15 @@ from pathlib import Path
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import check_files, show
+from lmlong.cli.lists import lengths
+from lmlong.cli.output import show
 from lmlong.cli.runs import load_runs
 
 
 @click.command()
 @options.runs
-@click.option("--lengths", default="512", show_default=True, metavar="N,...", help="Tokens of a text; k is 1,024.")
-@click.option("--texts", default=8, show_default=True, type=click.IntRange(1), help="Texts at each length.")
+@lengths("Tokens of a text; k is 1,024.", "512")
+@click.option("--texts", default=8, type=click.IntRange(1), help="Texts at each length.")
 @options.data
 @options.tokens
 @options.json_file
@@ -21,7 +22,7 @@ from lmlong.cli.runs import load_runs
 @options.device
 def spectrum(
     runs: tuple[str, ...],
-    lengths: str,
+    lengths: list[int],
     texts: int,
     data: tuple[str, ...],
     tokens: int | None,
@@ -40,10 +41,7 @@ def spectrum(
     from lmlong.evaluation.spectrum import measure_spectra
     from lmlong.evaluation.spectrum_report import figure, table, to_json
     from lmlong.inference.loading import open_run
-    from lmlong.recipe.lengths import parse_lengths
 
-    sequence_lengths = parse_lengths(lengths)
-    check_files(json_file, plot)
     loaded = load_runs(runs, lambda run: open_run(run, device), data, tokens)
-    spectra = [spectrum for run in loaded for spectrum in measure_spectra(*run, sequence_lengths, texts)]
+    spectra = [spectrum for run in loaded for spectrum in measure_spectra(*run, lengths, texts)]
     show(table(spectra), to_json(spectra), json_file, plot, figure(spectra) if plot else None)

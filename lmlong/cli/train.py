@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.recipe(metavar="RECIPE")
 @options.overrides
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]")
+@options.out("runs/NAME", "Run folder.")
 @click.option("--resume", metavar="auto|PATH", help="Resume from the newest checkpoint of the run, or from this one.")
 @click.option("--overwrite", is_flag=True, help="Replace a run folder that exists.")
 @click.option("--device", type=options.DEVICES, help="Device to train on; short for device=...")

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -159,6 +158,5 @@ def _speed(what: str, tokens: int, seconds: float) -> str:
     return f"{what} {tokens:,} tokens in {seconds:.2f} s ({tokens / max(seconds, 1e-9):,.0f} tokens/s)"
 
 
-def _print(text: Any) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def _print(text: str) -> None:
+    print(text, end="", flush=True)

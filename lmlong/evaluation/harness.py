@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.errors import UsageError, nearest
+from lmlong.errors import UsageError, install_command, nearest
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.interop.hf.tokenizer import tokenizer_files
 from lmlong.report.json_values import json_values
@@ -120,7 +120,7 @@ def library() -> Any:
     try:
         return import_module("lm_eval")
     except ImportError:
-        raise UsageError("lm-eval: is not installed. Install it with pip install 'lmlong[lm-eval]'.") from None
+        raise UsageError(f"lm-eval is not installed. Run {install_command('lm-eval')}.") from None
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.errors import CheckpointError, UsageError, install_command
 from lmlong.interop.gguf_tokenizer import tokenizer_file
 from lmlong.interop.llama import ARCHITECTURE, LlamaSource, neighbours_to_halves, vocabulary_of
 from lmlong.interop.llama_config import LlamaConfig, llama_config
@@ -36,7 +36,7 @@ def open_gguf(path: Path) -> LlamaSource:
     try:
         gguf, quants = import_module("gguf"), import_module("gguf.quants")
     except ImportError:
-        raise UsageError(f"{path}: reading GGUF needs a library. Run pip install 'lmlong[import]'.") from None
+        raise UsageError(f"{path}: gguf is not installed. Run {install_command('import')}.") from None
     try:
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}

@@ -128,7 +128,7 @@ class Training(Budget):
     """Steps between training metrics in metrics.jsonl."""
     loggers: list[Literal["tensorboard", "csv", "wandb"]] = Field(default=[])
     """Further loggers, in the run folder, besides metrics.jsonl. tensorboard and wandb need their extras (pip install
-    'lmlong[wandb]'); wandb needs an account, or WANDB_MODE=offline."""
+    -e '.[wandb]'); wandb needs an account, or WANDB_MODE=offline."""
     init_from: str | None = None
     """A run or checkpoint to take the initial weights and the tokenizer from. Its optimizer state and progress are not
     used. Options of `model` that the recipe does not set are taken from it too; the attention may differ."""
@@ -161,16 +161,11 @@ class Training(Budget):
                 "state_passing",
                 "with carry_state, no row begins with the state of another text. Use one of them.",
             )
-        if self.teacher_of == "layers" and (self.teacher is None or self.segment):
-            why = (
-                "teacher_of: layers needs one"
-                if self.teacher is None
-                else "teacher_of: layers compares whole sequences"
-            )
-            remedy = "Name a run" if self.teacher is None else "Leave it out"
-            yield mistake(
-                "teacher" if self.teacher is None else "segment", f"{why}. {remedy}, or leave out teacher_of."
-            )
+        if self.teacher_of == "layers" and self.teacher is None:
+            yield mistake("teacher", "teacher_of: layers needs one. Name a run, or leave out teacher_of.")
+        elif self.teacher_of == "layers" and self.segment:
+            why = "teacher_of: layers compares whole sequences. Leave it out, or leave out teacher_of."
+            yield mistake("segment", why)
         if self.teacher_of == "layers" and self.strategy == "deepspeed":
             yield mistake(
                 "strategy",

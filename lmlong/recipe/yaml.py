@@ -8,7 +8,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
@@ -121,11 +123,24 @@ def parse_yaml(text: str, origin: Origin | None = None) -> ParsedYAML:
         raise BrokenYAML(1, "it is nested too deeply.") from None
 
 
+class _UniqueAnchors(Composer):
+    """Refuses an anchor that is defined twice, about which ruamel.yaml only warns."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.parser.peek_event()
+        if not isinstance(event, AliasEvent) and event.anchor in self.anchors:
+            first = self.anchors[event.anchor].start_mark.line + 1
+            why = f"the anchor &{event.anchor} is defined on line {first} already. Give it another name"
+            raise ComposerError(None, None, why, event.start_mark)
+        return super().compose_node(parent, index)
+
+
 class _Builder:
     """Builds the values of a document from its nodes."""
 
     def __init__(self, origin: Origin | None):
         self.yaml = YAML(typ="safe", pure=True)
+        self.yaml.Composer = _UniqueAnchors
         self.mistakes: list[Mistake] = []
         self._origin = origin
         # Aliases refer to one node; building it once keeps a small file from expanding into a huge one.

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 
 from lmlong.checkpoint.manifest import RECIPE
 from lmlong.data.baselines import Baselines
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, install_command
 from lmlong.model.metrics import Metric
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -70,9 +70,7 @@ def check_loggers(names: Sequence[str]) -> None:
     """Refuse a logger whose package is missing."""
     for name in names:
         if name in EXTRAS and find_spec(name) is None:
-            raise UsageError(
-                f"training.loggers: {name} is not installed. Run pip install 'lmlong[{name}]', or leave it out."
-            )
+            raise UsageError(f"training.loggers: {name} is not installed. Run {install_command(name)}, or omit it.")
 
 
 def make_loggers(recipe: Recipe, folder: Path, step: int) -> list[Logger]:

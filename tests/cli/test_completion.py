@@ -1,9 +1,9 @@
 """click's own shell completion: recipes, runs, and the keys of a recipe with their words."""
 
-import sys
 from pathlib import Path
 
 import pytest
+from commands import lmlong
 
 from lmlong.cli import main as cli
 
@@ -37,23 +37,17 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "runs/first", "runs/s"], {"runs/second"}),
     ],
 )
-def test_what_a_shell_offers(
-    line: list[str], offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_shell_offers(line: list[str], offered: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_LMLONG_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", " ".join(["lmlong", *line]))
     monkeypatch.setenv("COMP_CWORD", str(len(line)))
-    monkeypatch.setattr(sys, "argv", ["lmlong"])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    lines = [line.partition(",") for line in capsys.readouterr().out.splitlines()]
-    assert left.value.code == 0
+    done = lmlong()
+    lines = [line.partition(",") for line in done.stdout.splitlines()]
+    assert done.returncode == 0
     assert {value for kind, _, value in lines if kind == "plain"} == offered
 
 
-def test_the_script_for_a_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_LMLONG_COMPLETE", "zsh_source")
-    monkeypatch.setattr(sys, "argv", ["lmlong"])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 0 and "#compdef lmlong" in capsys.readouterr().out
+    done = lmlong()
+    assert done.returncode == 0 and "#compdef lmlong" in done.stdout

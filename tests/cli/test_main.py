@@ -1,4 +1,6 @@
-"""The command `lmlong` as its user meets it: help, errors and exit codes, in a process of its own."""
+"""The command `lmlong`: help, errors and exit codes.
+
+A process of its own is started where its imports, its streams or `python -m lmlong` are tested."""
 
 import os
 import subprocess
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from commands import lmlong
 
 from lmlong import __version__
 from lmlong.cli import main as cli
@@ -14,11 +17,6 @@ from lmlong.errors import CheckpointError, DivergedError, LmlongError, RecipeErr
 
 COMMAND = [sys.executable, "-m", "lmlong"]
 HEAVY = {"torch", "lightning", "datasets", "sentencepiece", "numpy", "matplotlib", "pydantic", "ruamel.yaml"}
-
-
-def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """The finished process of one command."""
-    return subprocess.run([*COMMAND, *words], capture_output=True, encoding="utf-8", timeout=60, **options)  # type: ignore[call-overload]
 
 
 def imported(*words: str) -> set[str]:
@@ -31,40 +29,35 @@ def imported(*words: str) -> set[str]:
 
 
 def test_help_lists_the_commands_in_the_order_of_the_work() -> None:
-    done = run("--help")
+    done = lmlong("--help")
     listed = done.stdout.split("Commands:\n")[1].splitlines()
     assert [line.split()[0] for line in listed] == list(cli.COMMANDS)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert (done.returncode, done.stderr) == (0, "")
+    assert lmlong() == done
 
 
-def test_without_a_command_help_is_shown() -> None:
-    done = run()
-    assert (done.returncode, done.stdout, done.stderr) == (0, run("--help").stdout, "")
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, encoding="utf-8", timeout=60)
+    assert done.stdout == f"lmlong {__version__}\n"
 
 
-def test_version() -> None:
-    assert run("--version").stdout == f"lmlong {__version__}\n"
+@pytest.mark.parametrize(
+    ("words", "libraries"),
+    [(("--help",), set()), (("recipe", "check", "quickstart"), {"pydantic", "ruamel.yaml"})],
+)
+def test_a_command_imports_no_library_that_it_does_not_need(words: tuple[str, ...], libraries: set[str]) -> None:
+    assert imported(*words) == libraries
 
 
-def test_help_imports_nothing_heavy() -> None:
-    assert imported("--help") == set()
-
-
-def test_checking_a_recipe_imports_no_torch() -> None:
-    assert imported("recipe", "check", "quickstart") == {"pydantic", "ruamel.yaml"}
-
-
-def test_a_mistyped_command_is_a_usage_error_that_names_the_nearest() -> None:
-    done = run("recip")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("recip",), "No such command 'recip'. Did you mean 'recipe'?"), (("recipe", "list", "--jsn"), "No such option")],
+)
+def test_a_mistyped_command_or_option_is_a_usage_error(words: tuple[str, ...], message: str) -> None:
+    done = lmlong(*words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("Error: No such command 'recip'. Did you mean 'recipe'?\n")
-
-
-def test_a_mistyped_option_is_a_usage_error() -> None:
-    done = run("recipe", "list", "--jsn")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "No such option" in done.stderr
+    assert f"Error: {message}" in done.stderr
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, action: object) -> object:
@@ -140,17 +133,12 @@ def test_a_reader_that_leaves_ends_the_command_quietly(command: str) -> None:
     assert process.returncode == 141
 
 
-def test_head_ends_a_pipeline_quietly() -> None:
-    line = f"'{sys.executable}' -m lmlong recipe options | head -c 50"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, encoding="utf-8", timeout=60)
-    assert done.stdout.startswith("format\n    one of")
-    assert (len(done.stdout), done.stderr) == (50, "")
-
-
 def test_output_is_utf8_wherever_it_goes(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text("# é\nname: ü\ntraining: {steps: 1}\n", encoding="utf-8")
-    done = run("recipe", "show", str(recipe), env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    words = [*COMMAND, "recipe", "show", str(recipe)]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=60, env=ascii_only)
     assert (done.stdout, done.returncode) == (recipe.read_text(encoding="utf-8"), 0)
 
 
@@ -164,12 +152,7 @@ def test_output_is_utf8_wherever_it_goes(tmp_path: Path) -> None:
         (("eval", "x", "--steps", "3"), "No such option '--steps'."),
     ],
 )
-def test_an_option_of_a_recipe_with_dashes_is_told_without(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lmlong", *words])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    error = capsys.readouterr().err
-    assert left.value.code == 2
-    assert message in error and ("dashes" in message) == ("dashes" in error)
+def test_an_option_of_a_recipe_with_dashes_is_shown_without(words: tuple[str, ...], message: str) -> None:
+    done = lmlong(*words)
+    assert done.returncode == 2
+    assert message in done.stderr and ("dashes" in message) == ("dashes" in done.stderr)

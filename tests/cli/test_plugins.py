@@ -4,15 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from commands import Finished
+from commands import lmlong as call_lmlong
+from machine import new_cache
 
 from lmlong.attention.plugins import LOADED, load_plugin, unload_plugin
-from lmlong.cli.main import _run
 from lmlong.recipe import file as recipe_file
 from lmlong.training.profile import BatchShape, profile_step
 
@@ -29,6 +28,7 @@ training: {steps: 6, batch_size: 2, warmup_steps: 1, checkpoint_every: 2, log_ev
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plug-in, a recipe that lists it, and one that leaves it to --plugin."""
     folder = tmp_path_factory.mktemp("plugins")
+    new_cache(folder)
     (folder / "book.txt").write_text("once upon a time there was a book. " * 100)
     (folder / "two_gates.py").write_bytes(TWO_GATES.read_bytes())
     (folder / "bare.yaml").write_text(TINY)
@@ -36,30 +36,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Result(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-
-def lmlong(folder: Path, *words: str) -> Result:
-    """The command line in this process, which forgets its plug-ins afterwards."""
-    with pytest.MonkeyPatch.context() as patch, StringIO() as output, StringIO() as errors:
-        patch.chdir(folder)
+def lmlong(folder: Path, *words: str) -> Finished:
+    """Run a command, and unload its plug-ins afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMLONG_CACHE", str(folder / "cache"))
-        with redirect_stdout(output), redirect_stderr(errors):
-            try:
-                code = _run(list(words))
-            except SystemExit as leave:
-                code = int(leave.code or 0)
-        for name in list(LOADED):
-            unload_plugin(name)
-        return Result(code, output.getvalue(), errors.getvalue())
+        done = call_lmlong(*words, cwd=folder)
+    for name in list(LOADED):
+        unload_plugin(name)
+    return done
 
 
 def done(folder: Path, *words: str) -> str:
     result = lmlong(folder, *words)
-    assert result.code == 0, result.stderr
+    assert result.returncode == 0, result.stderr
     return result.stdout
 
 
@@ -87,7 +76,7 @@ def test_a_run_goes_on_and_is_the_same_as_a_whole_one(folder: Path, run: Path) -
 
 def test_every_command_that_reads_a_run_needs_the_plugin_by_name(folder: Path, run: Path) -> None:
     refused = lmlong(folder, "generate", "mine", "--prompt", "once")
-    assert refused.code == 4 and "Traceback" not in refused.stderr
+    assert refused.returncode == 4 and "Traceback" not in refused.stderr
     assert (
         "needs the attention two_gates of the plug-in two_gates.py: load it by --plugin FILE, or in" in refused.stderr
     )
@@ -110,11 +99,12 @@ def test_a_checkpoint_cannot_have_a_file_imported(folder: Path, run: Path) -> No
     (folder / "sprung").unlink()
     for words in (["generate", "runs/trap"], ["info", "runs/trap"], ["check", "runs/trap"], ["eval", "runs/trap"]):
         refused = lmlong(folder, *words)
-        assert refused.code == 4 and "of the plug-in trap.py: load it by --plugin" in refused.stderr
+        assert refused.returncode == 4 and "of the plug-in trap.py: load it by --plugin" in refused.stderr
     done(folder, "info", "runs/trap", *PLUGIN)  # the user's own file of the same attention
     assert not (folder / "sprung").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_plugin_too(folder: Path) -> None:
     words = ["train", "bare.yaml", *PLUGIN, "devices=2", "training.batch_size=1", "training.steps=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LMLONG_CACHE": str(folder / "cache")}
@@ -148,7 +138,7 @@ def test_the_laws_are_held_against_a_plugin_alone(folder: Path) -> None:
     assert "two_gates.py: TwoGates" in done(folder, "check", *PLUGIN)
     (folder / "broken.py").write_text(TWO_GATES.read_text().replace("return (weights * ", "return 2 * (weights * "))
     refused = lmlong(folder, "check", "--plugin", "broken.py")
-    assert refused.code == 1 and "laws broken by broken.py: TwoGates" in refused.stdout
+    assert refused.returncode == 1 and "laws broken by broken.py: TwoGates" in refused.stdout
     (report,) = json.loads(lmlong(folder, "check", "--plugin", "broken.py", "--json").stdout)
     assert [law["number"] for law in report["laws"] if not law["kept"]] == [1]
 
@@ -169,7 +159,7 @@ def test_a_mistake_is_one_message(folder: Path, words: list[str], message: str) 
     refused = lmlong(folder, *words)
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
-    assert refused.code == 2
+    assert refused.returncode == 2
 
 
 def test_the_reference_lists_its_options(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Random recipes over every option: what is accepted builds, and all ways to read a text agree; the rest is refused.
 
-The recipe of a number that fails, and what disagrees: `tools/fuzz_recipes.py --recipes 1 --seed NUMBER`.
+The recipe of a number that fails, and what disagrees: `tools/fuzz.py recipes --cases 1 --seed NUMBER`.
 """
 
 from collections import Counter

@@ -1,6 +1,5 @@
 """Recipes are found, loaded, overridden and written back without change of meaning."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -31,21 +30,6 @@ def test_every_shipped_recipe_loads_and_comes_back_the_same(name: str, here: Pat
     recipe = load(name)
     assert recipe.name == name
     assert load(write(here / "saved.yaml", dump(recipe))) == recipe
-
-
-@pytest.mark.parametrize("name", shipped_recipes())
-def test_every_shipped_recipe_starts_with_the_command_that_runs_it(name: str) -> None:
-    command, description = shipped_recipes()[name].read_text().splitlines()[:2]
-    assert re.match(rf"# lmlong (train|convert \S+ --to) {name}\b", command)
-    assert len(description) > len("# ") and description.startswith("# ")
-
-
-def test_dump_writes_every_key() -> None:
-    lines = dump(Recipe(training=Training(steps=3))).splitlines()
-    assert lines[:4] == ["format: 1", "name: run", "seed: 0", "device: auto"]
-    assert "  learning_rate: 0.012" in lines
-    assert "  precision: auto" in lines
-    assert "    path: null" in lines
 
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\t\n\r\x85 :#'\"-"), max_size=40)
@@ -189,13 +173,6 @@ def test_an_override_that_cannot_be_used(here: Path, override: str, complaint: s
     with pytest.raises(RecipeError) as caught:
         load(write(here / "books.yaml", "training: {steps: 1}\n"), [override])
     assert caught.value.mistakes == [complaint]
-
-
-def test_a_number_is_a_position_in_lists_only(here: Path) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load(write(here / "books.yaml", "text: {}\ntraining: {steps: 1}\n"), ["text.0=3"])
-    nearest = "Nearest here: validation, tokenizer, sources; `lmlong recipe options text` lists all."
-    assert caught.value.mistakes == [f"text.0=3: unknown key. {nearest}"]
 
 
 @pytest.mark.parametrize(

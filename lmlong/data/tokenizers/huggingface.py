@@ -16,7 +16,7 @@ from typing import Any
 from lmlong.data.tokenizers.base import CannotEncode, SubwordTokenizer
 from lmlong.data.tokenizers.huggingface_file import errors_named, parts_of, pieces_of, unwrapped
 from lmlong.data.tokenizers.sentencepiece import SPACE
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, install_command
 
 PROBE = "  two  spaces\t\r\n\n e\u0301 \ufb01 \uff21 \U0001f600 <s></s><unk><0x41> \u2581 12345 end "
 NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
@@ -115,7 +115,7 @@ def _library() -> Any:
     try:
         return import_module("tokenizers")
     except ImportError:
-        raise UsageError("needs the library `tokenizers`. Run pip install 'lmlong[import]'.") from None
+        raise UsageError(f"tokenizers is not installed. Run {install_command('import')}.") from None
 
 
 def _is_of_bytes(spec: dict[str, Any]) -> bool:

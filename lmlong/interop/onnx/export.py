@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, install_command
 from lmlong.interop.exporting import Exported, as_json, ends, open_export, write_folder
 from lmlong.interop.hf.tokenizer import UNBOUNDED, tokenizer_files
 from lmlong.model.build import build
@@ -17,7 +17,7 @@ def export_onnx(run: str, folder: Path, evaluation: dict[str, Any] | None = None
     try:
         import onnx
     except ImportError:
-        raise UsageError("onnx: not installed. Run pip install 'lmlong[onnx]'.") from None
+        raise UsageError(f"onnx is not installed. Run {install_command('onnx')}.") from None
     from lmlong.interop.onnx.card import model_card
     from lmlong.interop.onnx.model import onnx_model
 
