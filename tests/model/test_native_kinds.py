@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lmlong.attention.window.native.decode import DECODE, WindowDecode
 from machine import needs_compiler
 from model.test_native_step import shaped
 
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.window.layer import WindowAttention
-from lmlong.attention.window.native.decode import DECODE, WindowDecode
 from lmlong.model import native_step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.native_step import NativeStep
