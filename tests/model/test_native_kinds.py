@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lmlong.attention.window.native.decode import DECODE, WindowDecode
 from machine import needs_compiler
 from model.test_native_step import shaped
 
 from lmlong.attention.registry import CAUSAL
-from lmlong.attention.window.layer import WindowAttention
+from lmlong.attention.window.layer import WindowAttention, WindowDecode
 from lmlong.model import native_step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.native_step import NativeStep
@@ -20,7 +19,7 @@ from lmlong.recipe import Attention
 
 pytestmark = needs_compiler
 
-HEADER = DECODE.header.read_text().replace("WindowAttention", "OwnWindow")
+HEADER = WindowDecode.header.read_text().replace("WindowAttention", "OwnWindow")
 
 
 class OwnDecode(WindowDecode):
@@ -41,7 +40,7 @@ class OwnWindow(WindowAttention):
 @pytest.fixture(autouse=True)
 def header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The header of the kind, in a folder as those of lmlong, and models in which it takes the place of a window."""
-    path = tmp_path / "own_window" / "native" / "decode.h"
+    path = tmp_path / "own_window" / "decode.h"
     path.parent.mkdir(parents=True)
     path.write_text(HEADER)
     monkeypatch.setattr(OwnDecode, "header", path)
