@@ -78,10 +78,11 @@ class Muon(torch.optim.Optimizer):
         if self.partition is None:
             stacks = {id(weight): heights for weight, heights in zip(group["params"], group["stacks"], strict=True)}
             return orthogonal_steps(updates, [stacks[id(weight)] for weight in weights], self.dtype)
-        return [
-            self.partition.part_of(part, orthogonal_steps(*self.partition.gather(part, update), self.dtype))
-            for part, update in zip(weights, updates, strict=True)
-        ]
+        steps = []
+        for part, update in zip(weights, updates, strict=True):
+            whole, heights = self.partition.gather(part, update)
+            steps.append(self.partition.part_of(part, orthogonal_steps(whole, heights, self.dtype)))
+        return steps
 
     def _adamw_step(self, group: dict[str, Any]) -> None:
         weights = [weight for weight in group["params"] if weight.grad is not None]
