@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as HuggingFace
 from tokenizers import models, pre_tokenizers, trainers
 
 from lmlong import recipe
-from lmlong.data import token_files
+from lmlong.data import token_file_writer
 from lmlong.data.duplicates import divide
 from lmlong.data.sources import open_inputs
 from lmlong.data.split import Part
@@ -136,15 +136,15 @@ def written(cache: Path) -> int:
 
 def cut_off(text: recipe.Text, cache: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> Path:
     """Make token files until this number of batches is written; return the unfinished folder."""
-    real = token_files.TokenFiles.write
+    real = token_file_writer.TokenFileWriter.write
 
-    def write(self: token_files.TokenFiles, encoded: dict) -> None:
+    def write(self: token_file_writer.TokenFileWriter, encoded: dict) -> None:
         if self.batches == after:
             raise KeyboardInterrupt
         real(self, encoded)
 
     with monkeypatch.context() as patch:
-        patch.setattr(token_files.TokenFiles, "write", write)
+        patch.setattr(token_file_writer.TokenFileWriter, "write", write)
         with pytest.raises(KeyboardInterrupt):
             made_by(text, 1, cache, monkeypatch)
     (left,) = (cache / "tokens").glob("unfinished-*")
