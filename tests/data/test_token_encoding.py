@@ -55,7 +55,7 @@ def byte_level(path: Path) -> str:
     return str(path / "tokenizer.json")
 
 
-@pytest.fixture(params=["bytes", "bpe", "unigram", "huggingface"])
+@pytest.fixture(params=["bytes", pytest.param("bpe", marks=pytest.mark.slow), "unigram", "huggingface"])
 def text(request: pytest.FixtureRequest, text_of: TextOf, tmp_path: Path) -> recipe.Text:
     options: dict[str, object] = {"kind": request.param}
     if request.param == "huggingface":
@@ -103,11 +103,11 @@ def subword_text(text_of: TextOf, tmp_path: Path, subwords: Tokenizer) -> TextOf
     return partial(text_of, tokenizer=tokenizer)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_and_resumed_it_makes_the_same_files(
     subword_text: TextOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
-    text = subword_text(sentences(600), validation={"fraction": 0.3})
+    text = subword_text(sentences(200 + 40 * kills), validation={"fraction": 0.3})
     whole = content(made_by(text, 1, tmp_path / "whole", monkeypatch).folder)
     cache = tmp_path / "killed"
     draw, done = np.random.default_rng(0), [0]
