@@ -25,20 +25,31 @@ DEFAULT = ("softmax", "elu", "elu-learned", "favor", "window")
 """The attentions compared by default, and those of plug-ins."""
 
 
-class SpeedOptions(NamedTuple):
-    """The options of all speed benchmarks."""
+class SpeedGrid(NamedTuple):
+    """What a speed benchmark measures, and where its results go."""
 
+    names: tuple[str, ...]
+    precisions: tuple[str, ...]
     lengths: list[int]
-    only: str | None
-    precisions: str
-    limit: float
+    device: "torch.device"
+    limit: float  # seconds
     json_file: Path | None
     plot: Path | None
-    device: str
+
+    @classmethod
+    def parse(cls, formats: Sequence[str], only: str | None, precisions: str, device: str, **given: Any) -> "SpeedGrid":
+        """Return the grid of the options of `speed_options`."""
+        usual = (*DEFAULT, *plugin_candidates())
+        names = parse_names("--only", only, single_kinds()) if only is not None else usual
+        chosen = parse_names("--precisions", precisions, formats)
+
+        from lmlong.model.device import pick_device
+
+        return cls(names, chosen, device=pick_device(device), **given)
 
 
 def speed_options(lengths: str, precisions: str) -> Callable[[options.Command], options.Command]:
-    """Return the options of `SpeedOptions`."""
+    """Return the options of all speed benchmarks."""
     return options.together(
         lists.lengths("Tokens; k is 1,024.", lengths),
         click.option("--only", metavar="NAME,...", help=f"Attentions to compare.  [default: {','.join(DEFAULT)}]"),
@@ -72,8 +83,7 @@ def attention(rows: int, heads: int, width: int, forward: bool, **common: Any) -
     Example: up to 64k tokens, where softmax is slow.
       lmlong bench attention --lengths 1k,4k,16k,64k
     """
-    given = SpeedOptions(**common)
-    grid = _grid(given, ("32", "bf16", "64"))
+    grid = SpeedGrid.parse(("32", "bf16", "64"), **common)
 
     from lmlong.bench.candidates import AttentionShape, attention_candidate
 
@@ -82,7 +92,7 @@ def attention(rows: int, heads: int, width: int, forward: bool, **common: Any) -
     work = f"attention alone, {passes}, {rows} x {heads} heads of width {width}"
     memory = "peak memory, as a multiple of inputs, outputs" + ("" if forward else " and gradients")
     build = partial(attention_candidate, shape=shape, device=grid.device)
-    _run(grid, build, work, memory, lambda one: one.peak / one.least, {"shape": shape._asdict()}, given)
+    _run(grid, build, work, memory, lambda one: one.peak / one.least, {"shape": shape._asdict()})
 
 
 @click.command()
@@ -99,15 +109,14 @@ def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
     Example: where softmax falls behind.
       lmlong bench train quickstart --lengths 2k,8k,32k --only softmax,elu-learned
     """
-    given = SpeedOptions(**common)
     chosen = load_recipe(recipe, overrides)
-    grid = _grid(given, ("32", "bf16"))
+    grid = SpeedGrid.parse(("32", "bf16"), **common)
 
     from lmlong.bench.candidates import training_candidate
 
     work, memory = f"a training step of {_shape(chosen)}", "MB held beside weights and moments"
     build = partial(training_candidate, options=chosen, device=grid.device)
-    _run(grid, build, work, memory, _megabytes, {"recipe": recipe}, given)
+    _run(grid, build, work, memory, _megabytes, {"recipe": recipe})
 
 
 @click.command()
@@ -124,41 +133,19 @@ def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **commo
     Example: a constant state against one that grows.
       lmlong bench generate quickstart --lengths 128,8k --only softmax,elu-learned
     """
-    given = SpeedOptions(**common)
     chosen = load_recipe(recipe, overrides)
-    grid = _grid(given, ("32", "bf16", "int8"))
+    grid = SpeedGrid.parse(("32", "bf16", "int8"), **common)
 
     from lmlong.bench.candidates import GenerationCandidates
 
     steps = ", by native code or a CUDA graph" if fast_decode else ""
     work = f"generation with {_shape(chosen)}{steps}"
     build = GenerationCandidates(chosen, grid.device, fast_decode).candidate
-    _run(grid, build, work, "MB of state", _megabytes, {"recipe": recipe}, given)
+    _run(grid, build, work, "MB of state", _megabytes, {"recipe": recipe})
 
 
 def _megabytes(result: "Result") -> float:
     return result.peak / 1e6
-
-
-class SpeedGrid(NamedTuple):
-    """The arguments of `run_benchmark` after the first."""
-
-    names: tuple[str, ...]
-    precisions: tuple[str, ...]
-    lengths: list[int]
-    device: "torch.device"
-    limit: float  # seconds
-
-
-def _grid(given: SpeedOptions, formats: Sequence[str]) -> SpeedGrid:
-    """Return what to measure; raise a UsageError for files that cannot be written."""
-    usual = (*DEFAULT, *plugin_candidates())
-    names = parse_names("--only", given.only, single_kinds()) if given.only is not None else usual
-    precisions = parse_names("--precisions", given.precisions, formats)
-
-    from lmlong.model.device import pick_device
-
-    return SpeedGrid(names, precisions, given.lengths, pick_device(given.device), given.limit)
 
 
 def _shape(chosen: "Recipe") -> str:
@@ -173,13 +160,12 @@ def _run(
     memory: str,
     size: "Callable[[Result], float]",
     settings: dict[str, Any],
-    given: SpeedOptions,
 ) -> None:
     """Run the benchmark and show its results."""
     from lmlong.bench.speed import Title, figure, run_benchmark, table, to_json
     from lmlong.model.device import describe_machine
 
     title = Title(work, describe_machine(grid.device), memory, size)
-    results = run_benchmark(build, *grid)
-    drawn = figure(results) if given.plot else None
-    show(table(title, results), to_json(title, settings, results), given.json_file, given.plot, drawn)
+    results = run_benchmark(build, grid.names, grid.precisions, grid.lengths, grid.device, grid.limit)
+    drawn = figure(results) if grid.plot else None
+    show(table(title, results), to_json(title, settings, results), grid.json_file, grid.plot, drawn)

@@ -12,7 +12,6 @@ from lmlong.cli.runs import load_runs, run_name, tell_left_out
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
-    from lmlong.evaluation.results import PerplexityReport
     from lmlong.model.precision import Precision
     from lmlong.recipe import Recipe
 
@@ -96,6 +95,7 @@ def eval_(
     from lmlong.evaluation.perplexity import VIEWS, evaluate
     from lmlong.evaluation.perplexity_figure import figure
     from lmlong.evaluation.perplexity_report import table, to_json
+    from lmlong.recipe.lengths import name_length
 
     chosen = parse_names("--by", views, VIEWS)
     if plot and chosen == ("state",) and not given["cache_baseline"]:
@@ -127,7 +127,10 @@ def eval_(
             precision=precision,
             **given,
         )
-        _note_left_out(report, given["min_documents"])
+        if report.left_out:
+            names = ", ".join(map(name_length, report.left_out))
+            fewer = f"fewer than {given['min_documents']} {report.unit}s reach {names}"
+            click.echo(f"{report.name}: {fewer}: left out", err=True)
         reports.append(report)
     show(table(reports), to_json(reports), json_file, plot, figure(reports) if plot else None)
 
@@ -162,12 +165,3 @@ def _are_encoders(runs: tuple[str, ...], recipes: list["Recipe"], causal_options
             "token at once and has no state. Leave the option out, or name a language model."
         )
     return bool(encoders)
-
-
-def _note_left_out(report: "PerplexityReport", min_documents: int) -> None:
-    """Report on standard error which lengths were left out."""
-    from lmlong.recipe.lengths import name_length
-
-    if report.left_out:
-        names = ", ".join(map(name_length, report.left_out))
-        click.echo(f"{report.name}: fewer than {min_documents} {report.unit}s reach {names}: left out", err=True)

@@ -14,7 +14,6 @@ from lmlong.cli.runs import near
 
 if TYPE_CHECKING:
     from lmlong.model.base import TextModel
-    from lmlong.recipe import Recipe
 
 WIDTH = 80
 PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
@@ -62,31 +61,34 @@ def _run(run: str) -> dict[str, Any]:
     from lmlong.model.base import count_parameters
     from lmlong.model.language_model import LanguageModel
     from lmlong.model.state_size import state_size
+    from lmlong.recipe import ATTENTION_KINDS
+    from lmlong.training.metrics_log import last_validation
 
     loaded = open_run(run, "cpu")
-    step = loaded.step
+    step, model, layers = loaded.step, loaded.recipe.model, range(loaded.recipe.model.layers)
     state = state_size(loaded.model) if isinstance(loaded.model, LanguageModel) else None  # encoders have none
-    length = loaded.recipe.text.sequence_length
+    window = model.attention.parallel_window
+    beside = state and any(ATTENTION_KINDS[kind].recurrent for kind in model.kinds)
     return {
         "name": loaded.recipe.name,
         "objective": loaded.recipe.objective,
         "checkpoint": str(loaded.checkpoint),
         "step": step,
         "trained tokens": loaded.trained_tokens,
-        "trained length": length,
+        "trained length": loaded.recipe.text.sequence_length,
         **({"trained from states": "of the text before"} if loaded.recipe.training.carry_state else {}),
         **({"trained from states": "of other texts"} if loaded.recipe.training.state_passing else {}),
         "parameters": count_parameters(loaded.model),
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
-        "attention by layer": loaded.recipe.model.kinds,
-        **_window_beside(loaded.recipe),
+        "attention by layer": model.kinds,
+        **({"window beside": window} if window and beside else {}),
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
-        "tokens read as one by layer": _tokens_as_one(loaded.recipe),
+        "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],
         **_decoding(loaded.model),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
         **_state_health(loaded.checkpoint, step),
-        "validation": _last_validation(loaded.checkpoint, step),
+        "validation": last_validation(_entries(loaded.checkpoint, step)),
     }
 
 
@@ -99,28 +101,6 @@ def _decoding(model: "TextModel") -> dict[str, str]:
         return {}
     why = why_no_fast_step(model)
     return {"decoded by": "native code" if why is None else f"torch ({why.rstrip('.')})"}
-
-
-def _window_beside(recipe: "Recipe") -> dict[str, int]:
-    """Return the size of the parallel window, if there is one."""
-    from lmlong.recipe import ATTENTION_KINDS
-
-    window = recipe.model.attention.parallel_window
-    beside = recipe.objective == "causal" and any(ATTENTION_KINDS[kind].recurrent for kind in recipe.model.kinds)
-    return {"window beside": window} if window and beside else {}
-
-
-def _tokens_as_one(recipe: "Recipe") -> list[int]:
-    """Return the number of tokens that each layer merges: the factor of an hourglass, otherwise 1."""
-    model = recipe.model
-    return [model.factor if layer in model.downsampled_layers else 1 for layer in range(model.layers)]
-
-
-def _last_validation(checkpoint: Path, step: int | None) -> dict[str, Any] | None:
-    """Return the newest validation at or before a checkpoint, from the metrics of its run."""
-    from lmlong.training.metrics_log import last_validation
-
-    return last_validation(_entries(checkpoint, step))
 
 
 def _state_health(checkpoint: Path, step: int | None) -> dict[str, Any]:

@@ -2,30 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import FrameType
 
 from lmlong.io.signal_handlers import Handlers, signals_named
 
 
-class Stop:
+class Stop(Handlers):
     """SIGINT or SIGTERM: the first ends the wait for input, and the work after what was read; the second ends at once.
 
     Only the main thread receives signals, so in another thread none is noticed.
     """
 
     def __init__(self) -> None:
+        super().__init__(signals_named("SIGINT", "SIGTERM"), self._receive)
         self.received: int | None = None
         self._waiting = False
-        self._handlers = Handlers(signals_named("SIGINT", "SIGTERM"), self._receive)
-
-    def __enter__(self) -> "Stop":
-        self._handlers.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._handlers.__exit__(kind, error, trace)
 
     def until(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """Iterate over pieces until a signal has come."""

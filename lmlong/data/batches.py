@@ -43,32 +43,28 @@ class TrainingBatches:
 
     def batch(self, micro_step: int, rank: int = 0, ranks: int = 1) -> Arrays:
         """Return the rows of one rank in one forward pass."""
-        first, turn = (0, micro_step) if self._streams else (micro_step * ranks * self._rows, 0)
-        taken = self._taken(first, ranks)
-        time = self._time(max(self._sources[source].filled(number) for source, number in taken))
-        own = taken[rank * self._rows : (rank + 1) * self._rows]
-        rows = [self._sources[source].row(number, turn) for source, number in own]
-        return self.collate(rows, first + rank * self._rows, time)
+        own = self._numbers(micro_step, ranks)[rank * self._rows : (rank + 1) * self._rows]
+        sources = [_source_of(number, self._shares) for number in own]
+        rows = [self._sources[source].row(number, turn=micro_step) for source, number in sources]
+        return self.collate(rows, own.start, self.length(micro_step, ranks))
 
     def length(self, micro_step: int, ranks: int = 1) -> int:
-        """Return the padded length of the rows of a forward pass, without reading them."""
-        taken = self._taken(0 if self._streams else micro_step * ranks * self._rows, ranks)
-        return self._time(max(self._sources[source].filled(number) for source, number in taken))
-
-    def _taken(self, first: int, ranks: int) -> list[tuple[int, int]]:
-        """Return the source and the number within it of each row of all ranks, from row `first` on."""
-        return [_source_of(row, self._shares) for row in range(first, first + ranks * self._rows)]
-
-    def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
-        """Return rows as a batch of length `time`. `first` is the number of its first row among all rows."""
-        return _causal_batch(rows, time, self._eos)
-
-    def _time(self, filled: int) -> int:
-        """Round `filled` up to one of a few lengths."""
+        """Return the padded length of the rows of a forward pass, one of a few, without reading them."""
+        sources = [_source_of(number, self._shares) for number in self._numbers(micro_step, ranks)]
+        filled = max(self._sources[source].filled(number) for source, number in sources)
         length = max(source.length for source in self._sources)
         factor = self._sources[0].text.factor
         step = -(-length // (MAX_LENGTHS * factor)) * factor
         return min(-(-filled // step) * step, length)
+
+    def _numbers(self, micro_step: int, ranks: int) -> range:
+        """Return the numbers of the rows of all ranks in one forward pass."""
+        first = 0 if self._streams else micro_step * ranks * self._rows
+        return range(first, first + ranks * self._rows)
+
+    def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
+        """Return rows as a batch of length `time`. `first` is the number of its first row among all rows."""
+        return _causal_batch(rows, time, self._eos)
 
 
 def scored_tokens(tokens: np.ndarray, bos: int, eos: int, factor: int = 1) -> CyclicTokens:

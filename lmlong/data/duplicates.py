@@ -15,7 +15,7 @@ import numpy as np
 from lmlong.data.document import Document, Skipped
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.sources import Input
-from lmlong.data.split import SIZE, Part, split
+from lmlong.data.split import SIZE, Part, Split, split
 from lmlong.data.windows import WindowSample
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import Format
@@ -108,7 +108,7 @@ def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]
     return {digests[number] for number in np.flatnonzero(near)} if moved <= MAX_MOVED * sum(sizes) else set()
 
 
-def _parts(inputs: list[Input], duplicates: Duplicates, name: Literal["train", "validation"]) -> Iterator[Part]:
+def _parts(inputs: list[Input], duplicates: Duplicates, name: Split) -> Iterator[Part]:
     for entries in divided(inputs, duplicates, near=frozenset()):
         yield from (part for part in entries if isinstance(part, Part) and part.split == name)
 

@@ -18,10 +18,11 @@ from itertools import chain, islice
 from math import ceil
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from lmlong.data.split import Split
 from lmlong.data.token_file import token_type
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer
@@ -33,9 +34,6 @@ BATCH = 1 << 18
 ALONE = 16
 """Batches that are encoded in this process before children are started. Starting them takes a second, which short texts
 are not worth."""
-
-
-Split = Literal["train", "validation"]
 
 
 class Destination(NamedTuple):

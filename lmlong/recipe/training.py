@@ -161,16 +161,11 @@ class Training(Budget):
                 "state_passing",
                 "with carry_state, no row begins with the state of another text. Use one of them.",
             )
-        if self.teacher_of == "layers" and (self.teacher is None or self.segment):
-            why = (
-                "teacher_of: layers needs one"
-                if self.teacher is None
-                else "teacher_of: layers compares whole sequences"
-            )
-            remedy = "Name a run" if self.teacher is None else "Leave it out"
-            yield mistake(
-                "teacher" if self.teacher is None else "segment", f"{why}. {remedy}, or leave out teacher_of."
-            )
+        if self.teacher_of == "layers" and self.teacher is None:
+            yield mistake("teacher", "teacher_of: layers needs one. Name a run, or leave out teacher_of.")
+        elif self.teacher_of == "layers" and self.segment:
+            why = "teacher_of: layers compares whole sequences. Leave it out, or leave out teacher_of."
+            yield mistake("segment", why)
         if self.teacher_of == "layers" and self.strategy == "deepspeed":
             yield mistake(
                 "strategy",

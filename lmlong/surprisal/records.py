@@ -11,7 +11,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.files import parse_json
 from lmlong.model.precision import Precision
-from lmlong.surprisal.records_file import SavedRecords
+from lmlong.surprisal.saved import SavedRecords
 from lmlong.surprisal.token_bits import TextReader
 from lmlong.surprisal.units import Surprise, Totals, compared
 

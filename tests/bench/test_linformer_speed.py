@@ -7,7 +7,6 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from lmlong.attention.encoder.kinds import FullAttention
 from lmlong.bench import linformer_speed as linformer
 from lmlong.bench.linformer_grid import LinformerGrid
 from lmlong.bench.linformer_report import figure, table
@@ -15,7 +14,6 @@ from lmlong.bench.linformer_speed import (
     EncoderLayer,
     LinformerCost,
     LinformerResult,
-    MatrixAttention,
     build_candidate,
     run_linformer_benchmark,
 )
@@ -85,11 +83,6 @@ def test_a_layer_is_norm_attention_norm_and_mlp(name: str) -> None:
     inner = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() @ layer.widen.weight.T
     truth = y + torch.nn.functional.gelu(inner) @ layer.narrow.weight.T
     assert (layer(x, attention) - truth).abs().max() < 1e-12
-
-
-def test_full_attention_is_the_same_with_its_weights_in_memory() -> None:
-    q, k, v = torch.randn(3, 1, 2, 16, 4, dtype=torch.float64)
-    assert (FullAttention()(q, k, v) - MatrixAttention()(q, k, v)).abs().max() < 1e-12
 
 
 def test_ratios_are_of_passes_in_the_same_round() -> None:

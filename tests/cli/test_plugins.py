@@ -104,6 +104,7 @@ def test_a_checkpoint_cannot_have_a_file_imported(folder: Path, run: Path) -> No
     assert not (folder / "sprung").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_plugin_too(folder: Path) -> None:
     words = ["train", "bare.yaml", *PLUGIN, "devices=2", "training.batch_size=1", "training.steps=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LMLONG_CACHE": str(folder / "cache")}

@@ -3,7 +3,6 @@
 import pytest
 
 from lmlong.cli import reading
-from lmlong.cli.reading import ReadingProgress
 
 
 @pytest.mark.parametrize(("size", "line"), [(None, "pipe: read 3.0 MB\n"), (4_000_000, "pipe: read 3.0 of 4.0 MB\n")])
@@ -12,8 +11,7 @@ def test_a_line_now_and_then(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(reading.time, "monotonic", lambda: now[0])
-    with ReadingProgress("pipe", size) as progress:
-        for seconds in (1.0, 2.0, 10.5, 11.0):
-            now[0] = seconds
-            progress.update(1_000_000)
+    text = reading.with_progress(iter(["a" * 1_000_000] * 4), "pipe", size)
+    for now[0] in (0.0, 1.0, 2.0, 10.5, 11.0):
+        next(text, None)
     assert capsys.readouterr() == ("", line)

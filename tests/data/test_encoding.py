@@ -36,6 +36,7 @@ def test_auto_finds_what_a_mark_or_strict_decoding_tells(encoding: str, told: st
         (FRENCH.encode() + b"\xff" + FRENCH.encode(), "damaged UTF-8: repair it, or set text.errors=replace"),
         (RUSSIAN.encode("utf-16-le")[:-1] + b"\xd8", "text.encoding=utf-16-le"),
         (bytes(range(256)) * 4, "Name its encoding"),
+        (FRENCH.encode("cp1252") + b"\x81", "Name its encoding"),  # which windows-1252 does not define
     ],
 )
 def test_what_is_not_certain_is_refused_with_what_to_do(data: bytes, remedy: str) -> None:

@@ -99,6 +99,9 @@ def test_token_files_have_a_simple_format_and_are_mapped(text_of: TextOf) -> Non
     assert len(raw) == info["sources"][0]["train"]["tokens"]
     assert raw[0] == found.tokenizer.bos
     assert isinstance(found.train[0].tokens, np.memmap) and np.array_equal(found.train[0].tokens, raw)
+    size, starts = found.train[0].starts[1] + 1, found.train[0].starts.tolist()
+    assert found.train[0].first(size).starts.tolist() == starts[:2] and len(found.train[0].first(size).tokens) == size
+    assert found.train[0].first(None).starts.tolist() == starts
 
 
 PEAK = """

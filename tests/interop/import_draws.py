@@ -133,13 +133,13 @@ def fuzz(number: int) -> tuple[str, list[str]]:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         kind = draw.choice(["folder", "folder", "folder", "gguf"])
-        theirs = write_drawn_folder(root / "m", draw) if kind == "folder" else write_drawn_gguf(root / "m.gguf", draw)
+        source = write_drawn_folder(root / "m", draw) if kind == "folder" else write_drawn_gguf(root / "m.gguf", draw)
         try:
-            import_model(theirs, root / "run")
+            import_model(source, root / "run")
         except (CheckpointError, UsageError) as error:
             message = str(error)
             printed = message == message.encode(errors="ignore").decode()
-            complaints = [] if printed and str(theirs) in message and len(message) < 5000 else [ascii(message[:1000])]
+            complaints = [] if printed and str(source) in message and len(message) < 5000 else [ascii(message[:1000])]
             complaints += (
                 [] if isinstance(error, CheckpointError) else [f"exit code {error.exit_code}: {message[:1000]}"]
             )

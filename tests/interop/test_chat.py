@@ -32,7 +32,7 @@ TALK = [" The quick brown fox?\n", "No </s> [user] <s>\ufdd0 wizards", "", "boxi
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model for chat and its run."""
     folder = tmp_path_factory.mktemp("chat")
-    import_model(write_folder(folder / "theirs", CONFIG, tiny_llama.weights(CONFIG)), folder / "run")
+    import_model(write_folder(folder / "llama", CONFIG, tiny_llama.weights(CONFIG)), folder / "run")
     return folder
 
 
@@ -175,14 +175,14 @@ def test_transformers_makes_the_same_tokens_of_messages(
     folder: Path, loaded: TrainedLanguageModel, template: str
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = loaded.tokenizer
-    ours.chat_template = TEMPLATES[template]
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "theirs" / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
+    tokenizer = loaded.tokenizer
+    tokenizer.chat_template = TEMPLATES[template]
+    reference = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "llama" / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
     )
-    theirs.backend_tokenizer.pre_tokenizer.add_prefix_space = False
-    theirs.chat_template = TEMPLATES[template]
+    reference.backend_tokenizer.pre_tokenizer.add_prefix_space = False
+    reference.chat_template = TEMPLATES[template]
     said = [{"role": role, "content": f"{role} jumps\n over"} for role in ("system", "user", "assistant", "user")]
-    expected = theirs.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
-    assert render(ours, said) == expected
-    assert list(encode(ours, expected)) == theirs(expected, add_special_tokens=False)["input_ids"]
+    expected = reference.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    assert render(tokenizer, said) == expected
+    assert list(encode(tokenizer, expected)) == reference(expected, add_special_tokens=False)["input_ids"]

@@ -81,14 +81,14 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export]:
 @pytest.mark.parametrize("form", FORMS)
 @torch.no_grad()
 def test_transformers_has_the_same_logits(transformers: Any, export: Callable[[str], Export], form: str) -> None:
-    ours, folder = export(form)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    original, folder = export(form)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     ids = text(len(PROMPTS), PROMPTS[0])
-    expected, _ = ours(ids)
-    assert apart(theirs(ids).logits, expected) < 1e-5
-    assert apart(in_pieces(theirs, ids), expected) < 1e-5
+    expected, _ = original(ids)
+    assert apart(exported(ids).logits, expected) < 1e-5
+    assert apart(in_pieces(exported, ids), expected) < 1e-5
     padded, mask = left_padded(ids)
-    rows = zip(theirs(padded, attention_mask=mask).logits, expected, PROMPTS, strict=True)
+    rows = zip(exported(padded, attention_mask=mask).logits, expected, PROMPTS, strict=True)
     assert all(apart(row[-size:], alone[:size]) < 1e-5 for row, alone, size in rows)
 
 
@@ -99,26 +99,26 @@ def test_transformers_has_the_same_logits(transformers: Any, export: Callable[[s
 def test_transformers_generates_the_same_and_has_the_same_gradients(
     transformers: Any, export: Callable[[str], Export], form: str
 ) -> None:
-    ours, folder = export(form)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    original, folder = export(form)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     ids = text(len(PROMPTS), PROMPTS[0])
     padded, mask = left_padded(ids)
     options = {"attention_mask": mask, "do_sample": False, "eos_token_id": -1}
-    written = theirs.generate(padded, max_new_tokens=12, **options)
+    written = exported.generate(padded, max_new_tokens=12, **options)
     for row, prompt, size in zip(written, ids, PROMPTS, strict=True):
-        assert row[-12:].tolist() == greedy(ours, prompt[:size], 12)
+        assert row[-12:].tolist() == greedy(original, prompt[:size], 12)
     beams = {"num_beams": 3, "max_new_tokens": 6, "do_sample": False, "eos_token_id": -1}
-    alone, *_ = theirs.generate(padded[1:2, -90:], **beams)
-    assert theirs.generate(padded, attention_mask=mask, **beams)[1, -6:].tolist() == alone[-6:].tolist()
-    assert theirs.generate(padded, attention_mask=mask, do_sample=True, max_new_tokens=4).shape == (3, 154)
+    alone, *_ = exported.generate(padded[1:2, -90:], **beams)
+    assert exported.generate(padded, attention_mask=mask, **beams)[1, -6:].tolist() == alone[-6:].tolist()
+    assert exported.generate(padded, attention_mask=mask, do_sample=True, max_new_tokens=4).shape == (3, 154)
 
-    theirs.train()(ids, labels=ids).loss.backward()
-    ours.zero_grad()
-    logits, _ = ours(ids)
+    exported.train()(ids, labels=ids).loss.backward()
+    original.zero_grad()
+    logits, _ = original(ids)
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
-    found = {name: weight.grad for name, weight in theirs.named_parameters()}
+    found = {name: weight.grad for name, weight in exported.named_parameters()}
     expected = lmlong_weights(
-        {name: weight.grad for name, weight in ours.named_parameters() if weight.grad is not None}
+        {name: weight.grad for name, weight in original.named_parameters() if weight.grad is not None}
     )
     assert found.keys() == expected.keys() and all(weight.abs().max() > 0 for weight in expected.values())
     wrong = {name: apart(found[name], weight) for name, weight in expected.items() if apart(found[name], weight) > 1e-4}
@@ -172,7 +172,7 @@ def test_a_folder_that_transformers_saves_again_is_the_same_model(
 def test_its_pipeline_runs_where_lmlong_is_not_installed(
     tmp_path: Path, transformers: Any, export: Callable[[str], Export]
 ) -> None:
-    ours, folder = export("ngram")
+    original, folder = export("ngram")
     code = """
 import sys
 sys.modules["lmlong"] = None
@@ -186,7 +186,7 @@ print(write.tokenizer(told[0]["generated_text"], add_special_tokens=False)["inpu
     words = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, env=cache, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    expected = ByteTokenizer().decode(greedy(ours, torch.tensor([256, *b"abcabc"]), 8))
+    expected = ByteTokenizer().decode(greedy(original, torch.tensor([256, *b"abcabc"]), 8))
     told = json.loads(done.stdout.splitlines()[-1])
     assert ByteTokenizer().decode(told) == expected.encode("utf-8", "replace").decode()
 
@@ -240,40 +240,42 @@ def test_hostile_strings_have_the_same_tokens(tmp_path: Path, transformers: Any,
     """Of unigram ties, as runs of one letter are, may be cut otherwise: the scores of the tokens are the same. Literal
     U+2581, which sentencepiece has for a space, halves of surrogate pairs and NUL are told apart by lmlong alone."""
     if kind == "huggingface":
-        import_model(write_folder(tmp_path / "theirs", CONFIG, tiny_llama.weights(CONFIG)), tmp_path / "run")
-        ours = lmlong.load(tmp_path / "run").tokenizer
+        import_model(write_folder(tmp_path / "exported", CONFIG, tiny_llama.weights(CONFIG)), tmp_path / "run")
+        original = lmlong.load(tmp_path / "run").tokenizer
     else:
         untrained = {"bytes": ByteTokenizer(), "characters": CharacterTokenizer("abdefinorstu <>/中é\n", "replace")}
-        ours = untrained.get(kind) or trained(kind)
-        write_run(tmp_path / "run", ours, **FORMS["elu"])
+        original = untrained.get(kind) or trained(kind)
+        write_run(tmp_path / "run", original, **FORMS["elu"])
     export_hf(str(tmp_path / "run"), tmp_path / "hf")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
     draw, wrong, lossy = random.Random(1), [], []
     for _ in range(count):
         string = draw_text(draw, draw.randint(1, 300))
         string = "".join(one for one in string if one not in "\u2581\0" and not "\ud800" <= one <= "\udfff")
-        found = theirs(string, add_special_tokens=False)["input_ids"]
-        assert theirs(string)["input_ids"] == [ours.bos, *found]
-        if found != ours.encode(string):
+        found = exported(string, add_special_tokens=False)["input_ids"]
+        assert exported(string)["input_ids"] == [original.bos, *found]
+        if found != original.encode(string):
             wrong.append(string)
-        kept = ours.representable(string)
-        if ours.decode(found) != kept or theirs.decode(found) != kept:
+        kept = original.representable(string)
+        if original.decode(found) != kept or exported.decode(found) != kept:
             lossy.append(string)
     assert not lossy and (kind == "unigram" or not wrong)
     for string in wrong:
-        assert isinstance(ours, SentencePieceTokenizer)
-        one, other = theirs(string, add_special_tokens=False)["input_ids"], ours.encode(string)
-        assert sum(map(ours.processor.get_score, one)) == pytest.approx(sum(map(ours.processor.get_score, other)))
+        assert isinstance(original, SentencePieceTokenizer)
+        one, other = exported(string, add_special_tokens=False)["input_ids"], original.encode(string)
+        assert sum(map(original.processor.get_score, one)) == pytest.approx(
+            sum(map(original.processor.get_score, other))
+        )
 
 
 @pytest.mark.interop
 def test_a_character_that_the_alphabet_lacks_is_an_error_there_too(tmp_path: Path, transformers: Any) -> None:
     write_run(tmp_path / "run", CharacterTokenizer("ACGT"), **FORMS["elu"])
     export_hf(str(tmp_path / "run"), tmp_path / "hf")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
-    assert theirs("GATTACA")["input_ids"] == [4, 2, 0, 3, 3, 0, 1, 0]
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    assert exported("GATTACA")["input_ids"] == [4, 2, 0, 3, 3, 0, 1, 0]
     with pytest.raises(Exception, match="UNK"):
-        theirs("GATTAXA")
+        exported("GATTAXA")
 
 
 @pytest.mark.interop
@@ -281,7 +283,7 @@ def test_a_character_that_the_alphabet_lacks_is_an_error_there_too(tmp_path: Pat
 @torch.no_grad()
 def test_a_llama_leaves_as_one(tmp_path: Path, transformers: Any, changes: dict[str, Any]) -> None:
     config = {**CONFIG, **changes}
-    import_model(write_folder(tmp_path / "theirs", config, tiny_llama.weights(config)), tmp_path / "run")
+    import_model(write_folder(tmp_path / "exported", config, tiny_llama.weights(config)), tmp_path / "run")
     assert export_hf(str(tmp_path / "run"), tmp_path / "hf").architecture == "LlamaForCausalLM"
     assert not list((tmp_path / "hf").glob("*.py"))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")

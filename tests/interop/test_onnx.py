@@ -122,13 +122,13 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[La
 def test_onnxruntime_has_the_same_logits_and_writes_the_same(
     export: Callable[[str], tuple[LanguageModel, Onnx]], form: str
 ) -> None:
-    ours, theirs = export(form)
+    original, exported = export(form)
     ids = text(3, 150)
-    expected, _ = ours(ids)
-    assert apart(theirs.read(ids, theirs.begin(3))[0], expected) < 1e-5
-    assert apart(theirs.in_pieces(ids, [70, *[1] * 10, 9]), expected) < 1e-5
+    expected, _ = original(ids)
+    assert apart(exported.read(ids, exported.begin(3))[0], expected) < 1e-5
+    assert apart(exported.in_pieces(ids, [70, *[1] * 10, 9]), expected) < 1e-5
     for row, size in zip(ids.tolist(), (150, 31, 1), strict=True):
-        assert theirs.greedy(row[:size], 12) == greedy(ours, row[:size], 12)
+        assert exported.greedy(row[:size], 12) == greedy(original, row[:size], 12)
 
 
 @pytest.mark.interop
@@ -137,17 +137,17 @@ def test_onnxruntime_has_the_same_logits_and_writes_the_same(
 def test_rows_of_a_batch_may_be_at_different_places(
     export: Callable[[str], tuple[LanguageModel, Onnx]], form: str
 ) -> None:
-    (ours, theirs), ids = export(form), text(2, 60)
-    read = [theirs.read(row[None, :size], theirs.begin(1))[1] for row, size in zip(ids, (50, 20), strict=True)]
+    (original, exported), ids = export(form), text(2, 60)
+    read = [exported.read(row[None, :size], exported.begin(1))[1] for row, size in zip(ids, (50, 20), strict=True)]
     longest = {name: max(state[name].shape[2:3] for state in read) for name in read[0]}
     for state in read:  # those that grow are padded on the left
         for name, size in longest.items():
             if missing := size and size[0] - state[name].shape[2]:
                 state[name] = np.pad(state[name], [(0, 0), (0, 0), (missing, 0), (0, 0)])
     together = {name: np.concatenate([state[name] for state in read]) for name in read[0]}
-    found, _ = theirs.read(torch.stack([ids[0, 50:60], ids[1, 20:30]]), together)
-    assert apart(found[:1], ours(ids[:1])[0][:, 50:]) < 1e-5
-    assert apart(found[1:], ours(ids[1:, :30])[0][:, 20:]) < 1e-5
+    found, _ = exported.read(torch.stack([ids[0, 50:60], ids[1, 20:30]]), together)
+    assert apart(found[:1], original(ids[:1])[0][:, 50:]) < 1e-5
+    assert apart(found[1:], original(ids[1:, :30])[0][:, 20:]) < 1e-5
 
 
 def example_of(folder: Path, end: str) -> str:
@@ -175,11 +175,11 @@ def test_the_example_of_its_card_writes_no_loop(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_the_example_of_its_card_runs_where_neither_lmlong_nor_torch_is_installed(tmp_path: Path, form: str) -> None:
     pytest.importorskip("onnxruntime")
-    ours = write_run(tmp_path / "run", **FORMS[form])
+    original = write_run(tmp_path / "run", **FORMS[form])
     export_onnx(str(tmp_path / "run"), tmp_path / "onnx")
     printed = example_of(tmp_path / "onnx", "print(ids + written)")
     prompt = [256, *b"Once upon a time"]
-    expected = sampled(ours, prompt, 100)
+    expected = sampled(original, prompt, 100)
     assert 257 in expected or len(expected) == 100
     expected = [token for token in expected if token != 257]
     written, ids, _ = printed.rsplit("\n", 2)

@@ -101,7 +101,7 @@ class FadingSum(CausalAttention[FadingState]):
 @pytest.fixture(autouse=True)
 def header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The header of the kind, in a folder as those of lmlong, and models in which it takes the place of a window."""
-    path = tmp_path / "fading_sum" / "native" / "decode.h"
+    path = tmp_path / "fading_sum" / "decode.h"
     path.parent.mkdir(parents=True)
     path.write_text(HEADER)
     monkeypatch.setattr(FadingSum.native_decode, "header", path, raising=False)

@@ -157,11 +157,6 @@ def test_attentions_that_see_the_future_are_refused_with_the_reason(
     assert mistake.startswith(f"model.attention.kind={kind}: {kind} {reason}")
 
 
-def test_only_an_attention_is_refused_for_seeing_the_future(file: Path) -> None:
-    (mistake,) = complaints(file, f"{ENOUGH}device: full\n")
-    assert mistake.startswith("file:2: device: 'full' is not one of auto, cpu, cuda, mps.")
-
-
 def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
     text = "training:\n  carry_state: true\n  state_passing: 0.5\nmodel:\n  width: 250\n  heads: 4\n"
     assert complaints(file, text) == [
@@ -195,13 +190,6 @@ def test_a_recipe_without_an_end_trains_for_an_hour(file: Path, text: str) -> No
     file.write_text(text)
     assert load(str(file)).training.minutes == 60
     assert load(str(file), overrides=["training.tokens=1m"]).training.minutes is None
-
-
-def test_a_tag_is_told_beside_the_other_mistakes(file: Path) -> None:
-    assert complaints(file, "seed: !!python/name:os.system x\nnmae: y\n" + ENOUGH) == [
-        "file:1: seed: a recipe holds plain values only. Remove the tag !!python/name:os.system.",
-        "file:2: nmae: unknown key. Did you mean 'name'?",
-    ]
 
 
 def test_long_values_are_shortened(file: Path) -> None:

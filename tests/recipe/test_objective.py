@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lmlong.errors import RecipeError
-from lmlong.recipe import Recipe, Training
+from lmlong.recipe import Recipe
 from lmlong.recipe.file import dump, load
 
 START = "objective: masked\ntraining: {steps: 1}\n"
@@ -54,12 +54,6 @@ def test_a_model_has_ngram_layers_where_it_can(file: Path, text: str, kinds: lis
     recipe = loaded(file, f"model:\n  layers: 4\n{own}{text.removeprefix(own)}")
     assert recipe.model.kinds == kinds
     assert loaded(file, dump(recipe)) == recipe
-
-
-def test_a_causal_recipe_is_what_it_was() -> None:
-    recipe = Recipe(training=Training(steps=1))
-    assert (recipe.objective, recipe.model.convolution, recipe.model.attention.decay) == ("causal", 4, "learned")
-    assert recipe.targets_per_sequence == recipe.text.sequence_length
 
 
 def test_all_that_an_encoder_cannot_have_is_told_at_once_each_at_its_line(file: Path) -> None:

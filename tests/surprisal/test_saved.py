@@ -16,7 +16,7 @@ from surprisal.crafted_scores import OPTIONS, RECORDS, Place, prepare, try_score
 from lmlong.cli.score import score
 from lmlong.errors import LmlongError
 
-USUAL = 100
+USUAL = 40
 
 
 @pytest.fixture(scope="module")

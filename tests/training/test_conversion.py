@@ -110,7 +110,7 @@ def loss_with(run: Path, changed: dict[str, torch.Tensor]) -> float:
     short = recipe.model_copy(update={"text": recipe.text.model_copy(update={"sequence_length": 32})})
     text = conversion_report.CausalDataModule(short, tokens).validation(recipe.training.validation_tokens)
     token_bytes = torch.from_numpy(tokens.tokenizer.token_bytes)
-    return conversion_report.loss_totals(model, map(conversion_report.as_tensors, text), token_bytes).nats
+    return conversion_report.loss_totals(model, map(conversion_report.batch_tensors, text), token_bytes).nats
 
 
 def test_all_but_attention_is_copied_and_stays_through_the_first_stage(folder: Path, converted: dict) -> None:

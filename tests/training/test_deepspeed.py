@@ -29,6 +29,7 @@ STEPS = (
     "text.validation.fraction=0.2",
 )
 ALONE = (*STEPS, "training.batch_size=2", "training.accumulate=4")
+SHORT = (*ALONE, "training.steps=6")
 TWO = (*STEPS, "training.batch_size=2", "training.accumulate=2", "devices=2")
 
 
@@ -132,8 +133,8 @@ OPTIONS = [
     ids=["taylor", "softmax", "favor", "window"],
 )
 def test_weights_that_come_and_go_are_there_when_needed(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
-    train(recipe_of(*ALONE, *options), tmp_path / "alone")
-    train(recipe_of(*ALONE, *options, *sharded(3, tmp_path)), tmp_path / "sharded")
+    train(recipe_of(*SHORT, *options), tmp_path / "alone")
+    train(recipe_of(*SHORT, *options, *sharded(3, tmp_path)), tmp_path / "sharded")
     assert_close(tmp_path / "sharded", tmp_path / "alone")
 
 
@@ -142,7 +143,7 @@ def test_weights_that_come_and_go_are_there_when_needed(recipe_of: Recipes, tmp_
 )
 def test_a_teacher_stays_whole(recipe_of: Recipes, tmp_path: Path, more: list[str]) -> None:
     train(recipe_of("training.steps=2", "model.attention.kind=softmax"), tmp_path / "teacher")
-    taught = [*ALONE, f"training.teacher={tmp_path / 'teacher'}", *more]
+    taught = [*SHORT, f"training.teacher={tmp_path / 'teacher'}", *more]
     train(recipe_of(*taught), tmp_path / "alone")
     train(recipe_of(*taught, *sharded(3, tmp_path)), tmp_path / "sharded")
     assert_close(tmp_path / "sharded", tmp_path / "alone")
@@ -152,11 +153,11 @@ def test_a_teacher_stays_whole(recipe_of: Recipes, tmp_path: Path, more: list[st
 def test_in_bfloat16_products_are_rounded_and_weights_are_not(
     alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int
 ) -> None:
-    options = [*ALONE, "training.precision=bf16"]
+    options = [*SHORT, "training.precision=bf16"]
     train(recipe_of(*options), tmp_path / "alone")
     train(recipe_of(*options, *sharded(stage, tmp_path)), tmp_path / "sharded")
     assert losses(tmp_path / "sharded") == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)
-    assert losses(tmp_path / "sharded") != pytest.approx(losses(alone), rel=1e-6)
+    assert losses(tmp_path / "sharded") != pytest.approx(losses(alone)[:6], rel=1e-6)
     assert {tensor.dtype for tensor in weights(tmp_path / "sharded").values()} == {torch.float32}
 
 

@@ -16,9 +16,9 @@ TWO = ("devices=2", "training.batch_size=2", "training.steps=40", "training.chec
 PIPED = "text.sources=[{kind: files, paths: ['-']}]"
 
 
-def stop_two(recipe: Path, run: Path, to_all: bool, *options: str) -> None:
-    """Resume a run, and end it by a signal soon after its next step."""
-    child = lmlong("train", recipe, *TWO, *options, "--out", run, "--resume", "auto", start_new_session=True)
+def stop_two(recipe: Path, run: Path, to_all: bool, *options: str, **more: object) -> str:
+    """Resume a run, and end it by a signal soon after its next step; its messages."""
+    child = lmlong("train", recipe, *TWO, *options, "--out", run, "--resume", "auto", start_new_session=True, **more)
     before = len(metrics(run))
     while len(metrics(run)) in (0, before) and child.poll() is None:
         time.sleep(0.002)
@@ -27,35 +27,33 @@ def stop_two(recipe: Path, run: Path, to_all: bool, *options: str) -> None:
     assert child.returncode == 143, errors
     assert output.count("stopped after step") == 1 and "Traceback" not in errors
     assert 0 < len(losses(run)) < 40
+    return errors
 
 
-@pytest.mark.parametrize(
-    ("options", "to_all"),  # to one process as `kill PID` does, or to all as a terminal or a scheduler does
-    [
-        ([], False),
-        pytest.param([], True, marks=pytest.mark.slow),
-        pytest.param(["training.state_passing=0.5"], False, marks=pytest.mark.slow),
-    ],
-    ids=["to one", "to all", "with states passed on"],
-)
 def test_two_processes_learn_what_one_does_and_resume_after_a_signal(
-    tiny: Path, tmp_path: Path, recipe_of: Recipes, options: list[str], to_all: bool
+    tiny: Path, tmp_path: Path, recipe_of: Recipes
 ) -> None:
-    """The first run reads its text from a pipe, which both processes need."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    """They first read their text from a pipe, which both of them need."""
+    two, one = tmp_path / "two", tmp_path / "one"
     with (tmp_path / "book.txt").open() as text, subprocess.Popen(["cat"], stdin=text, stdout=subprocess.PIPE) as pipe:
-        _, errors = train_in_processes(tiny, whole, *TWO, PIPED, *options, stdin=pipe.stdout)
+        errors = stop_two(tiny, two, False, PIPED, stdin=pipe.stdout)
     assert errors.count("standard input: ") == 1
-    if not options:  # which rows begin with a state depends on their place in the batch of a process
-        train(recipe_of("training.batch_size=4", "training.steps=40"), tmp_path / "one")
-        assert logged_steps(whole) == list(range(1, 41))
-        assert losses(whole) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
-        one, two = (
-            [line["validation"]["tokens"] for line in metrics(run) if "validation" in line]
-            for run in (tmp_path / "one", whole)
-        )
-        assert one == two
-    stop_two(tiny, cut, to_all, *options)
+    train_in_processes(tiny, two, *TWO, "--resume", "auto")
+    train(recipe_of("training.batch_size=4", "training.steps=40"), one)
+    assert logged_steps(two) == logged_steps(one) == list(range(1, 41))
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    scored = [[line["validation"]["tokens"] for line in metrics(run) if "validation" in line] for run in (one, two)]
+    assert scored[0] == scored[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["training.state_passing=0.5"]], ids=["plain", "states passed on"])
+def test_two_processes_resume_to_the_same_bit(tiny: Path, tmp_path: Path, options: list[str]) -> None:
+    """After a signal to all, as a terminal or a scheduler sends it, and after one to the first, as `kill PID` does."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_in_processes(tiny, whole, *TWO, *options)
+    for to_all in (True, False):
+        stop_two(tiny, cut, to_all, *options)
     train_in_processes(tiny, cut, *TWO, "--resume", "auto", *options)
     assert equal(cut, whole)
 

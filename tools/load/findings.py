@@ -39,12 +39,13 @@ class Findings:
 
     def lines(self) -> list[str]:
         """Return the lines of a report."""
-        rows = [(name, f"{number(value)} {unit}".rstrip(), *rest) for name, value, unit, *rest in self.figures]
-        widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+        values = [f"{number(figure.value)} {figure.unit}".rstrip() for figure in self.figures]
+        name_width = max((len(figure.name) for figure in self.figures), default=0)
+        value_width = max(map(len, values), default=0)
         lines = []
-        for name, value, bound, holds in rows:
-            verdict = f"   {bound}: {'holds' if holds else 'MISSED'}" if bound else ""
-            lines.append(f"{name:<{widths[0]}}  {value:>{widths[1]}}{verdict}")
+        for figure, value in zip(self.figures, values, strict=True):
+            verdict = f"   {figure.bound}: {'holds' if figure.holds else 'MISSED'}" if figure.bound else ""
+            lines.append(f"{figure.name:<{name_width}}  {value:>{value_width}}{verdict}")
         return [*lines, *(f"WRONG: {fault}" for fault in self.wrong[:20]), f"{len(self.wrong):,} faults"]
 
 

@@ -89,7 +89,7 @@ class Asked:
         if self.kind == "delete":
             answer = await client.ask("DELETE", f"{SESSIONS}/{name}")
             return {"deleted": answer.json["deleted"]}
-        body = {"session": name, "prompt": self.text, "max_tokens": self.tokens, "temperature": 0}
+        body: dict[str, Any] = {"session": name, "prompt": self.text, "max_tokens": self.tokens, "temperature": 0}
         if self.tokens % 2:
             return (await client.post(COMPLETIONS, **body))["session"]
         lines = (await client.stream(**body)).lines

@@ -21,10 +21,6 @@ SECONDS, SECONDS_PER_MB = 60.0, 2.0
 """Time limit for a document."""
 
 
-class ConversionError(Exception):
-    """A document that cannot be converted, with the reason."""
-
-
 class ConvertedDocument(FileFormat):
     """A document that is converted to text."""
 
@@ -45,16 +41,17 @@ class ConvertedDocument(FileFormat):
         return options.encoding  # a document that cannot be converted is skipped
 
     def documents(self, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
-        try:
-            yield self.convert(path)
-        except ConversionError as error:
-            yield Skipped(str(path), f"cannot be converted ({error})", path.stat().st_size)
+        yield self.convert(path)
 
-    def convert(self, path: Path) -> Document:
-        """Return a document as text; raise a ConversionError if it has none."""
-        if not _text(path):
-            raise ConversionError("no text in it")
-        return Document(str(path), lambda: slices(_text(path)), fields=file_fields(path))
+    def convert(self, path: Path) -> Document | Skipped:
+        """Return a document as text, or why it has none."""
+        try:
+            if _text(path):
+                return Document(str(path), lambda: slices(_text(path)), fields=file_fields(path))
+            reason = "no text in it"
+        except RequestFailed as error:
+            reason = str(error)
+        return Skipped(str(path), f"cannot be converted to text ({reason})", path.stat().st_size)
 
     def fingerprint(self, path: Path, options: ReadOptions) -> str:
         reader = str(READER)
@@ -77,7 +74,4 @@ def _text(path: Path) -> bytes:
 @lru_cache(maxsize=1)
 def _converted(path: Path, changed: int, size: int) -> bytes:
     request = {"kind": path.suffix.lower(), "path": str(path.resolve())}
-    try:
-        return PROCESS.ask(request, SECONDS + SECONDS_PER_MB * size / 1e6)
-    except RequestFailed as error:
-        raise ConversionError(str(error)) from None
+    return PROCESS.ask(request, SECONDS + SECONDS_PER_MB * size / 1e6)

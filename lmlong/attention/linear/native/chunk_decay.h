@@ -1,4 +1,5 @@
-// The decay within a chunk, by head or by channel, applied to queries, keys, their products and the state.
+// The state of linear attention and its update by a chunk, and the decay within a chunk, by head or by channel, applied
+// to queries, keys, their products and the state.
 //
 // By channel, the decay between two tokens of a chunk is a product of gates, each at most 1. It is computed by
 // multiplying from token to token: no logarithms are subtracted, and denormal products become 0. The decay of the state
@@ -7,9 +8,28 @@
 
 #pragma once
 
-#include "state.h"
+#include "chunk_features.h"
+#include "decay.h"
 
 namespace {
+
+constexpr float ONES[TILE] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+// z is stored as an additional column of the state
+Int state_size(const BatchHead& batch_head) { return state_size(batch_head, 1); }
+
+// S += sum_t fk_t v_t^T and z += sum_t fk_t last_t, for fk and v in rows; `last` holds the last entry of each v, for
+// which z is the last column of S
+void add_to_state(const BatchHead& batch_head, const float* fk, const float* v, const float* last, float* state) {
+    const Int F = batch_head.F, V = batch_head.V;
+    add_matmul(state, F, V, {fk, 1, F}, v, TILE);
+    float* z = state + F * V;
+    for (Int f = 0; f < F; f += LANES) {
+        FloatVec sum = {};
+        UNROLL(t, TILE) sum += lanes(fk + t * F + f) * last[t];
+        lanes(z + f) += sum;
+    }
+}
 
 // While an object of this class exists, its thread treats denormal numbers, which are slow and negligible, as 0
 class DenormalsAreZero {

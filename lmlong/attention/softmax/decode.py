@@ -54,6 +54,3 @@ class SoftmaxDecode(DecodeKind[KVCache]):
 
     def with_room(self, state: KVCache, full: bool) -> KVCache:
         return with_room(state)
-
-
-DECODE = SoftmaxDecode()
