@@ -254,10 +254,10 @@ def test_memory_is_flat_along_a_pipe(run: Path, tmp_path: Path) -> None:
     with started(run, "--above", "1000", "--threads", "1") as process:
         assert process.stdin
         after = []
-        for round_number in range(14):
+        for round_number in range(11):
             process.stdin.write(piece)
             process.stdin.flush()
-            if round_number >= 7:
+            if round_number >= 4:
                 time.sleep(0.05)
                 after.append(resident(process.pid))
         process.stdin.close()
